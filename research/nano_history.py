@@ -5,7 +5,7 @@
 
 `nano_history.json` holds the points. J is measured by `python -m tools.bench.accuracy.vos out/scenes/val --settings
 prompt=box,prompt=point,prompt=mask`, and the agreement with the teacher on real pictures that were held aside by
-`python -m tools.train_nano agree nano --taught out/taught/held`. The dotted line is J = a + b log2(hours), by least
+`python -m training.nano agree nano --taught out/taught/held`. The dotted line is J = a + b log2(hours), by least
 squares: b is what a doubling of the hours brings. Agreement has no such line: real pictures came late to the training.
 """
 
@@ -20,8 +20,8 @@ import numpy as np
 
 from sam3_node.errors import ModelError, require
 
-from tools.train_nano.curves import read_log
-from tools.train_nano.steps import KINDS
+from training.nano.curves import read_log
+from training.nano.steps import KINDS
 
 HISTORY = Path(__file__).with_name("nano_history.json")
 PICTURE = Path("docs/images/nano-history.png")

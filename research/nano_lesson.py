@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from sam3_node.models import load_tracker
 
-from tools.train_nano.network import HIDDEN, SIZE
-from tools.train_nano.data import Recipe
-from tools.train_nano.steps import Cost
-from tools.train_nano.network import Features
-from tools.train_nano.train import Trainer
+from training.nano.network import HIDDEN, SIZE
+from training.nano.data import Recipe
+from training.nano.steps import Cost
+from training.nano.network import Features
+from training.nano.train import Trainer
 
 CHANNELS = (HIDDEN // 8, HIDDEN // 4, HIDDEN)
 """of the student's levels: fine, middle, top"""

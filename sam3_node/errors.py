@@ -13,6 +13,10 @@ from types import ModuleType
 
 CLI_MODULES = frozenset({"pydantic", "pydantic_core", "pydantic_settings", "cv2", "packaging", "tqdm"})
 """Modules of the extra `cli`, which every extra that runs a command includes."""
+MAX_SUMMARY = 300
+"""Characters of the first line of an error in a summary. Libraries write pages into one line."""
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+_request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
 
 class Sam3NodeError(Exception):
@@ -27,6 +31,7 @@ class Sam3NodeError(Exception):
         self.request_id = current_request_id()
         """Id of the request that was refused or not answered; the node's log and events name it. None: of none."""
 
+    # the code stands with the class, as in `class WireError(Sam3NodeError, code="bad_message")`
     def __init_subclass__(cls, code: str | None = None) -> None:
         super().__init_subclass__()
         cls.code = code or cls.code
@@ -134,7 +139,10 @@ class NodeRestarted(Sam3NodeError, code="node_restarted"):  # noqa: N818 - an oc
         node: str | None = None,
     ) -> None:
         super().__init__(message)
-        self.camera, self.old_epoch, self.new_epoch, self.node = camera, old_epoch, new_epoch, node
+        self.camera = camera
+        self.old_epoch = old_epoch
+        self.new_epoch = new_epoch
+        self.node = node
 
 
 class CapacityError(RequestError, code="full"):
@@ -186,6 +194,7 @@ def require(module: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
+        # the module is there, but one that it needs itself is not: the extra would not help
         if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
             raise
         raise MissingExtraError(
@@ -211,18 +220,19 @@ def did_you_mean(found: object, names: Iterable[str]) -> str:
     """
     import difflib  # here, because it slows the start of a client
 
+    # compared without case, and given back as it is spelt
     by_key = {name.casefold(): name for name in names}
     nearest = difflib.get_close_matches(str(found).casefold(), by_key, n=1)
-    return f"; did you mean {by_key[nearest[0]]}?" if nearest else ""
+    if not nearest:
+        return ""
+    return f"; did you mean {by_key[nearest[0]]}?"
 
 
 def summarize_error(error: BaseException) -> str:
-    """Return the type and the first line of an error; at most 300 characters of that line."""
-    return f"{type(error).__name__}: {str(error).strip().split(chr(10))[0][:300]}".removesuffix(": ")
-
-
-_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
-_request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+    """Return the type and the first line of an error; at most MAX_SUMMARY characters of that line."""
+    first_line = str(error).strip().split("\n")[0]
+    # an error without a message is its type alone
+    return f"{type(error).__name__}: {first_line[:MAX_SUMMARY]}".removesuffix(": ")
 
 
 @contextmanager
@@ -232,7 +242,9 @@ def request_id(name: str | None) -> Iterator[None]:
     The node repeats it in its log, and in the events about these requests. It has 1 to 64 letters, digits, and _ . : -;
     RequestError for any other. None: each request has an id of its own, which its client makes.
     """
-    token = _request_id.set(None if name is None else check_request_id(name))
+    if name is not None:
+        check_request_id(name)
+    token = _request_id.set(name)
     try:
         yield
     finally:
@@ -252,6 +264,7 @@ def current_request_id() -> str | None:
 
 
 def make_error(code: str, message: str) -> Sam3NodeError:
+    # breadth first through all subclasses, also those of other modules: the list grows while it is read
     """Return an error of the class with this code; a RequestError if no class has it."""
     classes: list[type[Sam3NodeError]] = [Sam3NodeError]
     for error_class in classes:  # the list grows

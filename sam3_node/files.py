@@ -21,18 +21,22 @@ UNFINISHED = ".unfinished"
 """Suffix of a file that is still being written."""
 
 UNSAFE = re.compile(r"[^A-Za-z0-9_.-]|^\.+$")
-"""What has no place in the name of a file that comes from outside: other characters, and names of dots alone."""
-
-_LFS_POINTERS = (b"version https://git-lfs.github.com/spec/", b"version https://hawser.github.com/spec/")
-_POINTER_BYTES = 64
+"""What a file name from outside may not have: other characters than these, and dots alone."""
 
 FOLDER_PREFIX = "work-"
+"""Prefix of the names of temporary folders."""
+
 GUARD = "guard"
-"""Whoever holds the lock of this file may create temporary folders and remove abandoned ones."""
+"""Name of a file. The process that holds its lock may create temporary folders and remove abandoned ones."""
+
+# first bytes of the pointers of Git LFS
+_LFS_POINTERS = (b"version https://git-lfs.github.com/spec/", b"version https://hawser.github.com/spec/")
+# bytes that show a pointer
+_POINTER_BYTES = 64
 
 
 def safe_file_name(name: str) -> str:
-    """Return a name that stays inside its folder: `_` replaces other characters than letters, digits, _ . and -."""
+    """Return a name that stays inside its folder. `_` replaces other characters than letters, digits, _ . and -."""
     return UNSAFE.sub("_", name) or "_"
 
 
@@ -61,6 +65,7 @@ def prepare_output(path: Path, overwrite: bool = True) -> None:
     is_new = not path.exists()
     if not is_new and not overwrite:
         raise OutputError(f"{path} exists already: choose another name, or delete it")
+    # an existing file keeps its content, a new one is not left behind
     with explain_os_error(OutputError, f"cannot write {path}", "; choose another file"):
         path.open("ab").close()
         if is_new:
@@ -68,7 +73,7 @@ def prepare_output(path: Path, overwrite: bool = True) -> None:
 
 
 def describe_stand_in(path: Path) -> str | None:
-    """Return what stands in the place of a file whose content is elsewhere, and what to do; None for other files.
+    """Return what stands in the place of a file whose content is elsewhere, and what to do; None for any other file.
 
     Pointers of Git LFS and git-annex, links to absent files, and empty files are stand-ins.
     """
@@ -77,6 +82,7 @@ def describe_stand_in(path: Path) -> str | None:
         if "annex/objects" in target:
             return "a link of git-annex whose content is not here; run `git annex get` in its folder"
         return f"a link to {target}, which is absent; download or copy the file itself"
+    # a pipe or a device would block: open without waiting, and read regular files alone
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -94,7 +100,7 @@ def describe_stand_in(path: Path) -> str | None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that after a crash either the old or the new content is there. Raises OSError."""
+    """Write a file so that a crash leaves either the old or the new content. Raises OSError."""
     with atomic_file(path) as file:
         file.write(data)
 
@@ -131,6 +137,7 @@ def child_path(folder: Path, name: str) -> Path:
 
     Raises OutputError for a name that would lead out of the folder.
     """
+    # one component of a path, which is neither this folder nor its parent
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise OutputError(f"expected a name that can name a file in {folder}, found {name!r:.80}")
     return folder / name
@@ -149,9 +156,10 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def write_private_atomically(path: Path, data: bytes) -> None:
-    """Write a file of mode 0600 in the place of an earlier one: completely, or not at all. Raises OSError."""
+    """Write a file of mode 0600 in the place of an earlier one, completely or not at all. Raises OSError."""
     import tempfile  # here, because it slows the start of a client
 
+    # a private folder beside the target: nobody else can take the new file's name, and a rename suffices
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as folder:
         new = Path(folder) / path.name
         write_private(new, data)
@@ -161,8 +169,9 @@ def write_private_atomically(path: Path, data: bytes) -> None:
 def read_private(path: Path, max_bytes: int = -1) -> bytes:
     """Read a file, or its first `max_bytes`.
 
-    Raises OSError, PermissionError if `describe_exposure` finds a reason at the opened file.
+    Raises OSError; it is a PermissionError if others can change the file, as `describe_exposure` says.
     """
+    # look at the opened file, not at the path, which may be exchanged meanwhile
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         if reason := _describe_status(path, os.fstat(descriptor), stat.S_ISREG):
@@ -176,7 +185,7 @@ def read_private(path: Path, max_bytes: int = -1) -> bytes:
 def keep(path: Path, data: bytes, loss: str) -> bool:
     """Write a private file that a program keeps for its next start. Its folder is made private, too.
 
-    Return False where that fails, with a warning: `loss` says what that costs.
+    If that fails, log a warning and return False. `loss` says what the failure costs.
     """
     try:
         make_private_dir(path.parent)
@@ -188,7 +197,7 @@ def keep(path: Path, data: bytes, loss: str) -> bool:
 
 
 def read_kept(path: Path, loss: str) -> bytes | None:
-    """Read what `keep` wrote; None where it is absent, and, with a warning, where it cannot be read or trusted."""
+    """Read what `keep` wrote; None if it is absent, and, with a warning, if it cannot be read or trusted."""
     try:
         return read_private(path)
     except FileNotFoundError:
@@ -199,14 +208,15 @@ def read_kept(path: Path, loss: str) -> bytes | None:
 
 
 def describe_exposure(folder: Path) -> str | None:
-    """Return why users besides this one and root can change a folder, and what to do; None if they cannot.
+    """Return why users other than this one and root can change a folder, and what to do; None if they cannot.
 
-    A symbolic link, and what is no folder, are reasons. Raises OSError if there is nothing at the path.
+    A symbolic link is such a reason, and so is anything that is no folder. Raises OSError if there is nothing.
     """
     return _describe_status(folder, folder.lstat(), stat.S_ISDIR)
 
 
 def _describe_status(path: Path, status: os.stat_result, is_expected: Callable[[int], bool]) -> str | None:
+    # a link, the kind, the owner, and who may write
     if stat.S_ISLNK(status.st_mode):
         return f"{path} is a symbolic link, which is not followed; name {path.resolve()} itself"
     if not is_expected(status.st_mode):
@@ -247,10 +257,13 @@ def temp_dir() -> Iterator[Path]:
             raise OutputError(f"no temporary files are created: {reason}, or set TMPDIR")
         with open(os.open(root / GUARD, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "rb") as guard:
             fcntl.flock(guard, fcntl.LOCK_EX)
+            # a folder whose lock is free belongs to a process that was killed
             for path in root.glob(f"{FOLDER_PREFIX}*"):
-                if (abandoned := _try_lock(path)) is not None:
+                abandoned = _try_lock(path)
+                if abandoned is not None:
                     shutil.rmtree(path, ignore_errors=True)
                     os.close(abandoned)
+            # the guard is held until the new folder is locked, so that no other process takes it for abandoned
             folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=root))
             lock = os.open(folder, os.O_RDONLY)
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -263,6 +276,7 @@ def temp_dir() -> Iterator[Path]:
 
 def _try_lock(folder: Path) -> int | None:
     """Return a descriptor that holds the lock of a folder; None if its process runs, or has just removed it."""
+    # the process of the folder may remove it at any moment
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:

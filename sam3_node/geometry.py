@@ -1,4 +1,4 @@
-"""Rigid transforms, camera projection and pixel scaling, in numpy; distorting lenses also need cv2.
+"""Rigid transforms, camera projection and pixel scaling, in numpy. Lenses with distortion also need cv2.
 
 A transform is float64 [4, 4]. Its name is `parent_from_child`, and it maps child coordinates to parent coordinates.
 Camera frames follow OpenCV: x right, y down, z forward, in metres.
@@ -18,8 +18,12 @@ from .types import Clock, FramePose, Intrinsics, Mask
 
 Array = npt.NDArray[np.float64]
 
-# OpenCV's default of 5 iterations leaves errors of tenths of a pixel at the rim of a strongly distorting lens
-_UNDISTORT_CRITERIA = (3, 100, 1e-12)  # (COUNT + EPS, iterations, normalised image units)
+# when undistortion ends: COUNT + EPS, iterations, normalised image units; OpenCV's default of 5 iterations leaves
+# errors of tenths of a pixel at the rim of a strongly distorting lens
+_UNDISTORT_CRITERIA = (3, 100, 1e-12)
+# sine of half a turn below which the turn is so small that its axis does not follow
+_MIN_SINE = 1e-12
+_IDENTITY = np.eye(4)
 
 
 def rigid(rotation: npt.ArrayLike, translation_m: npt.ArrayLike) -> Array:
@@ -44,8 +48,10 @@ def pose_of(matrix: Array, frame: str, parent: str, stamp_ns: int, clock: Clock)
 
 def invert(parent_from_child: Array) -> Array:
     """Return child_from_parent, the inverse of a rigid transform [4, 4], or of each of transforms [..., 4, 4]."""
+    # the inverse of a rotation is its transpose
+    turned = np.swapaxes(parent_from_child[..., :3, :3], -1, -2)
     inverse = np.zeros(parent_from_child.shape)
-    inverse[..., :3, :3] = turned = np.swapaxes(parent_from_child[..., :3, :3], -1, -2)
+    inverse[..., :3, :3] = turned
     inverse[..., :3, 3:] = -turned @ parent_from_child[..., :3, 3:]
     inverse[..., 3, 3] = 1
     return inverse
@@ -85,12 +91,13 @@ def quaternion_from_rotation(rotation: npt.ArrayLike) -> Array:
 def compute_ellipsoid(covariance_m2: Sequence[float]) -> tuple[list[float], list[float]]:
     """Return the standard deviations along the principal axes of a position's error, and the axes' directions.
 
-    The first are three lengths in metres. The second is a quaternion xyzw that turns the axes into the position's
-    frame. `covariance_m2` is xx, xy, xz, yy, yz, zz.
+    The deviations are three lengths in metres. The directions are a quaternion xyzw that turns the axes into the
+    position's frame. `covariance_m2` is xx, xy, xz, yy, yz, zz.
     """
     xx, xy, xz, yy, yz, zz = covariance_m2
     values, axes = np.linalg.eigh(np.array([[xx, xy, xz], [xy, yy, yz], [xz, yz, zz]]))
-    if np.linalg.det(axes) < 0:  # a reflection: no quaternion would stand for it
+    # no quaternion stands for a reflection
+    if np.linalg.det(axes) < 0:
         axes[:, 0] *= -1
     return np.sqrt(np.maximum(values, 0.0)).tolist(), quaternion_from_rotation(axes).tolist()
 
@@ -107,7 +114,7 @@ def _quaternion_products() -> Array:
     return np.array(rows).reshape(16, 9).T
 
 
-_QUATERNION_PRODUCTS, _IDENTITY = _quaternion_products(), np.eye(4)
+_QUATERNION_PRODUCTS = _quaternion_products()
 
 
 def rotation_from_vector(rotation_vector_rad: npt.ArrayLike) -> Array:
@@ -124,7 +131,11 @@ def vector_from_rotation(rotation: npt.ArrayLike) -> Array:
     quaternion = quaternion_from_rotation(rotation)
     sine = float(np.linalg.norm(quaternion[:3]))
     angle = 2 * np.arctan2(sine, quaternion[3])
-    return quaternion[:3] * (angle / sine if sine > 1e-12 else 2.0)
+    # near 0 the ratio of angle and sine is 2
+    ratio = 2.0
+    if sine > _MIN_SINE:
+        ratio = angle / sine
+    return quaternion[:3] * ratio
 
 
 def camera_matrix(intrinsics: Intrinsics) -> Array:
@@ -137,6 +148,7 @@ def project(points_m: npt.ArrayLike, intrinsics: Intrinsics) -> Array:
     points = np.asarray(points_m, np.float64).reshape(-1, 3)
     pixels = np.full((len(points), 2), np.nan)
     front = points[:, 2] > 0
+    # the lens bends the rays before the camera matrix scales them to pixels
     rays = points[front, :2] / points[front, 2:]
     if intrinsics.model != "none" and len(rays):
         rays = _distort(rays, intrinsics)
@@ -158,7 +170,8 @@ def _distort(rays: Array, intrinsics: Intrinsics) -> Array:
     import cv2
 
     points = np.concatenate([rays, np.ones((len(rays), 1))], axis=1)[:, None]
-    coeffs, zero = np.array(intrinsics.coeffs), np.zeros(3)
+    coeffs = np.array(intrinsics.coeffs)
+    zero = np.zeros(3)
     camera = cv2.fisheye if intrinsics.model == "fisheye" else cv2
     distorted = camera.projectPoints(points, zero, zero, np.eye(3), coeffs)[0]
     return cast(Array, distorted.reshape(-1, 2))
@@ -167,7 +180,8 @@ def _distort(rays: Array, intrinsics: Intrinsics) -> Array:
 def _undistort(rays: Array, intrinsics: Intrinsics) -> Array:
     import cv2
 
-    coeffs, identity = np.array(intrinsics.coeffs), np.eye(3)
+    coeffs = np.array(intrinsics.coeffs)
+    identity = np.eye(3)
     if intrinsics.model == "fisheye":
         undistorted = cv2.fisheye.undistortPoints(
             rays[:, None], identity, coeffs, criteria=_UNDISTORT_CRITERIA
@@ -184,7 +198,8 @@ def scale_intrinsics(intrinsics: Intrinsics, size: tuple[int, int], new_size: tu
 
     The distortion coefficients do not change.
     """
-    y, x = new_size[0] / size[0], new_size[1] / size[1]
+    y = new_size[0] / size[0]
+    x = new_size[1] / size[1]
     return replace(
         intrinsics,
         fx=intrinsics.fx * x,
@@ -207,11 +222,13 @@ class Scaling:
 
     def to_model(self, pixels: npt.ArrayLike) -> Array:
         """Convert points [..., 2] (x, y) or boxes [..., 4] (x0, y0, x1, y1) from frame pixels to model pixels."""
-        return _scale_axes(pixels, self.model_size / self.frame_size[1], self.model_size / self.frame_size[0])
+        height, width = self.frame_size
+        return _scale_axes(pixels, self.model_size / width, self.model_size / height)
 
     def to_frame(self, pixels: npt.ArrayLike) -> Array:
         """Convert points [..., 2] or boxes [..., 4] from model pixels to frame pixels."""
-        return _scale_axes(pixels, self.frame_size[1] / self.model_size, self.frame_size[0] / self.model_size)
+        height, width = self.frame_size
+        return _scale_axes(pixels, width / self.model_size, height / self.model_size)
 
 
 def _scale_axes(pixels: npt.ArrayLike, x: float, y: float) -> Array:
@@ -221,16 +238,22 @@ def _scale_axes(pixels: npt.ArrayLike, x: float, y: float) -> Array:
 
 def mask_intersection(a: Mask, b: Mask) -> int:
     """Count the pixels inside both masks, which are of images of the same size."""
-    x0, y0 = max(a.box[0], b.box[0]), max(a.box[1], b.box[1])
-    x1, y1 = min(a.box[2], b.box[2]), min(a.box[3], b.box[3])
+    x0 = max(a.box[0], b.box[0])
+    y0 = max(a.box[1], b.box[1])
+    x1 = min(a.box[2], b.box[2])
+    y1 = min(a.box[3], b.box[3])
     if x0 >= x1 or y0 >= y1:
         return 0
-    crops = (m.crop[y0 - m.box[1] : y1 - m.box[1], x0 - m.box[0] : x1 - m.box[0]] for m in (a, b))
-    return int(np.count_nonzero(np.logical_and(*crops)))
+    # the crops begin at the corners of the masks' own boxes
+    of_a = a.crop[y0 - a.box[1] : y1 - a.box[1], x0 - a.box[0] : x1 - a.box[0]]
+    of_b = b.crop[y0 - b.box[1] : y1 - b.box[1], x0 - b.box[0] : x1 - b.box[0]]
+    return int(np.count_nonzero(np.logical_and(of_a, of_b)))
 
 
 def mask_iou(a: Mask, b: Mask) -> float:
     """Return the intersection over union (0..1) of two masks of images of the same size; 0 if both are empty."""
     shared = mask_intersection(a, b)
     union = a.area + b.area - shared
-    return shared / union if union else 0.0
+    if not union:
+        return 0.0
+    return shared / union

@@ -20,14 +20,16 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource, NoDecode
 from pydantic_settings.exceptions import SettingsError as EnvironmentDecodeError
 
+from .addresses import Address, is_loopback, split_address, split_host
 from .errors import SettingsError, did_you_mean
-from .types import Address, ColourEncoding, Delivery, MaskEncoding, is_loopback, split_address, split_host
+from .types import ColourEncoding, Delivery, MaskEncoding
 
 Layers = Mapping[str, Mapping[str, Any]]
 
-PREFIX, DELIMITER = "SAM3_", "__"
-"""An environment variable SAM3_SECTION__FIELD is the setting section.field."""
-
+PREFIX = "SAM3_"
+"""Beginning of the environment variables that are settings."""
+DELIMITER = "__"
+"""What stands between section and field: SAM3_SECTION__FIELD is the setting section.field."""
 CAMERA_PATTERN = r"^\.*[A-Za-z0-9_-][A-Za-z0-9_.-]*$"
 """Names of cameras: letters, digits, _, . and -, and not of dots alone."""
 
@@ -35,21 +37,28 @@ CAMERA_PATTERN = r"^\.*[A-Za-z0-9_-][A-Za-z0-9_.-]*$"
 def join_path(folder: Path | None, text: str) -> str:
     """Return a path with ~ as the home folder; a relative one of a profile starts at its `folder`. Empty stays so."""
     path = os.path.expanduser(text)
-    return path if folder is None or not text else str(folder / path)
+    if folder is None or not text:
+        return path
+    return str(folder / path)  # an absolute path stays as it is
 
 
 def _join_weights(folder: Path | None, text: str) -> str:
     """Resolve ./weights, ../weights and ~/weights of a profile. Others are names, or whole paths."""
-    return join_path(folder, text) if text.startswith(("./", "../", "~")) else text
+    if text.startswith(("./", "../", "~")):
+        return join_path(folder, text)
+    return text
 
 
 def _join_source(folder: Path | None, text: str) -> str:
     """Resolve the path in the source of a camera. A name of a device stays."""
     scheme, _, path = text.partition(":")
-    is_file = scheme in ("bag", "video", "images") or (
-        scheme == "realsense" and path.endswith((".db3", ".bag"))
-    )
-    return f"{scheme}:{join_path(folder, path)}" if is_file else text
+    is_file = scheme in ("bag", "video", "images")
+    # a recording of the SDK is a file, another source of realsense the serial number of a camera
+    if scheme == "realsense" and path.endswith((".db3", ".bag")):
+        is_file = True
+    if not is_file:
+        return text
+    return f"{scheme}:{join_path(folder, path)}"
 
 
 class _ProfileText(str):
@@ -72,11 +81,14 @@ def _place_texts(value: Any, folder: Path | None) -> Any:
 
 def _in_full(join: Callable[[Path | None, str], str] = join_path) -> BeforeValidator:
     """Return the validator of a path. `join` returns it in full: (folder of its profile or None, text)."""
-    return BeforeValidator(
-        lambda value: (
-            join(getattr(value, "folder", None), str(value)) if isinstance(value, str | Path) else value
-        )
-    )
+
+    def place(value: Any) -> Any:
+        # what is no text is left to the field's own type, whose error says what was expected
+        if not isinstance(value, str | Path):
+            return value
+        return join(getattr(value, "folder", None), str(value))
+
+    return BeforeValidator(place)
 
 
 ProfilePath = Annotated[Path, _in_full()]
@@ -102,7 +114,8 @@ def are_same_endpoint(first: str, second: str) -> bool:
 
     `*` and the like stand for the loopback addresses, too; of other hosts, nothing is looked up.
     """
-    (host, place), (other_host, other_place) = _split_endpoint(first), _split_endpoint(second)
+    host, place = _split_endpoint(first)
+    other_host, other_place = _split_endpoint(second)
     if not place or place != other_place:
         return False
     hosts = {host, other_host}
@@ -113,10 +126,16 @@ def _split_endpoint(endpoint: str) -> tuple[str, str]:
     """Return host and port, or "" and the path, in one spelling; the place is empty for a free port."""
     scheme, _, address = endpoint.partition("://")
     if scheme == "ipc":
-        is_abstract = address.startswith("@")
-        return "", "" if address.startswith("*") else address if is_abstract else os.path.realpath(address)
+        # * is a new path at each bind, @ a name that is no path
+        if address.startswith("*"):
+            return "", ""
+        if address.startswith("@"):
+            return "", address
+        return "", os.path.realpath(address)
     port = address.rpartition(":")[2]
-    place = str(int(port)) if scheme == "tcp" and port.isdecimal() and int(port) else ""
+    place = ""
+    if scheme == "tcp" and port.isdecimal() and int(port):
+        place = str(int(port))  # 05550 is 5550
     return _normalise_host(split_host(endpoint).lower()), place
 
 
@@ -128,7 +147,9 @@ def _normalise_host(host: str) -> str:
             host = socket.inet_ntoa(socket.inet_aton(host))
         address = ipaddress.ip_address(host)
         address = getattr(address, "ipv4_mapped", None) or address
-        return "*" if address.is_unspecified else str(address)
+        if address.is_unspecified:
+            return "*"
+        return str(address)
     return host
 
 
@@ -293,7 +314,9 @@ class EngineSettings(Section):
     @property
     def arithmetic(self) -> str:
         """The precision of engines: bfloat16 for auto."""
-        return "bfloat16" if self.precision == "auto" else self.precision
+        if self.precision == "auto":
+            return "bfloat16"
+        return self.precision
 
 
 class TrackerSettings(Section):
@@ -536,16 +559,25 @@ def options() -> Iterator[Option]:
     for section, holder in Settings.model_fields.items():
         for name, field in holder.annotation.model_fields.items():  # type: ignore[union-attr]
             kind = field.annotation
-            choices = tuple(kind.__args__) if get_origin(kind) is Literal else ()
+            choices: tuple[str, ...] = ()
+            if get_origin(kind) is Literal:
+                choices = tuple(kind.__args__)
+            # a list of cameras is a list of tables, which no text gives
             is_text = not (get_origin(kind) is tuple and kind.__args__[0] is CameraSettings)
-            default, help_text = _format_value(field.default), " ".join((field.description or "").split())
+            default = _format_value(field.default)
+            help_text = " ".join((field.description or "").split())
             yield Option(f"{section}.{name}", default, help_text, choices, kind is bool, is_text)
 
 
 def _format_value(value: object) -> str:
+    # as TOML and the command line write it
     if isinstance(value, tuple):
         return ",".join(map(str, value))
-    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -565,6 +597,7 @@ def load_settings(profile: Path | None = None, overrides: Mapping[str, Any] | No
     Relative paths in the profile start at its folder; other relative paths start at the working directory.
     Raises SettingsError that names each wrong field as section.field, and the layer that set it.
     """
+    # from the lowest layer to the highest, each with the name that errors give it
     layers: dict[str, dict[str, Any]] = {}
     if profile is not None:
         layers[f"in {profile}"] = _place_texts(read_toml(profile), profile.absolute().parent)
@@ -602,6 +635,7 @@ def _environment() -> dict[str, Any]:
 
 
 def _check_variables(environment: Iterable[str]) -> None:
+    # a misspelt variable would otherwise be no setting at all, and nobody would notice
     """Raise SettingsError for a variable that starts with SAM3_ and is neither a setting nor a section."""
     names = [*(option.name for option in options()), *Settings.model_fields]
     variables = {f"{PREFIX}{name.replace('.', DELIMITER)}".upper() for name in names}
@@ -624,6 +658,7 @@ def _merge(layers: Layers) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for layer in layers.values():
         for section, fields in layer.items():
+            # a section is merged field by field; a higher layer replaces a whole field
             lower = tree.get(section)
             if isinstance(lower, Mapping) and isinstance(fields, Mapping):
                 tree[section] = {**lower, **fields}
@@ -635,8 +670,11 @@ def _merge(layers: Layers) -> dict[str, Any]:
 def _explain(error: ValidationError, layers: Layers) -> str:
     lines = []
     for item in error.errors():
-        message = "no setting has this name" if item["type"] == "extra_forbidden" else describe_fault(item)
-        field, layer = ".".join(map(str, item["loc"])), _find_layer(item["loc"], layers)
+        message = describe_fault(item)
+        if item["type"] == "extra_forbidden":
+            message = "no setting has this name"
+        field = ".".join(map(str, item["loc"]))
+        layer = _find_layer(item["loc"], layers)
         lines.append(f"{field}: {message}{_find_nearest(item)} (found {item['input']!r} {layer})")
     return "invalid settings: " + "; ".join(lines)
 
@@ -652,32 +690,39 @@ def describe_faults(error: Exception) -> str:
     """Describe each wrong field of a file: what it should be and what was found; other errors as they say it."""
     if not isinstance(error, ValidationError):
         return str(error)
-    return "; ".join(
-        f"{'.'.join(map(str, item['loc'])) or 'the whole'}: {describe_fault(item)} (found {str(item['input'])[:80]!r})"
-        for item in error.errors()
-    )
+    faults = []
+    for item in error.errors():
+        field = ".".join(map(str, item["loc"])) or "the whole"
+        faults.append(f"{field}: {describe_fault(item)} (found {str(item['input'])[:80]!r})")
+    return "; ".join(faults)
 
 
 def _find_nearest(item: ErrorDetails) -> str:
     """Return "; did you mean NAME?" for an unknown setting or an unknown choice of one, else ""."""
     *parents, name = map(str, item["loc"])
+    # pydantic lists the choices in its message, each in quotes
     if item["type"] == "literal_error":
         return did_you_mean(item["input"], re.findall(r"'([^']*)'", item["ctx"]["expected"]))
     if item["type"] != "extra_forbidden":
         return ""
     if not parents:
         return did_you_mean(name, Settings.model_fields)
-    in_list = len(parents) > 1  # group.cameras.INDEX
-    section = CameraSettings if in_list else Settings.model_fields[parents[0]].annotation
-    siblings = list(section.model_fields)  # type: ignore[union-attr]
+    section: Any = Settings.model_fields[parents[0]].annotation
+    if len(parents) > 1:  # group.cameras.INDEX
+        section = CameraSettings
+    siblings = list(section.model_fields)
+    # the same field of another section is the likeliest meaning
     elsewhere = [option.name for option in options() if option.name.endswith(f".{name}")]
-    return f"; did you mean {elsewhere[0]}?" if elsewhere else did_you_mean(name, siblings)
+    if elsewhere:
+        return f"; did you mean {elsewhere[0]}?"
+    return did_you_mean(name, siblings)
 
 
 def _find_layer(location: tuple[int | str, ...], layers: Layers) -> str:
     """Return the name of the highest-priority layer that sets this section and field."""
     for name, layer in reversed(list(layers.items())):
         fields = layer.get(str(location[0]), {})
+        # a layer may set the whole section, or this field of it
         names_field = len(location) == 1 or not isinstance(fields, Mapping) or location[1] in fields
         if location[0] in layer and names_field:
             return name

@@ -7,11 +7,10 @@ exclusive. Times are integers in nanoseconds, lengths are in metres.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     import numpy
@@ -33,6 +32,26 @@ if TYPE_CHECKING:
 else:
     lazy_numpy = _Numpy()
 np = lazy_numpy
+
+NANOSECONDS = 1_000_000_000
+"""Nanoseconds of one second"""
+ACCELERATION_MPS2 = 1.0
+"""Standard deviation of an object's acceleration, white noise, where its velocity is measured or used."""
+MAX_MOVE_MS = 250.0
+"""Milliseconds by which `MaskFrame.moved_to` moves masks at most, unless a caller asks for more."""
+MAX_MOTION_S = 0.5
+"""Longest time between two captures that show an object's motion."""
+KEY_ROLES = ("node", "camera", "robot", "reader", "operator")
+"""Roles of keys. node: binds masks and control. camera: binds frames of its own name. robot: binds poses.
+reader: receives, and requests status and description. operator: receives, and sends all requests."""
+CAMERA_SILENT_S = 3.0
+"""Seconds without a frame after which a camera does not count as one that sends."""
+NAMED = 8
+"""Objects that the text of a MaskFrame names. It counts the others."""
+MAX_MISSING_FRAMES = 3600 * 1000
+"""An hour at 1000 frames a second. A greater step of `seq` means that the camera started again."""
+ROBOT = "robot"
+"""Name of a robot that has no other."""
 
 ColourEncoding = Literal["bgr8", "rgb8", "mono8", "jpeg", "png"]
 DepthEncoding = Literal["z16", "z16+zstd", "png16"]
@@ -86,10 +105,6 @@ def _save(value: Any) -> Any:
 
 
 T = TypeVar("T")
-Job = Generator[None, None, T]
-"""A long-running job as a generator. It yields where other work may run, and returns a result, never None.
-
-Close it to cancel."""
 
 
 def keep_newest(values: dict[str, T], key: str, value: T, most: int) -> None:
@@ -98,105 +113,6 @@ def keep_newest(values: dict[str, T], key: str, value: T, most: int) -> None:
     values[key] = value
     if len(values) > most:
         del values[next(iter(values))]
-
-
-NANOSECONDS = 1_000_000_000
-"""Nanoseconds of one second."""
-ACCELERATION_MPS2 = 1.0
-"""Standard deviation of an object's acceleration, white noise, where its velocity is measured or used."""
-MAX_MOVE_MS = 250.0
-MAX_MOTION_S = 0.5
-"""Longest time between two captures that show an object's motion."""
-KEY_ROLES = ("node", "camera", "robot", "reader", "operator")
-"""Roles of keys. node: binds masks and control. camera: binds frames of its own name. robot: binds poses.
-reader: receives, and requests status and description. operator: receives, and sends all requests."""
-CAMERA_SILENT_S = 3.0
-"""Seconds without a frame after which a camera does not count as one that sends."""
-
-
-def resume(job: Job[T]) -> T | None:
-    """Run a job up to its next yield. Return its result, or None if it has not ended."""
-    try:
-        next(job)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    return None
-
-
-def run_to_end(job: Job[T]) -> T:
-    """Run a job to its end at once, and return its result, which is never None."""
-    while (result := resume(job)) is None:
-        pass
-    return result
-
-
-# Owners of resources
-
-
-def is_loopback(host: str) -> bool:
-    """Return True if only this machine reaches a socket on `host`, an address without brackets or a name."""
-    import ipaddress  # here, because it slows the start of a client
-
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host == "localhost"
-    # an IPv4 address in IPv6 form is that of IPv4
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
-
-
-class Address(NamedTuple):
-    """Host and port to listen on."""
-
-    host: str
-    port: int
-
-    @property
-    def is_loopback(self) -> bool:
-        """True if only this machine can connect."""
-        return is_loopback(self.host)
-
-    def make_url(self, scheme: str, port: int) -> str:
-        """Return the URL of the port that was bound."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{scheme}://{host}:{port}"
-
-
-def split_address(text: str) -> Address | None:
-    """Return the parts of HOST:PORT or [IPV6]:PORT, None for anything else."""
-    host, _, port = text.rpartition(":")
-    host = host.strip("[]")
-    return Address(host, int(port)) if host and port.isdecimal() and int(port) <= 65535 else None
-
-
-def split_host(endpoint: str) -> str:
-    """Return the host of a tcp endpoint, without the brackets of IPv6 and without a source address; else ""."""
-    scheme, _, address = endpoint.partition("://")
-    host = address.rpartition(";")[2].rpartition(":")[0].removeprefix("[").removesuffix("]")
-    return host if scheme == "tcp" else ""
-
-
-class Closeable:
-    """Base of types that own a socket, a file or a process: a context manager that calls `close`."""
-
-    close: Any  # subclasses may add options, such as how long to linger
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-@contextmanager
-def closed_on_error(owner: Closeable) -> Iterator[None]:
-    """Close `owner` if the block raises, such as the rest of its constructor."""
-    try:
-        yield
-    except BaseException:
-        owner.close()
-        raise
 
 
 # Camera frames
@@ -208,12 +124,6 @@ class FrameKey(NamedTuple):
     camera: str
     seq: int
     capture_ns: int
-
-
-NAMED = 8
-"""Objects that the text of a MaskFrame names."""
-MAX_MISSING_FRAMES = 3600 * 1000
-"""An hour at 1000 frames a second. A greater step of `seq` means that the camera started again."""
 
 
 def count_missing_frames(earlier_seq: int, later_seq: int) -> int:
@@ -273,8 +183,6 @@ class JointState:
     clock: Clock = "system"
 
 
-ROBOT = "robot"
-"""Name of a robot that has no other."""
 RobotMessage = FramePose | JointState
 """What a robot publishes."""
 

@@ -10,34 +10,51 @@ import numpy as np
 
 from .errors import OutputError
 from .files import make_folder, write_output
-from .types import NANOSECONDS, Box, Closeable, Image, Instance, Mask, MaskFrame
+from .resources import Closeable
+from .types import NANOSECONDS, Box, Image, Instance, Mask, MaskFrame
 
 Colour = tuple[int, int, int]
+"""Blue, green and red, 0..255."""
 
-# RGB: the palette of Okabe and Ito without black, then tints and shades of it
 # fmt: off
 PALETTE = (
     "e69f00", "56b4e9", "009e73", "f0e442", "0072b2", "d55e00", "cc79a7",
     "ffd17a", "b5e0fa", "7fd6b9", "a89b00", "8fa8ff", "ffa66b", "8c4a6b", "b07aff",
 )
 # fmt: on
+"""Colours of objects, RGB: the palette of Okabe and Ito without black, then tints and shades of it."""
 FILL_OPACITY = 0.45
+"""Opacity of a mask's colour, 0..1."""
 FRAMES_FOR_RATE = 10
-DARK, GREY, LIGHT = (24, 24, 24), (150, 150, 150), (255, 255, 255)
+"""Number of frames whose times give a video its rate."""
+DARK = (24, 24, 24)
+GREY = (150, 150, 150)
+LIGHT = (255, 255, 255)
 FONT = cv2.FONT_HERSHEY_SIMPLEX
-DASH = 5  # length of the dashes and gaps around a doubtful mask, in widths of the line
+DASH = 5
+"""Length of the dashes and gaps around a doubtful mask, in widths of the line."""
 STATE_MARK = {"tracked": "", "tentative": "?", "occluded": " occluded"}
+"""What follows the score of an object in each state."""
+
+# rates of videos, in frames per second: of one without a gap between two frames, and the limits
+_FALLBACK_FPS = 30.0
+_MIN_FPS = 1.0
+_MAX_FPS = 240.0
+# brightness, 0..255, above which text on a colour is dark
+_BRIGHT = 110
 
 
 def pick_colour(object_id: int) -> Colour:
-    """Return the BGR colour of an object id. The 15 colours suit colour-blind viewers, and repeat after 15 ids."""
+    """Return the BGR colour of an object id. The 15 colours suit colour-blind viewers. They repeat after 15 ids."""
     red, green, blue = bytes.fromhex(PALETTE[object_id % len(PALETTE)])
     return blue, green, red
 
 
 def tag_text(instance: Instance) -> str:
-    """Return the text beside an object: id, label and score, and what is to be said against its mask."""
-    mark = STATE_MARK[instance.state] + (" doubtful" if instance.doubtful else "")
+    """Return the text beside an object: id, label and score, and whether its mask is tentative, hidden or doubtful."""
+    mark = STATE_MARK[instance.state]
+    if instance.doubtful:
+        mark += " doubtful"
     return " ".join(filter(None, (str(instance.id), instance.label, f"{instance.score:.2f}{mark}")))
 
 
@@ -51,12 +68,16 @@ def overlay(image: Image, masks: MaskFrame) -> Image:
     height, width = image.shape[:2]
     shown = [(instance, _fit(instance.mask, (height, width))) for instance in masks.instances]
     shown = [(instance, mask) for instance, mask in shown if mask.crop.size]
+
+    # all fills, then all outlines, so that no fill covers an outline
     if masks.robot_mask is not None and masks.robot_mask.area:
         _fill(canvas, _fit(masks.robot_mask, (height, width)), GREY)
     for instance, mask in shown:
         _fill(canvas, mask, pick_colour(instance.id))
     for instance, mask in shown:
         _outline(canvas, mask, pick_colour(instance.id), dashed=instance.doubtful)
+
+    # tags avoid each other and the status line
     occupied = [_write(canvas, (0, 0), status_text(masks), LIGHT, DARK)]
     for instance, mask in shown:
         occupied.append(_tag(canvas, instance, mask.box, occupied))
@@ -65,17 +86,22 @@ def overlay(image: Image, masks: MaskFrame) -> Image:
 
 def status_text(masks: MaskFrame) -> str:
     """Return one line of text: camera, frame, age at publishing, the longest stages and objects without a mask."""
+    parts = [f"{masks.camera} #{masks.seq}"]
+    if masks.published_ns:
+        latency_ms = (masks.published_ns - masks.age_origin_ns) / 1e6
+        parts.append(f"{latency_ms:.0f} ms")
     slowest = sorted(masks.stages_us.items(), key=lambda stage: -stage[1])[:3]
-    stages = " ".join(f"{name} {us / 1000:.0f}" for name, us in slowest)
-    latency_ms = (masks.published_ns - masks.age_origin_ns) / 1e6
-    latency = f"{latency_ms:.0f} ms" if masks.published_ns else ""
+    if slowest:
+        stages = " ".join(f"{name} {us / 1000:.0f}" for name, us in slowest)
+        parts.append(f"({stages})")
     hidden = [str(instance.id) for instance in masks.instances if not instance.mask.crop.size]
-    unseen = f"unseen {','.join(hidden)}" if hidden else ""
-    parts = (f"{masks.camera} #{masks.seq}", latency, f"({stages})" if stages else "", unseen)
-    return "  ".join(filter(None, parts))
+    if hidden:
+        parts.append(f"unseen {','.join(hidden)}")
+    return "  ".join(parts)
 
 
 def _fit(mask: Mask, size: tuple[int, int]) -> Mask:
+    # the image may be a smaller one than the masks are of
     if mask.size == size:
         return mask
     scaled = cv2.resize(mask.full().view(np.uint8), size[::-1], interpolation=cv2.INTER_NEAREST)
@@ -94,6 +120,7 @@ def _outline(canvas: Image, mask: Mask, colour: Colour, dashed: bool = False) ->
     contours, _ = cv2.findContours(
         mask.crop.view(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE, offset=(x0, y0)
     )
+    # a dark rim shows the line on any background
     width = max(2, round(canvas.shape[0] / 400))
     cv2.drawContours(canvas, contours, -1, DARK, width + 2, cv2.LINE_AA)
     if not dashed:
@@ -111,13 +138,17 @@ def _tag(canvas: Image, instance: Instance, box: Box, occupied: Sequence[Box]) -
     width, height = _text_size(canvas, text)
     x0, y0, _, y1 = box
     x = min(x0, canvas.shape[1] - width)
-    candidates = [y0 - height, y0, y1 - height, y1, *range(y1, canvas.shape[0] - height, height)]
-    free = (
-        y for y in candidates if not any(_overlap((x, y, x + width, y + height), other) for other in occupied)
-    )
-    y = next((y for y in free if 0 <= y <= canvas.shape[0] - height), max(y0 - height, 0))
+    lowest = canvas.shape[0] - height
+
+    # without a free position, the tag covers another one
+    top = max(y0 - height, 0)
+    for y in (y0 - height, y0, y1 - height, y1, *range(y1, lowest, height)):
+        strip = (x, y, x + width, y + height)
+        if 0 <= y <= lowest and not any(_overlap(strip, other) for other in occupied):
+            top = y
+            break
     colour = pick_colour(instance.id)
-    return _write(canvas, (x, y), text, _readable_on(colour), colour)
+    return _write(canvas, (x, top), text, _readable_on(colour), colour)
 
 
 def _overlap(a: Box, b: Box) -> bool:
@@ -125,8 +156,12 @@ def _overlap(a: Box, b: Box) -> bool:
 
 
 def _readable_on(colour: Colour) -> Colour:
+    """Return the colour of text that can be read on a colour."""
+    # brightness by Rec. 601
     blue, green, red = colour
-    return DARK if 0.114 * blue + 0.587 * green + 0.299 * red > 110 else LIGHT
+    if 0.114 * blue + 0.587 * green + 0.299 * red > _BRIGHT:
+        return DARK
+    return LIGHT
 
 
 def _font(canvas: Image) -> tuple[float, int, int]:
@@ -146,7 +181,8 @@ def _write(canvas: Image, corner: tuple[int, int], text: str, colour: Colour, ba
     scale, thickness, padding = _font(canvas)
     width, height = _text_size(canvas, text)
     _, baseline = cv2.getTextSize(text, FONT, scale, thickness)
-    x, y = max(corner[0], 0), max(corner[1], 0)
+    x = max(corner[0], 0)
+    y = max(corner[1], 0)
     box = (x, y, x + width, y + height)
     cv2.rectangle(canvas, (x, y), (x + width - 1, y + height - 1), background, cv2.FILLED)
     origin = (x + padding, y + height - baseline - padding // 2 + 1)
@@ -164,6 +200,7 @@ def contact_sheet(images: Sequence[Image], captions: Sequence[str], columns: int
             f"expected images, one caption for each, and at least one column; found {len(images)} images, "
             f"{len(captions)} captions, {columns} columns"
         )
+    # dark cells fill the last row
     height, width = images[0].shape[:2]
     cells = [_cell(image, caption, (width, height)) for image, caption in zip(images, captions, strict=True)]
     columns = min(columns, len(cells))
@@ -173,7 +210,9 @@ def contact_sheet(images: Sequence[Image], captions: Sequence[str], columns: int
 
 
 def _cell(image: Image, caption: str, size: tuple[int, int]) -> Image:
-    picture = image if image.shape[1::-1] == size else cv2.resize(image, size, interpolation=cv2.INTER_AREA)
+    picture = image
+    if image.shape[1::-1] != size:
+        picture = np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_AREA), np.uint8)
     _, strip = _text_size(picture, caption)
     cell = cv2.copyMakeBorder(picture, strip + 4, 2, 2, 2, cv2.BORDER_CONSTANT, value=DARK)
     _write(cell, (2, 2), caption, LIGHT, DARK)
@@ -181,7 +220,7 @@ def _cell(image: Image, caption: str, size: tuple[int, int]) -> Image:
 
 
 class VideoWriter(Closeable):
-    """An mp4 file of BGR frames, uint8 [h, w, 3]. The first frame sets the size, and later frames are scaled to it.
+    """An mp4 file of BGR frames, uint8 [h, w, 3]. The first frame sets the size. Later frames are scaled to it.
 
     Without `fps`, the rate is measured from the capture times of the first FRAMES_FOR_RATE frames, which are buffered
     until then.
@@ -197,6 +236,7 @@ class VideoWriter(Closeable):
 
     def write(self, image: Image, capture_ns: int = 0) -> None:
         """Add one frame, captured at this time. Raises OutputError when the file cannot be written."""
+        # without a rate, wait for frames whose times show one
         self.frames += 1
         self._buffered.append((image, capture_ns))
         if self._writer is not None or self._fps is not None or len(self._buffered) == FRAMES_FOR_RATE:
@@ -212,9 +252,11 @@ class VideoWriter(Closeable):
 
     def _flush(self) -> None:
         """Write the buffered frames."""
-        buffered, self._buffered = self._buffered, []
+        buffered = self._buffered
+        self._buffered = []
         if not buffered:
             return
+        # the first frames set size and rate
         if self._writer is None:
             self._size = buffered[0][0].shape[1::-1]
             self._writer = self._open(self._fps or _measure_rate([capture_ns for _, capture_ns in buffered]))
@@ -231,9 +273,12 @@ class VideoWriter(Closeable):
         return writer
 
     def _check_whole(self) -> None:
+        """Raise OutputError if the file lacks frames."""
         # OpenCV does not tell about failed writes
         video = cv2.VideoCapture(str(self.path), cv2.CAP_FFMPEG)
-        count = int(video.get(cv2.CAP_PROP_FRAME_COUNT)) if video.isOpened() else 0
+        count = 0
+        if video.isOpened():
+            count = int(video.get(cv2.CAP_PROP_FRAME_COUNT))
         video.release()
         if count < self.frames:
             raise OutputError(
@@ -244,7 +289,9 @@ class VideoWriter(Closeable):
 def _measure_rate(times_ns: Sequence[int]) -> float:
     """Return the frames per second by the median gap between capture times, 1 to 240; 30 without a gap."""
     gaps = [later - earlier for earlier, later in itertools.pairwise(times_ns) if later > earlier]
-    return min(max(NANOSECONDS / statistics.median(gaps), 1.0), 240.0) if gaps else 30.0
+    if not gaps:
+        return _FALLBACK_FPS
+    return min(max(NANOSECONDS / statistics.median(gaps), _MIN_FPS), _MAX_FPS)
 
 
 def write_image(path: Path, image: Image) -> None:

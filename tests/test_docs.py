@@ -22,12 +22,12 @@ import numpy as np
 import pycocotools.mask
 import pytest
 
-from sam3_node.cli import main as cli
 from sam3_node.errors import NodeRestarted
 from sam3_node.processes import supervisor
 from sam3_node.settings import Settings, load_settings
 from sam3_node.wire import decode_mask
 from sam3_node.wire.operations import OPERATIONS
+from tests.support.command_line import command_parser
 from tests.support.node_rig import Rig
 from tests.support.paths import ROOT
 from tests.support.wire_examples import golden
@@ -46,15 +46,14 @@ ALL = [
     for path in sorted(ROOT.rglob("*.md"))
     if not any(part.startswith(".") or part in ("out", "build") for part in path.relative_to(ROOT).parts)
 ]
-COMMANDS = [words[1:] for words, _ in commands(cli._parser())]
+COMMANDS = [words[1:] for words, _ in commands(command_parser())]
 SETTINGS_SECTIONS = tuple(Settings.model_fields)
-FOLDERS = "calibration|docs|examples|launch|research|sam3_node|tests|tools"
+FOLDERS = "calibration|docs|examples|launch|research|sam3_node|tests|tools|training"
 EXAMPLES = {
     "README.md": {"calibration/wrist.toml"},
     "three-d.md": {"calibration/overhead.toml", "calibration/wrist.toml"},
-    "CHANGELOG.md": {"tools/bench/step.py", "tools/bench/cloud_kills.py"},
 }
-"""Paths that a page names though they do not exist: files to write, and files before a move."""
+"""Paths that a page names though they do not exist: files to write."""
 
 
 class Code(NamedTuple):
@@ -140,7 +139,7 @@ def check_command(words: list[str]) -> None:
     mentioned = [word for word in words if word not in ("--help", "COMMAND", "…")]
     if any(known[: len(mentioned)] == tuple(mentioned) for known in COMMANDS):
         return
-    assert cli._parser().parse_args([word for word in words if not word.startswith("FILE")]).run
+    assert command_parser().parse_args([word for word in words if not word.startswith("FILE")]).run
 
 
 def check_profile(words: list[str]) -> None:
@@ -164,9 +163,9 @@ def check_module(words: list[str]) -> None:
 
 
 def check_tests(words: list[str]) -> None:
-    assert [word for word in words if word.startswith("tests/")]
-    for word in words:
-        assert not word.startswith("tests/") or (ROOT / word).exists(), word
+    named = [word for word in words if word.startswith(("tests/", "training/"))]
+    assert named
+    assert not [word for word in named if not (ROOT / word).exists()]
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: str(path.relative_to(ROOT)))

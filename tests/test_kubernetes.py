@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from sam3_node.cli import main as cli
+from sam3_node.addresses import split_address
 from sam3_node.errors import SettingsError
 from sam3_node.settings import load_settings
 from sam3_node.transport.security import KeyFolder
-from sam3_node.types import split_address
+from tests.support.command_line import command_parser
 from tests.support.paths import ROOT
 from tests.support.refuses import refuses
 
@@ -82,7 +82,7 @@ def test_the_policy_of_the_network_and_the_claim_are_of_the_pods(base: str) -> N
 @pytest.mark.parametrize("base", BASES)
 def test_the_main_container_runs_a_real_command_on_one_gpu(base: str) -> None:
     (container,) = PODS[base]["containers"]
-    assert cli._parser().parse_args(container["args"]).run
+    assert command_parser().parse_args(container["args"]).run
     resources = container["resources"]
     assert resources["requests"]["nvidia.com/gpu"] == resources["limits"]["nvidia.com/gpu"] == 1
 

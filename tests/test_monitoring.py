@@ -115,7 +115,7 @@ def test_metrics_count_what_the_node_does(served: HealthyNode) -> None:
 
 def test_many_who_ask_at_once_get_the_same_page(served: HealthyNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two Prometheus servers may ask in the same moment, and many must not slow the node down."""
-    page = MetricsPage(served.node, Settings())
+    page = MetricsPage(served.node.readings, Settings())
     rendered = 0
     collect = NodeCollector.collect
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from sam3_node.client import PerceptionClient, Segmentation
+from sam3_node.perception.loading import load_model
 from sam3_node.perception.output_masks import rasterize
-from sam3_node.perception.perception import load_model
 from sam3_node.perception.prompts import to_model
 from sam3_node.settings import ModelSettings, TrackerSettings
 from sam3_node.tracking import Tracker

@@ -21,6 +21,7 @@ from sam3_node.transport import MaskPublisher
 from sam3_node.transport.control_server import ControlServer
 from sam3_node.wire import Reply, Request
 from tests.support.paths import ROOT
+from tests.support.refuses import mentions
 from tests.support.transport_peer import make_masks
 
 BUILD = "import sys, setuptools.build_meta as build; getattr(build, f'build_{sys.argv[1]}')(sys.argv[2])"
@@ -189,14 +190,14 @@ def test_a_policy_needs_no_other_package(site: Path) -> None:
 def test_the_command_names_the_extra(site: Path, command: str) -> None:
     error = fail(site, "-m", "sam3_node", command)
     assert "Traceback" not in error
-    assert "Cameras and commands need pip install 'sam3-node[cli]'" in error
-    assert "need the extras 'node,bags'" in error
+    assert mentions(error, "pip install 'sam3-node[cli]'")
+    assert mentions(error, "'node,bags'")
 
 
 def test_a_group_names_the_extra(site: Path) -> None:
     error = fail(site, "-m", "sam3_node.processes", str(ROOT / "launch" / "demo.toml"))
     assert error.startswith("launch/start: error: pydantic"), error
-    assert "Cameras and commands need pip install 'sam3-node[cli]'" in error
+    assert mentions(error, "pip install 'sam3-node[cli]'")
     assert len(error.splitlines()) == 1
 
 
@@ -223,4 +224,4 @@ def test_what_needs_opencv_names_the_extra(site: Path) -> None:
         "from sam3_node.wire import encode_image\n"
         "encode_image(np.zeros((4, 4, 3), np.uint8), 'jpeg')"
     )
-    assert "MissingExtraError: cv2 is not installed; it comes with the extra 'cli'" in fail(site, "-c", code)
+    assert mentions(fail(site, "-c", code), "MissingExtraError", "cv2", "'cli'")

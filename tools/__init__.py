@@ -1,1 +1,1 @@
-"""Doors for someone standing in a checkout: benchmarks, scenes, training. Not installed with the package."""
+"""Doors for someone standing in a checkout: scenes, scores, benchmarks, pages. Not installed with the package."""

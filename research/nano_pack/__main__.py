@@ -16,9 +16,9 @@ import torch
 
 from sam3_node.errors import Sam3NodeError
 from tools.scenes.__main__ import positive, size
-from tools.train_nano.data import Sources
-from tools.train_nano.export import export
-from tools.train_nano.train import Trainer, stages
+from training.nano.data import Sources
+from training.nano.export import export
+from training.nano.train import Trainer, stages
 
 from .read import unpack
 from .write import Pack, pack

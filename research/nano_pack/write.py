@@ -20,8 +20,8 @@ import numpy as np
 
 from sam3_node.errors import CameraError, OutputError
 from tools.scenes.clips import Clip, list_clips, read_clip, write_clip
-from tools.train_nano.augment import read_cutouts
-from tools.train_nano.data import video_frames
+from training.nano.augment import read_cutouts
+from training.nano.data import video_frames
 
 KEPT = ("fps", "split", "seed", "scenario", "target", "objects")  # of a clip's meta
 FRAMING = (

@@ -11,7 +11,7 @@ import pytest
 
 from sam3_node.errors import ModelError
 from research.nano_history import HISTORY, POINTS, REAL, fit_line, main, thin_loss
-from tools.train_nano.steps import KINDS
+from training.nano.steps import KINDS
 
 
 def test_a_loss_is_thinned_to_means_over_core_hours() -> None:

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from sam3_node.models.checkpoints import NANO
 from tests.support.rectangles import write_rectangles
-from tools.train_nano.network import SIZE, nano_config, new_tracker
-from tools.train_nano.data import Recipe, Sources
+from training.nano.network import SIZE, nano_config, new_tracker
+from training.nano.data import Recipe, Sources
 from research.nano_lesson import Lesson, LessonTrainer
-from tools.train_nano.network import Features, TrainingTracker
-from tools.train_nano.train import Stage
+from training.nano.network import Features, TrainingTracker
+from training.nano.train import Stage
 
 CPU = torch.device("cpu")
 FRAMES = Stage("frames", 1e-6, 1e-3, Recipe(clips=2, frames=1, objects=2), light=True)  # one step

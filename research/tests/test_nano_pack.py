@@ -17,8 +17,8 @@ pytest.importorskip("torch")
 
 from research.nano_pack.__main__ import main
 from research.nano_pack.read import unpack
-from tools.train_nano.augment import read_cutouts
-from tools.train_nano.data import Clips, Recipe, Sources
+from training.nano.augment import read_cutouts
+from training.nano.data import Clips, Recipe, Sources
 
 GEOMETRY = {"intrinsics": {"fx": 1.0}, "camera_poses": [np.eye(4).tolist()]}
 ENOUGH = 1_000_000

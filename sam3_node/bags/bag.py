@@ -13,7 +13,8 @@ import numpy as np
 
 from ..errors import BagError, WireError
 from ..files import describe_stand_in
-from ..types import Closeable, Depth, Frame, Image, RobotMessage, closed_on_error
+from ..resources import Closeable, closed_on_error
+from ..types import Depth, Frame, Image, RobotMessage
 from ..wire import decode_image
 from .decompression import STILL_SUFFIXES
 from .discovery import Camera, Firsts, choose_cameras, probe, settle_kinds
@@ -29,15 +30,26 @@ from .pairing import Pairing, TimeSpan, cut_samples
 from .samples import Payload, ReadReport, Sample, SampleReader, natural_order, reading, split_selection
 
 READERS: tuple[type[SampleReader], ...] = (
-    *(McapBag, RealSenseBag, RosBag, VideoBag),
-    *(LeRobotBag, Hdf5Bag, ImagesBag),
+    McapBag,
+    RealSenseBag,
+    RosBag,
+    VideoBag,
+    LeRobotBag,
+    Hdf5Bag,
+    ImagesBag,
 )
+"""Readers of all formats. The first one that recognises a recording reads it."""
+
 FORMATS = (
     "MCAP (this package's, ROS 2, ROS 1, Foxglove), ROS 1 .bag, ROS 2 folders, RealSense .db3 and .bag, "
     "video files, folders of images, LeRobot datasets, HDF5 episodes (ALOHA, robomimic)"
 )
-IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", *STILL_SUFFIXES}
+"""Names of the known formats, for error messages."""
 
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", *STILL_SUFFIXES}
+"""Endings, in lower case, of the files that `sample_images` takes from a folder."""
+
+# what a folder of these files is, and what the user can do, where no reader recognises it
 _NOT_READ = {
     "data/chunk-*": "a LeRobot dataset without its description, meta/info.json: download that, too",
     ".zgroup": "a Zarr dataset, which is not read: write its images as video or as a folder of images",
@@ -48,11 +60,12 @@ _log = logging.getLogger(__name__)
 
 
 class Bag(Closeable):
-    """An open recording. Iterates the Frames of `cameras` in the order of the recording, colour and depth still
-    encoded, from the beginning each time.
+    """An open recording.
 
-    A damaged or truncated recording yields every complete frame. After an iteration, `lost` describes the missing part;
-    it is None if nothing is missing. Raises BagError if the recording has disappeared or has an unknown encoding.
+    It iterates the Frames of `cameras` in the order of the recording. Colour and depth stay encoded. Each iteration
+    starts at the beginning. A damaged or truncated recording yields every complete frame. After an iteration, `lost`
+    describes the missing part; it is None if nothing is missing. Raises BagError if the recording has disappeared or
+    has an unknown encoding.
     """
 
     cameras: tuple[str, ...]
@@ -60,7 +73,9 @@ class Bag(Closeable):
     """Numbers (`seq`) at which the episodes of a dataset begin; empty for any other recording."""
 
     def __init__(self, path: Path, span: TimeSpan, depth_aligned: bool) -> None:
-        self._path, self._span, self._depth_aligned = path, span, depth_aligned
+        self._path = path
+        self._span = span
+        self._depth_aligned = depth_aligned
         self._report = ReadReport()
         self._closed = False
 
@@ -79,7 +94,7 @@ class Bag(Closeable):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Assumptions and remarks so far where nothing is missing: alignment of depth, late writers."""
+        """Assumptions and remarks so far that cost no frame: alignment of depth, late writers."""
         return ()
 
     def robot(self) -> Iterator[RobotMessage]:
@@ -103,20 +118,27 @@ def open_bag(
 ) -> Bag:
     """Open a recording of any of FORMATS, with the cameras in `topics`, or with all cameras if it is empty.
 
-    `topics` holds names of cameras or of colour topics; a depth topic in it is preferred to others of its camera. With
-    a `span`, only frames recorded in it come; recordings of this package and videos are not read before it.
+    `topics` holds names of cameras or of colour topics. A depth topic in it is preferred to others of its camera.
+    A `span` limits the frames to those recorded in it. Recordings of this package and videos are not read before it.
     `depth_aligned` states that depth is registered to colour where the recording does not say so.
+    `PATH#episode=3` reads one episode of a dataset (`split_selection`).
+
     Raises BagError for a recording that is absent, empty, of an unknown format or without such a camera, and
     MissingExtraError if a format's library is absent. The iteration raises BagError for a span in Unix time if the
-    recording has no Unix times. `PATH#episode=3` reads one episode of a dataset (`episodes`).
+    recording has no Unix times.
     """
     path = Path(path)
     with reading(path):
-        files = sorted(path.glob("*.mcap*"), key=natural_order) if path.is_dir() else [path]
+        # a recording of this package is one file, or a folder of splits
+        files = [path]
+        if path.is_dir():
+            files = sorted(path.glob("*.mcap*"), key=natural_order)
         mcap = {file: _list_colour_topics(file) for file in files if McapBag.recognises(file)}
         native = {file: cameras for file, cameras in mcap.items() if cameras}
         if not native:
             return _ForeignBag(_open_reader(path), topics, span, depth_aligned)
+
+        # all other files of the folder are reported as lost, such as a split that is still compressed
         others = [file for file in files if file not in mcap and file.with_suffix("") not in native]
         # an empty file is a split that never began
         others = [file for file in others if file.is_symlink() or (file.is_file() and file.stat().st_size)]
@@ -126,7 +148,10 @@ def open_bag(
 def _list_colour_topics(path: Path) -> dict[str, str]:
     """Return the colour topic of each camera in a file of this package; nothing for another MCAP file."""
     topics = [channel.topic for channel in McapStream(path).channels() if channel.encoding == "msgpack"]
-    names = (re.fullmatch("/(.*)/header", topic) for topic in topics) if is_recorded(path) else ()
+    if not is_recorded(path):
+        return {}
+    # each camera has a topic of headers beside its images
+    names = (re.fullmatch("/(.*)/header", topic) for topic in topics)
     return {name[1]: f"/{name[1]}/image" for name in names if name}
 
 
@@ -143,8 +168,13 @@ class _NativeBag(Bag):
         depth_aligned: bool,
     ) -> None:
         super().__init__(path, span, depth_aligned)
-        self._files, self._others = tuple(files), others
-        topics = {camera: topic for cameras in files.values() for camera, topic in cameras.items()}
+        self._files = tuple(files)
+        self._others = others
+
+        # a camera may be in some of the files only
+        topics: dict[str, str] = {}
+        for cameras in files.values():
+            topics |= cameras
         absent = [name for name in chosen if name not in topics and name not in topics.values()]
         if absent:
             raise BagError(f"{path}: expected {', '.join(absent)}, found the cameras {', '.join(topics)}")
@@ -157,10 +187,13 @@ class _NativeBag(Bag):
         for other in self._others:
             content = describe_stand_in(other) or "another file; decompress it first if it is packed"
             self._report.add(f"expected an MCAP file at {other}, found {content}")
+
+        # a span in seconds counts from the first frame of the chosen cameras
         reader = RecordingReader(self._files)
         span = self._span
         if not span.is_whole:
             span = span.resolve(reader.first_frame_ns(self.cameras) or 0)
+
         for frame in reader.frames(span):
             if frame.camera in self.cameras:
                 yield frame
@@ -177,7 +210,8 @@ class _ForeignBag(Bag):
         self, reader: SampleReader, chosen: Collection[str], span: TimeSpan, depth_aligned: bool
     ) -> None:
         super().__init__(reader.path, span, depth_aligned)
-        self._reader, self._opening = reader, ReadReport()
+        self._reader = reader
+        self._opening = ReadReport()
         with closed_on_error(reader):
             self._cameras = self._drop_unreadable(*self._choose(chosen), chosen)
         self._pairing = Pairing(self._cameras)
@@ -187,8 +221,10 @@ class _ForeignBag(Bag):
     @property
     def lost(self) -> str | None:
         reasons = (
-            *(self._opening.text(), self._reader.lost),
-            *(self._report.text(), self._pairing.describe_losses()),
+            self._opening.text(),
+            self._reader.lost,
+            self._report.text(),
+            self._pairing.describe_losses(),
         )
         return "; ".join(filter(None, reasons)) or None
 
@@ -201,7 +237,9 @@ class _ForeignBag(Bag):
         self._reader.close()
 
     def _frames(self) -> Iterator[Frame]:
-        pairing = self._pairing = Pairing(self._cameras)
+        # `lost` and `notes` report the pairing of the newest iteration
+        pairing = Pairing(self._cameras)
+        self._pairing = pairing
         for sample in self._samples():
             yield from pairing.add(sample)
         yield from pairing.flush()
@@ -216,9 +254,11 @@ class _ForeignBag(Bag):
         whole = decode_packets(self._reader.samples(topics), self._report)
         if self._span.is_whole:
             return whole
+
+        # a span in seconds counts from the first colour image
         colour = {camera.colour for camera in self._cameras}
         first = next(iter(self._reader.samples(colour)), None)
-        span = self._span.resolve(first.logged_ns if first else 0)
+        span = self._span.resolve(0 if first is None else first.logged_ns)
         if span.begin_ns is not None and self._reader.can_seek:
             return cut_samples(self._reader.samples(topics, span.begin_ns), span, colour)
         return cut_samples(whole, span, colour)
@@ -228,7 +268,12 @@ class _ForeignBag(Bag):
 
         A depth topic without depth is reported if its camera has no other one.
         """
-        topics, firsts, unfit = settle_kinds(self._reader), Firsts(), dict[str, Camera]()
+        topics = settle_kinds(self._reader)
+        firsts = Firsts()
+        # cameras by their colour topic, as they were with a depth topic that holds no depth
+        unfit = dict[str, Camera]()
+
+        # a depth topic without depth makes room for another one of its camera, until all that are left hold depth
         while True:
             cameras = choose_cameras(self._reader.path, topics, chosen)
             names = [name for camera in cameras for name in camera.topics]
@@ -241,11 +286,13 @@ class _ForeignBag(Bag):
             topics = tuple(
                 topic._replace(kind="other") if topic.name in depthless else topic for topic in topics
             )
+
+        # a camera that found no other depth is reported with the topic that it would have had
         kept = []
         for camera in cameras:
             if camera.depth is None:
                 camera = unfit.get(camera.colour, camera)
-            # other topics are silent, or damaged
+            # a topic that is absent from `firsts` is silent or damaged, which its iteration reports
             if camera.depth in firsts and not _is_depth(firsts[camera.depth]):
                 self._opening.add(
                     f"skipped {camera.depth}: expected depth (16UC1 in mm, 32FC1 in m, PNG of 16-bit grey), found "
@@ -264,12 +311,14 @@ class _ForeignBag(Bag):
         """
         readable: list[Camera] = []
         for camera in cameras:
+            # without colour there is no camera: an error if the user asked for it, else a loss
             error = obstacles.get(camera.colour)
             if error is not None and (len(cameras) == 1 or chosen):
                 raise error
             if error is not None:
                 self._opening.add(f"skipped the camera {camera.name}: {error}")
                 continue
+            # without depth or intrinsics the camera still has its images
             for part, topic in (("depth", camera.depth), ("intrinsics", camera.intrinsics)):
                 if topic in obstacles:
                     self._opening.add(f"skipped {topic}: {obstacles[topic]}")
@@ -287,7 +336,11 @@ def _is_depth(first: type[Payload] | BagError | None) -> bool:
 
 def _open_reader(path: Path) -> SampleReader:
     """Open the reader that recognises the content; BagError if none does."""
-    for kind in READERS if path.exists() else (LeRobotBag, Hdf5Bag):
+    # a path that does not exist may be one that does, with a selection of episodes behind a #
+    kinds = READERS
+    if not path.exists():
+        kinds = (LeRobotBag, Hdf5Bag)
+    for kind in kinds:
         if split_selection(path).path.exists() and kind.recognises(path):
             return kind(path)
     stand_in = describe_stand_in(path)
@@ -297,27 +350,34 @@ def _open_reader(path: Path) -> SampleReader:
 
 def _describe_other(path: Path) -> str:
     if path.is_dir():
-        named = next((text for pattern, text in _NOT_READ.items() if next(path.glob(pattern), None)), None)
-        return f"found {named or 'a folder without one'} at {path}"
+        for pattern, content in _NOT_READ.items():
+            if next(path.glob(pattern), None):
+                return f"found {content} at {path}"
+        return f"found a folder without one at {path}"
     if not path.is_file():
         return f"found no file at {path}"
     if path.suffix == ".zip" and ".zarr" in path.suffixes:
         return f"found {_NOT_READ['.zgroup']} at {path}"
-    return f"found {'another file' if path.stat().st_size else 'an empty one'} at {path}"
+    if not path.stat().st_size:
+        return f"found an empty one at {path}"
+    return f"found another file at {path}"
 
 
 def sample_images(source: str | Path, count: int, step: int | None = None) -> Iterator[Image]:
     """Yield up to `count` images of a source in its order, BGR uint8 [h, w, 3]; all of them if it has fewer.
 
-    They are spread evenly over the source or, with `step`, are every `step`-th image from its beginning. A source is a
-    folder of images in the order of their names, or the first camera of any recording that `open_bag` reads. Damaged
-    images are skipped with a warning. Raises BagError if no image can be read, MissingExtraError if the library of a
-    format is absent.
+    Without `step` they are spread evenly over the source; with it, they are every `step`-th image from its beginning.
+    A source is a folder of images in the order of their names, or the first camera of any recording that `open_bag`
+    reads. Damaged images are skipped with a warning. Raises BagError if no image can be read, MissingExtraError if the
+    library of a format is absent.
     """
     path = Path(source).expanduser()
-    entries = path.iterdir() if path.is_dir() else ()
-    files = sorted(file for file in entries if file.suffix.lower() in IMAGE_SUFFIXES)
+    files: list[Path] = []
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES)
     images = _read_files(files, count, step) if files else _read_bag(path, count, step)
+
+    # read one before any is used, so that a source without images is an error here
     first = next(images, None)
     if first is None:
         raise BagError(f"{path}: expected images, found none that can be read; are they damaged?")
@@ -330,7 +390,8 @@ def _read_files(files: list[Path], count: int, step: int | None) -> Iterator[Ima
     import cv2
 
     for index in _choose(len(files), count, step):
-        path, flags = str(files[index]), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+        path = str(files[index])
+        flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
         image = cv2.imread(path, flags)
         if image is None:  # OpenCV cannot ignore the orientation of a TIFF
             image = cv2.imread(path, cv2.IMREAD_COLOR)
@@ -343,6 +404,7 @@ def _read_files(files: list[Path], count: int, step: int | None) -> Iterator[Ima
 def _read_bag(path: Path, count: int, step: int | None) -> Iterator[Image]:
     with open_bag(path) as bag:
         camera = bag.cameras[0]
+    # opened for one camera, the bag reads none of the others
     with open_bag(path, (camera,)) as bag:
         chosen = set(_choose(sum(1 for _ in bag), count, step))
         for index, frame in enumerate(bag):

@@ -1,4 +1,4 @@
-"""Decompresses chunks, files and single images within limits: some kilobytes can expand to gigabytes.
+"""Decompresses chunks, files and single images within limits. Some kilobytes can expand to gigabytes.
 
 A size that a file declares is never allocated, and never exceeded. JPEG and PNG stay encoded, as frames hold them;
 WebP, AVIF, TIFF and BMP are decoded by ffmpeg, which refuses too many pixels by the header, before it allocates memory.
@@ -25,31 +25,55 @@ from ..wire.codec import MAX_SIDE
 from ..wire.images import MAX_FRAME_PIXELS
 from .samples import Colour
 
-_PIECE = 1 << 20
-_READ = 1 << 10  # of a packed file at once: zstd may expand it to 32 MiB
-_MIB = 1 << 20
-_MAX_WINDOW = 1 << 27
-_MIN_CONTENT = 32 * _MIB  # a raw image of 11 million pixels
-_MIN_FILE = 64 * _MIB
-_MAX_FILE_RATIO = 1000
-_MIN_RECORDS, _BYTES_PER_RECORD = 10_000, 8
-_SPARE_BYTES = 1 << 30  # of a disk, when a file has been decompressed
-
 STILL_SUFFIXES = (".webp", ".avif", ".tiff", ".tif", ".bmp")
+"""Endings, in lower case, of the single images that `decode_still` decodes."""
+
 MIN_STILL_PIXELS = 1920 * 1200
 """Pixels that a single image may have, whatever its size in bytes."""
 
-_MAX_STILL_RATIO = 1024  # pixels for each byte of a small image
+_MIB = 1 << 20
+# unpacked bytes that one step of a decompressor returns
+_PIECE = 1 << 20
+# packed bytes of a file that one step reads: zstd may expand them to 32 MiB
+_READ = 1 << 10
+# window of zstd above which its data is refused: the decompressor allocates the window
+_MAX_WINDOW = 1 << 27
+# bytes that any chunk may expand to: a raw image of 11 million pixels
+_MIN_CONTENT = 32 * _MIB
+# bytes that any file may expand to
+_MIN_FILE = 64 * _MIB
+# times its own size that a file may expand to
+_MAX_FILE_RATIO = 1000
+# records that the chunks of any file may have
+_MIN_RECORDS = 10_000
+# bytes of a file that each record needs
+_BYTES_PER_RECORD = 8
+# bytes that stay free on the disk after a file has been decompressed
+_SPARE_BYTES = 1 << 30
+
+# pixels that a small single image may have for each of its bytes
+_MAX_STILL_RATIO = 1024
+# first bytes of the single images, by ffmpeg's names of their codecs
 _STILL_BEGINS = {
     "webp": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
     "avif": re.compile(rb".{4}ftyp(avif|mif1)", re.DOTALL),
     "tiff": re.compile(rb"II\*\0|MM\0\*"),
     "bmp": re.compile(rb"BM.{4}\0\0\0\0", re.DOTALL),
 }
-_STILL_HEAD = 12  # bytes
-_TAG_TYPES, _MAX_TAGS = {3: "H", 4: "I"}, 1 << 14
-_WIDTH, _HEIGHT, _STRIPS, _STRIP_BYTES = 256, 257, 273, 279
-_FLOAT_TIFF = {258: 32, 259: 1, 277: 1, 339: 3}  # bits, compression, channels, kind of number
+# bytes that show the kind of a single image
+_STILL_HEAD = 12
+
+# types of whole numbers in TIFF: SHORT and LONG
+_TAG_TYPES = {3: "H", 4: "I"}
+# tags of a directory that are read, and values of a tag
+_MAX_TAGS = 1 << 14
+# numbers of the tags that place the pixels
+_WIDTH = 256
+_HEIGHT = 257
+_STRIPS = 273
+_STRIP_BYTES = 279
+# tags of an image of plain 32-bit floats: bits, compression, channels, kind of number
+_FLOAT_TIFF = {258: 32, 259: 1, 277: 1, 339: 3}
 
 
 class DecompressionError(ValueError):
@@ -72,15 +96,15 @@ def max_pixels(encoded_bytes: int) -> int:
 
 
 def max_video_pixels(encoded_bytes: int) -> int:
-    """Return the most pixels of all pictures of a video: 2^31, or 32768 a byte, more than where nothing moves."""
+    """Return the most pixels of all pictures of a video: 2^31, or 32768 a byte, more than a still scene has."""
     return max(1 << 31, 32768 * encoded_bytes)
 
 
 class Expansion:
-    """Limits what all chunks of a file expand to in one pass: to `max_file_content`, and to a number of records.
+    """Limits of what all chunks of a file expand to in one pass: `max_file_content` bytes, and a number of records.
 
-    A record takes 8 bytes of the file at least, however well the chunks are compressed; 10000 records are allowed to
-    any file. Both methods raise DecompressionError beyond the limits.
+    Each record needs 8 bytes of the file, however well the chunks are compressed. Any file may have 10000 records. Both
+    methods raise DecompressionError beyond the limits.
     """
 
     def __init__(self, file_bytes: int) -> None:
@@ -101,15 +125,18 @@ class Expansion:
 
 
 def decompress(data: Buffer, compression: str, declared: int | None = None) -> bytearray:
-    """Decompress one frame of zstd, lz4 or bz2; of data that is cut off, as far as it reaches.
+    """Decompress one frame of zstd, lz4 or bz2. Data that is cut off is decompressed as far as it reaches.
 
-    declared: size that the file declares for the content. Raises DecompressionError for damaged data, a content of more
-    than `declared` or `max_content` bytes, and another compression. Raises MissingExtraError without lz4.
+    `declared` is the size that the file declares for the content. Raises DecompressionError for damaged data, a content
+    of more than `declared` or `max_content` bytes, and another compression. Raises MissingExtraError without lz4.
     """
     limit = max_content(memoryview(data).nbytes)
-    if declared is not None and not 0 <= declared <= limit:
-        raise DecompressionError(f"expected at most {limit} bytes, found {declared} declared")
-    limit = limit if declared is None else declared
+    if declared is not None:
+        if not 0 <= declared <= limit:
+            raise DecompressionError(f"expected at most {limit} bytes, found {declared} declared")
+        limit = declared
+
+    # piece by piece, so that no more than the limit is ever in memory
     content = bytearray()
     try:
         for piece in _PIECES[compression](data):
@@ -126,14 +153,16 @@ def decompress(data: Buffer, compression: str, declared: int | None = None) -> b
 def decompress_file(source: Path, target: Path) -> str | None:
     """Decompress a file of lz4, by its suffix, or of zstd. Return why its end is lost, None if it is whole.
 
-    The target then has what comes before the damage. Raises DecompressionError where that is more than
-    `max_file_content`, or would leave less than 1 GiB on the disk, MissingExtraError without lz4, and OSError.
+    The target of a damaged file has what comes before the damage. Raises DecompressionError for a content that is
+    larger than `max_file_content`, or would leave less than 1 GiB on the disk, MissingExtraError without lz4, and
+    OSError.
     """
     limit = min(max_file_content(source.stat().st_size), shutil.disk_usage(target.parent).free - _SPARE_BYTES)
+    open_frame = _open_lz4 if source.suffix == ".lz4" else _open_zstd
     written = 0
     with source.open("rb") as packed, target.open("wb") as file:
         try:
-            for piece in _read_frames(packed, _open_lz4 if source.suffix == ".lz4" else _open_zstd):
+            for piece in _read_frames(packed, open_frame):
                 written += len(piece)
                 if written > limit:
                     raise DecompressionError(
@@ -150,13 +179,15 @@ def decompress_file(source: Path, target: Path) -> str | None:
 def _read_frames(packed: BinaryIO, open_frame: Callable[[], Any]) -> Iterator[bytes]:
     """Yield the content of all frames of a file, one after the other. Raises EOFError if the last one is cut off."""
     frame: Any = None
-    data = b""
-    while data := data or packed.read(_READ):
-        frame = frame or open_frame()
-        content, data = frame.decompress(data), b""
-        yield content
+    rest = b""  # what came with the end of a frame and belongs to the next one
+    while data := rest or packed.read(_READ):
+        rest = b""
+        if frame is None:
+            frame = open_frame()
+        yield frame.decompress(data)
         if frame.eof:
-            frame, data = None, frame.unused_data or b""
+            rest = frame.unused_data or b""
+            frame = None
     if frame is not None:
         raise EOFError
 
@@ -191,7 +222,10 @@ _PIECES: dict[str, Callable[[Buffer], Iterator[bytes]]] = {
 def recognise_still(data: Buffer) -> str | None:
     """Return `webp`, `avif`, `tiff` or `bmp` by the first bytes, None for others."""
     head = bytes(data[:_STILL_HEAD])
-    return next((name for name, begin in _STILL_BEGINS.items() if begin.match(head)), None)
+    for name, begin in _STILL_BEGINS.items():
+        if begin.match(head):
+            return name
+    return None
 
 
 def decode_still(data: Buffer) -> npt.NDArray[Any]:
@@ -206,8 +240,11 @@ def decode_still(data: Buffer) -> npt.NDArray[Any]:
     limit = max(MIN_STILL_PIXELS, min(_MAX_STILL_RATIO * size, max_pixels(size)))
     if name is None:
         raise ValueError(f"expected {', '.join(_STILL_BEGINS)}, found {bytes(data[:4])!r}")
+
+    # ffmpeg compares the header with the limit before it allocates memory
+    decode = _decode_avif if name == "avif" else _decode_packet
     try:
-        frame = (_decode_avif if name == "avif" else _decode_packet)(av, name, bytes(data), str(limit))
+        frame = decode(av, name, bytes(data), str(limit))
     except (av.error.FFmpegError, EOFError, OSError, ValueError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(
@@ -217,9 +254,12 @@ def decode_still(data: Buffer) -> npt.NDArray[Any]:
         raise ValueError(
             f"expected a {name} image of at most {limit} pixels and {MAX_SIDE} on a side, found another one"
         )
-    is_deep_grey = frame.format.name in ("gray16le", "gray16be")
-    image = frame.to_ndarray(format="gray16le" if is_deep_grey else "bgr24")
-    return np.ascontiguousarray(image)
+
+    # grey of 16 bits may be depth: keep all its bits
+    form = "bgr24"
+    if frame.format.name in ("gray16le", "gray16be"):
+        form = "gray16le"
+    return np.ascontiguousarray(frame.to_ndarray(format=form))
 
 
 def _decode_packet(av: Any, name: str, data: bytes, limit: str) -> Any:
@@ -232,7 +272,8 @@ def _decode_packet(av: Any, name: str, data: bytes, limit: str) -> Any:
 
 def _decode_avif(av: Any, name: str, data: bytes, limit: str) -> Any:
     """Return the first image of an AVIF file; None if there is none."""
-    file, options = io.BytesIO(data), {"max_pixels": limit}
+    file = io.BytesIO(data)
+    options = {"max_pixels": limit}
     with av.open(file, format="mov", options=options, metadata_errors="replace") as container:
         stream = next(iter(container.streams.video), None)
         if stream is None or stream.codec_context is None:  # None: an unknown codec
@@ -243,8 +284,12 @@ def _decode_avif(av: Any, name: str, data: bytes, limit: str) -> Any:
 
 
 def read_tags(data: Buffer) -> dict[int, tuple[int, ...]]:
-    """Return the whole numbers of the first directory of a TIFF, or of EXIF, by their tags; as far as it is whole."""
-    order, tags = "<" if bytes(data[:2]) == b"II" else ">", dict[int, tuple[int, ...]]()
+    """Return the whole numbers of the first directory of a TIFF, or of EXIF, by their tags.
+
+    Of data that is cut off, return those that are complete.
+    """
+    order = _read_byte_order(data)
+    tags = dict[int, tuple[int, ...]]()
     with suppress(struct.error):
         (place,) = struct.unpack_from(f"{order}I", data, 4)
         (count,) = struct.unpack_from(f"{order}H", data, place)
@@ -252,10 +297,18 @@ def read_tags(data: Buffer) -> dict[int, tuple[int, ...]]:
             tag, kind, number = struct.unpack_from(f"{order}HHI", data, at)
             if kind not in _TAG_TYPES or number > _MAX_TAGS:
                 continue
+            # up to four bytes of values stand in the entry itself, more at the place that it names
             values = struct.Struct(f"{order}{number}{_TAG_TYPES[kind]}")
-            begin = at + 8 if values.size <= 4 else struct.unpack_from(f"{order}I", data, at + 8)[0]
+            begin = at + 8
+            if values.size > 4:
+                (begin,) = struct.unpack_from(f"{order}I", data, at + 8)
             tags[tag] = values.unpack_from(data, begin)
     return tags
+
+
+def _read_byte_order(data: Buffer) -> str:
+    """Return the byte order of a TIFF, as `struct` spells it."""
+    return "<" if bytes(data[:2]) == b"II" else ">"
 
 
 def decode_float_tiff(data: Buffer) -> npt.NDArray[np.float32] | None:
@@ -263,20 +316,25 @@ def decode_float_tiff(data: Buffer) -> npt.NDArray[np.float32] | None:
 
     ffmpeg has no decoder for these. Raises ValueError for a damaged one.
     """
-    tags = read_tags(data) if recognise_still(data) == "tiff" else {}
+    if recognise_still(data) != "tiff":
+        return None
+    tags = read_tags(data)
     if any(tags.get(tag) != (value,) for tag, value in _FLOAT_TIFF.items()):
         return None
-    (width,), (height,) = tags.get(_WIDTH, (0,)), tags.get(_HEIGHT, (0,))
+    (width,) = tags.get(_WIDTH, (0,))
+    (height,) = tags.get(_HEIGHT, (0,))
+
+    # the pixels lie in strips of rows, one after the other
     strips = zip(tags.get(_STRIPS, ()), tags.get(_STRIP_BYTES, ()), strict=False)
     pixels = b"".join(bytes(data[begin : begin + count]) for begin, count in strips)
     if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE) or len(pixels) != 4 * width * height:
         raise ValueError(f"expected {width} x {height} floats, found {len(pixels)} bytes")
-    order = "<" if bytes(data[:2]) == b"II" else ">"
+    order = _read_byte_order(data)
     return np.frombuffer(pixels, f"{order}f4").reshape(height, width).astype(np.float32)
 
 
 def decode_still_colour(data: Buffer) -> Colour:
-    """Return an image in bgr8, of deep grey the high byte. Raises as `decode_still` does."""
+    """Return an image in bgr8; of grey of 16 bits, the high byte. Raises as `decode_still` does."""
     image = decode_still(data)
     if image.ndim == 2:
         image = np.repeat((image >> 8).astype(np.uint8)[:, :, None], 3, axis=2)

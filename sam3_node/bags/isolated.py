@@ -17,19 +17,23 @@ import msgpack
 
 from ..errors import BagError, require
 from ..files import describe_stand_in
-from ..types import Closeable
+from ..resources import Closeable
 
 _CHILD = Path(__file__).with_name("isolated_calls.py")
+# threads would take memory that counts against the child's limit
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "ARROW_IO_THREADS"), "1")
+# a file must not make HDF5 load code; a file on a read-only disk cannot be locked
 _NO_PLUGINS = {"HDF5_PLUGIN_PRELOAD": "::", "HDF5_USE_FILE_LOCKING": "FALSE"}
+# bytes of a reply above which it is refused
 _MAX_REPLY = 1 << 30
 
 
 class IsolatedCalls(Closeable):
-    """Calls of one library, `module`, which the package's `extra` installs. The child starts with the first call."""
+    """Calls of one library, `module`, which `extra` of this package installs. The child starts with the first call."""
 
     def __init__(self, module: str, extra: str) -> None:
-        self._module, self._extra = module, extra
+        self._module = module
+        self._extra = extra
         self._child: subprocess.Popen[bytes] | None = None
         self._pipe: Connection
         self._lock = Lock()
@@ -42,10 +46,13 @@ class IsolatedCalls(Closeable):
         library is absent.
         """
         with self._lock:
+            # a file that ended a child would end each child
             if path in self._refused:
                 raise BagError(self._describe_refusal(path))
             if stand_in := describe_stand_in(path):
                 raise BagError(f"{path}: expected a whole file, found {stand_in}")
+
+            # look for the library here: its absence has its own error, and costs no process
             if self._child is None:
                 if find_spec(self._module) is None:
                     require(self._module, self._extra)
@@ -55,7 +62,8 @@ class IsolatedCalls(Closeable):
 
     def close(self) -> None:
         """End the child. Idempotent."""
-        child, self._child = self._child, None
+        child = self._child
+        self._child = None
         if child is not None:
             child.kill()
             child.wait()
@@ -74,7 +82,7 @@ class IsolatedCalls(Closeable):
         except (OSError, EOFError, ValueError):
             self.close()
             if isinstance(path, Path):
-                self._refused.add(path)  # it would end the next child, too
+                self._refused.add(path)
             raise BagError(self._describe_refusal(path)) from None
         except BaseException:  # the reply to this request would be taken for that to the next
             self.close()

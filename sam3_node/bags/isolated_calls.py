@@ -8,8 +8,8 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Generator, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from multiprocessing.connection import Connection
 from typing import Any
@@ -17,16 +17,23 @@ from typing import Any
 import msgpack
 
 BASE_BYTES = 160 << 20
-"""Memory that a call may take beside four times the size of its file."""
+"""Memory that a call may take, in addition to four times the size of its file."""
 CALL_S = 10
-"""Processor time of one call."""
+"""Processor time that one call may take, in seconds."""
 MAX_CHUNK_BYTES = 64 << 20
+"""Size of the largest HDF5 chunk that is read. HDF5 unpacks a chunk whole, whatever part of it is asked for."""
 MAX_ITEMS = 20_000
-BUFFER_BYTES = 1 << 16  # of each column; tables of episodes have hundreds
+"""Number of groups and datasets in an HDF5 file above which listing it fails."""
+BUFFER_BYTES = 1 << 16
+"""Read buffer of each column of a Parquet file. It is small because tables of episodes have hundreds of columns."""
+MAX_ATTRIBUTES = 100
+"""Number of attributes of a group that are listed."""
 REPLY_BYTES = 16 << 20
-BATCH_ROWS = 32  # of a table in memory at once: they may hold images
+"""Size of HDF5 rows after which a reply ends early. The caller asks for the rest."""
+BATCH_ROWS = 32
+"""Rows of a Parquet file in memory at once. Each may hold images."""
 MAX_OPEN = 8
-"""Files that stay open for their next rows: the cameras of a dataset may be read one beside the other."""
+"""Number of Parquet files that stay open for their next rows. A dataset's cameras may be read side by side."""
 
 
 class CallError(Exception):
@@ -43,6 +50,7 @@ def main() -> None:
 
 def _answer(request: dict[str, Any]) -> bytes:
     """Return the reply to a request, packed."""
+    # whatever a library raises, the caller gets a reply, and this process answers the next request
     try:
         path = os.fsdecode(request["path"])
         _limit(os.path.getsize(path) if os.path.exists(path) else 0)
@@ -70,6 +78,7 @@ def _used_bytes() -> int:
 
 def _limit(size: int) -> None:
     """Set the limits of the next call on a file of `size` bytes."""
+    # the limit of processor time counts from the start of the process: add what earlier calls took
     used = resource.getrusage(resource.RUSAGE_SELF)
     _set_limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + 1 + CALL_S)
     if _used_bytes():
@@ -79,8 +88,10 @@ def _limit(size: int) -> None:
 def _set_limit(kind: int, value: int | None) -> None:
     """Set a limit to a value, or as high as the system allows."""
     _, hard = resource.getrlimit(kind)
-    is_allowed = value is not None and (hard == resource.RLIM_INFINITY or value <= hard)
-    resource.setrlimit(kind, (value if value is not None and is_allowed else hard, hard))
+    soft = hard
+    if value is not None and (hard == resource.RLIM_INFINITY or value <= hard):
+        soft = value
+    resource.setrlimit(kind, (soft, hard))
 
 
 class _NoPandas:
@@ -93,9 +104,11 @@ class _NoPandas:
 
 def import_module(path: str) -> None:
     """Import the module named `path`, before memory is limited by what it takes itself."""
+    # the module itself may need more than a call may
     _set_limit(resource.RLIMIT_DATA, None)
     sys.meta_path.insert(0, _NoPandas())
     __import__(path)
+    # threads and memory pools of pyarrow would take memory that no call asked for
     if path == "pyarrow":
         import pyarrow
         import pyarrow.parquet
@@ -107,7 +120,7 @@ def import_module(path: str) -> None:
 
 
 class _Rows:
-    """Rows of a Parquet file from a given one."""
+    """The rows of a Parquet file, read in order from a given row."""
 
     def __init__(self, path: str, columns: list[str] | None, first: int) -> None:
         from pyarrow.parquet import ParquetFile
@@ -116,12 +129,20 @@ class _Rows:
         names = self.file.schema_arrow.names
         absent = [name for name in columns or () if name not in names]
         if absent:
+            self.close()
             raise CallError(f"expected the column {absent[0]!r}, found {', '.join(names)[:300]}")
-        self.next_row, self._batches, self._rest = first, self._read(columns, first), None
+        self.next_row = first
+        self._batches = self._read(columns, first)
+        self._rest: Any = None
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        self.file.close()
 
     def _read(self, columns: list[str] | None, first: int) -> Iterator[Any]:
         metadata = self.file.metadata
         groups: list[int] = []
+        # row groups that end before `first` are not decoded at all
         for group in range(metadata.num_row_groups):
             rows = metadata.row_group(group).num_rows
             if first >= rows and not groups:
@@ -135,11 +156,15 @@ class _Rows:
 
     def next(self, count: int) -> Any:
         """Return the next rows, at most `count`; None at the end."""
-        batch = self._rest if self._rest is not None else next(self._batches, None)
+        batch = self._rest
+        if batch is None:
+            batch = next(self._batches, None)
         if batch is None:
             return None
-        self._rest = batch.slice(count) if batch.num_rows > count else None
-        batch = batch.slice(0, count)
+        self._rest = None
+        if batch.num_rows > count:
+            self._rest = batch.slice(count)
+            batch = batch.slice(0, count)
         self.next_row += batch.num_rows
         return batch
 
@@ -149,15 +174,24 @@ _open_rows: dict[tuple[Any, ...], _Rows] = {}
 
 def read_rows(path: str, columns: list[str], first: int, count: int) -> dict[str, list[Any]]:
     """Return up to `count` rows of columns from the row `first`, lists by column; empty lists at the end."""
+    # a file that was left at this row goes on; any other position needs a new reader
     key = (path, *columns)
     rows = _open_rows.pop(key, None)
-    if rows is None or rows.next_row != first:
+    if rows is not None and rows.next_row != first:
+        rows.close()
+        rows = None
+    if rows is None:
         rows = _Rows(path, columns, first)
+
     batch = rows.next(count)
     if batch is None:
+        rows.close()
         return {name: [] for name in columns}
+
+    # the file that was read longest ago makes room
     if len(_open_rows) >= MAX_OPEN:
-        _open_rows.pop(next(iter(_open_rows)))
+        oldest = next(iter(_open_rows))
+        _open_rows.pop(oldest).close()
     _open_rows[key] = rows
     return {name: batch.column(name).to_pylist() for name in columns}
 
@@ -166,24 +200,43 @@ def list_columns(path: str) -> list[str]:
     """Return the names of the columns."""
     from pyarrow.parquet import ParquetFile
 
-    return list(ParquetFile(path).schema_arrow.names)
+    with ParquetFile(path) as file:
+        return list(file.schema_arrow.names)
 
 
-def _copy(path: str, target: str) -> Generator[int, dict[str, list[Any]], None]:
-    """Write a Parquet file anew. Yield the number of rows of each batch, 0 at the end; take its additional columns."""
-    import pyarrow
-    from pyarrow.parquet import ParquetWriter
+class _Copy:
+    """A copy of a Parquet file with more columns, written batch by batch.
 
-    rows, writer = _Rows(path, None, 0), None
-    while (batch := rows.next(BATCH_ROWS)) is not None:
-        added = yield batch.num_rows
-        table = _add_columns(pyarrow.Table.from_batches([batch]), added)
-        writer = writer or ParquetWriter(target, table.schema, compression="snappy")
-        writer.write_table(table)
-    if writer is None:
-        raise CallError("expected rows, found none")
-    writer.close()
-    yield 0
+    `close` releases the source and the target. Without it, each copied table would leave a descriptor open.
+    """
+
+    def __init__(self, path: str, target: str) -> None:
+        self._target = target
+        self._rows = _Rows(path, None, 0)
+        self._batch: Any = None
+        # the schema of the target is known with the first batch's added columns
+        self._writer: Any = None
+
+    def read(self) -> int:
+        """Read the next batch and return its number of rows; 0 at the end of the file."""
+        self._batch = self._rows.next(BATCH_ROWS)
+        return 0 if self._batch is None else int(self._batch.num_rows)
+
+    def append(self, added: dict[str, list[Any]]) -> None:
+        """Write the batch that was read last, with these values as additional columns."""
+        import pyarrow
+        from pyarrow.parquet import ParquetWriter
+
+        table = _add_columns(pyarrow.Table.from_batches([self._batch]), added)
+        if self._writer is None:
+            self._writer = ParquetWriter(self._target, table.schema, compression="snappy")
+        self._writer.write_table(table)
+
+    def close(self) -> None:
+        """Close the source, and finish the target if it has rows."""
+        self._rows.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 def _add_columns(table: Any, added: dict[str, list[Any]]) -> Any:
@@ -193,15 +246,20 @@ def _add_columns(table: Any, added: dict[str, list[Any]]) -> Any:
     images = [name for name, values in added.items() if isinstance(values[0], dict)]
     for name, values in added.items():
         array = pyarrow.array(values, image_type if name in images else None)
+        # a dataset that has masks already gets the new ones in their place
         at = table.schema.get_field_index(name)
-        table = table.append_column(name, array) if at < 0 else table.set_column(at, name, array)
+        if at < 0:
+            table = table.append_column(name, array)
+        else:
+            table = table.set_column(at, name, array)
     return table.replace_schema_metadata(_describe_images(table.schema.metadata, images))
 
 
 def _describe_images(metadata: dict[bytes, bytes] | None, names: list[str]) -> dict[bytes, bytes]:
     """Return the schema's metadata with these columns as images, which the `datasets` package reads there."""
     described = dict(metadata or {})
-    described.pop(b"pandas", None)  # lists the columns
+    # pandas' own description lists the columns, and would be wrong now
+    described.pop(b"pandas", None)
     if names:
         known = json.loads(described.get(b"huggingface", b"{}"))
         features = known.setdefault("info", {}).setdefault("features", {})
@@ -210,18 +268,43 @@ def _describe_images(metadata: dict[bytes, bytes] | None, names: list[str]) -> d
     return described
 
 
-_copies: dict[str, Generator[int, dict[str, list[Any]], None]] = {}
+_copies: dict[str, _Copy] = {}
+"""Copies that are being written, by the path of their source."""
 
 
 def begin_copy(path: str, target: str) -> int:
-    """Begin a copy of a file with more columns; return the number of rows of its first batch."""
-    _copies[path] = _copy(path, target)
-    return next(_copies[path])
+    """Begin a copy of a file with more columns. Return the number of rows of its first batch."""
+    copy = _Copy(path, target)
+    with _closed_on_error(path, copy):
+        count = copy.read()
+        if not count:
+            raise CallError("expected rows, found none")
+    _copies[path] = copy
+    return count
 
 
 def append_copy(path: str, added: dict[str, list[Any]]) -> int:
-    """Write the batch with its additional values; return the number of rows of the next, 0 at the end."""
-    return _copies[path].send(added)
+    """Write the batch with its additional values. Return the number of rows of the next, 0 at the end."""
+    copy = _copies[path]
+    with _closed_on_error(path, copy):
+        copy.append(added)
+        count = copy.read()
+    # the end of the source is the end of the copy: the caller makes no further call for it
+    if not count:
+        del _copies[path]
+        copy.close()
+    return count
+
+
+@contextmanager
+def _closed_on_error(path: str, copy: _Copy) -> Iterator[None]:
+    """Forget and close a copy if the block fails."""
+    try:
+        yield
+    except BaseException:
+        _copies.pop(path, None)
+        copy.close()
+        raise
 
 
 def list_hdf5(path: str) -> dict[str, Any]:
@@ -232,6 +315,7 @@ def list_hdf5(path: str) -> dict[str, Any]:
     datasets: dict[str, dict[str, Any]] = {}
 
     def visit(name: str, item: Any) -> None:
+        # a small file can declare very many groups
         if len(attributes) + len(datasets) >= MAX_ITEMS:
             raise CallError(f"expected at most {MAX_ITEMS} groups and datasets, found more")
         if not isinstance(name, str):
@@ -254,13 +338,17 @@ def list_hdf5(path: str) -> dict[str, Any]:
 
 
 def _list_attributes(item: Any) -> dict[str, Any]:
+    """Return the attributes of a group that are single numbers or texts."""
     listed = {}
-    for name in list(item.attrs)[:100]:
+    for name in list(item.attrs)[:MAX_ATTRIBUTES]:
         value = item.attrs[name]
+        # numpy's scalars and arrays of one element are numbers
         if hasattr(value, "item") and getattr(value, "size", 0) == 1:
             value = value.item()
-        if isinstance(value, str | bytes | int | float | bool):
-            listed[name] = value.decode(errors="replace") if isinstance(value, bytes) else value
+        if isinstance(value, bytes):
+            value = value.decode(errors="replace")
+        if isinstance(value, str | int | float | bool):
+            listed[name] = value
     return listed
 
 
@@ -272,27 +360,36 @@ def read_hdf5(path: str, name: str, first: int, count: int) -> list[bytes]:
         dataset = file[name]
         if dataset.external or dataset.is_virtual:
             raise CallError(f"{name}: expected data in the file itself, found a reference to others")
+        # a chunk is unpacked whole, and its size is the file's own claim: check it before HDF5 allocates
         chunk = dataset.dtype.itemsize
         for length in dataset.chunks or dataset.shape[1:]:
             chunk *= length
         if chunk > MAX_CHUNK_BYTES:
             raise CallError(f"{name}: expected chunks of at most {MAX_CHUNK_BYTES} bytes, found {chunk}")
-        rows, total = [], 0
+
+        rows = []
+        total = 0
         for row in range(first, min(first + count, dataset.shape[0])):
             value = dataset[row]
-            rows.append(value if isinstance(value, bytes) else value.tobytes())
-            total += len(rows[-1])
+            if not isinstance(value, bytes):
+                value = value.tobytes()
+            rows.append(value)
+            total += len(value)
             if total > REPLY_BYTES:
                 break
         return rows
 
 
-FUNCTIONS = {
-    function.__name__: function
-    for function in (
-        import_module, read_rows, list_columns, begin_copy, append_copy, list_hdf5, read_hdf5,
-    )
-}  # fmt: skip
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "import_module": import_module,
+    "read_rows": read_rows,
+    "list_columns": list_columns,
+    "begin_copy": begin_copy,
+    "append_copy": append_copy,
+    "list_hdf5": list_hdf5,
+    "read_hdf5": read_hdf5,
+}
+"""Functions that a request may name."""
 
 if __name__ == "__main__":
     main()

@@ -22,40 +22,44 @@ from .discovery import Camera
 from .samples import UNIX_SINCE_NS, CameraInfo, Colour, MillimetreDepth, ReadReport, Sample, find_clock
 
 TOLERANCE_NS = 20_000_000
-"""Least of the maximum distances between the stamps of a colour image and its depth: 0.6 of a period at 30 Hz."""
+"""Lower limit of the tolerance between the stamps of a colour image and its depth: 0.6 of a period at 30 Hz."""
 
 MAX_TOLERANCE_NS = 150_000_000
-"""Greatest of these distances: 0.6 of a period at 4 Hz. What moves is elsewhere later."""
+"""Upper limit of this tolerance: 0.6 of a period at 4 Hz. With more, a moving object has left its place in depth."""
 
 PATIENCE_NS = 2_000_000_000
-"""Maximum time, by the log times of the recording, that a colour image waits for its depth."""
+"""Time that a colour image waits for its depth, by the log times of the recording."""
 
 INFO_PATIENCE_NS = 500_000_000
-"""The same for its intrinsics, which a camera that was never calibrated does not have."""
+"""Time that a colour image with its depth waits for intrinsics. A camera that was never calibrated has none."""
 
 MAX_WAITING = 64
-"""Maximum number of colour images that wait per camera, and of depth images that are kept."""
+"""Number of colour images that wait per camera, and of depth images that are kept."""
 
 MAX_BYTES = 256 << 20
-"""Maximum size of the colour images that wait, and of the depth images that are kept per camera."""
+"""Size of all colour images that wait, and of the depth images that are kept per camera."""
 
 LATE_NS = 250_000_000
-"""Least difference between the delays of recording of colour and depth that becomes a note."""
+"""Difference between the recording delays of colour and depth above which a note reports it."""
 
 SILENCE_NS = 1_000_000_000
-"""Least distance of the next depth, from a colour image after the first depth, that counts as a gap of depth."""
+"""Distance from a colour image to the nearest depth above which depth has a gap."""
 
 DISORDER_NS = 10 * NANOSECONDS
-"""Samples may come this much out of order: reading ends when all cameras are this far past the end of the span."""
+"""Time by which samples may be out of order. Reading ends when all cameras are this far past the end of the span."""
 
-_GAP_PERIODS = 3  # periods that such a gap has at least
-_GAP_SHARE = 20  # a loss if one of so many frames lies in a gap
-_RECENT = 16  # samples whose times show the period and the clock of a topic
-_PERIODS = (3, 5)  # share of a period that a depth image may be away
+# a gap of depth lasts at least so many of its periods
+_GAP_PERIODS = 3
+# gaps are reported as a loss if one of so many frames lies in one
+_GAP_SHARE = 20
+# number of the last samples that show a topic's period and clock
+_RECENT = 16
+# share of a period that depth may be away from its colour image, as numerator and denominator
+_TOLERANCE_SHARE = (3, 5)
 
 
 class _Times:
-    """The stamps of a topic's last samples, and how far these are from the times of recording."""
+    """The stamps of a topic's last samples, and their distances from the times of recording."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -71,7 +75,9 @@ class _Times:
     def period_ns(self) -> int | None:
         """Median distance of two stamps; None before the second one."""
         steps = [after - before for before, after in pairwise(sorted(self.stamps_ns)) if after > before]
-        return median_low(steps) if steps else None
+        if not steps:
+            return None
+        return median_low(steps)
 
     @property
     def offset_ns(self) -> float:
@@ -81,6 +87,8 @@ class _Times:
 
 @dataclass(slots=True)
 class _CameraState:
+    """What is known of one camera so far. `settled` counts its frames, `paired` those with depth."""
+
     camera: Camera
     seq: int = 0
     info: CameraInfo | None = None
@@ -92,15 +100,15 @@ class _CameraState:
     nearest_ns: int | None = None
     first_depth_ns: int | None = None
     in_gaps: int = 0
-    """number of frames without depth where depth has stopped"""
+    """Number of frames without depth because depth had stopped."""
     before_depth: int = 0
-    """number of those before it began"""
+    """Number of frames without depth because it had not begun."""
     is_metric: bool | None = None
-    """True if the first depth with values was in its format's unit"""
+    """True if the first depth with values was in its format's unit, None before it."""
 
     @property
     def lateness_ns(self) -> float:
-        """Time by which depth is recorded later than colour of the same stamp, or its clock is behind."""
+        """Time by which depth is recorded later than colour of the same stamp, or by which its clock is behind."""
         return self.colour_times.offset_ns - self.depth_times.offset_ns
 
     @property
@@ -111,10 +119,12 @@ class _CameraState:
     @property
     def tolerance_ns(self) -> int:
         """Maximum distance of depth: 0.6 of the shorter period, so that no depth serves many images."""
-        periods = (self.colour_times.period_ns, self.depth_times.period_ns)
-        if None in periods:
+        colour_ns = self.colour_times.period_ns
+        depth_ns = self.depth_times.period_ns
+        if colour_ns is None or depth_ns is None:
             return TOLERANCE_NS
-        share = min(filter(None, periods)) * _PERIODS[0] // _PERIODS[1]
+        numerator, denominator = _TOLERANCE_SHARE
+        share = min(colour_ns, depth_ns) * numerator // denominator
         return min(max(TOLERANCE_NS, share), MAX_TOLERANCE_NS)
 
 
@@ -133,12 +143,13 @@ class _WaitingImage:
 
 
 class Pairing:
-    """Makes Frames from the samples of cameras; `seq` is the sample's number, or counts from 0 for each camera.
+    """Makes Frames from the samples of cameras.
 
-    A colour image takes the depth image with the nearest stamp, recorded before or after it, and the latest intrinsics.
-    The stamps may differ by 0.6 of the shorter period of both topics, within TOLERANCE_NS and MAX_TOLERANCE_NS. It
-    waits for them in bounded memory, and goes without them if they come later than `patience_ns`. Frames come in the
-    order in which their colour images were recorded.
+    A frame's `seq` is the sample's number, or counts from 0 for each camera. A colour image takes the depth image with
+    the nearest stamp, recorded before or after it, and the latest intrinsics. The stamps may differ by 0.6 of the
+    shorter period of both topics, within TOLERANCE_NS and MAX_TOLERANCE_NS. The image waits for them in bounded memory,
+    and goes without them if they come later than `patience_ns`. Frames come in the order in which their colour images
+    were recorded.
     """
 
     def __init__(self, cameras: Sequence[Camera], patience_ns: int = PATIENCE_NS) -> None:
@@ -148,13 +159,17 @@ class Pairing:
         self._report = ReadReport()
 
     def add(self, sample: Sample) -> list[Frame]:
-        """Take one sample; return the frames that are complete now."""
+        """Take one sample. Return the frames that are complete now."""
         for state in self._states:
             self._take(state, sample)
+
+        # an image whose depth is certain still waits for intrinsics, if its camera has a topic of them
         for waiting in self._queue:
             if not waiting.settled and _is_ready(waiting):
                 _pair(waiting)
                 waiting.settled = waiting.state.camera.intrinsics is None or waiting.state.info is not None
+
+        # the overdue ones take what has come
         for waiting in list(self._overdue(sample.logged_ns)):
             _settle(waiting)
         return self._settled()
@@ -168,7 +183,7 @@ class Pairing:
     def describe_losses(self, minimum: int = 1) -> str | None:
         """Describe what was skipped so far: intrinsics and depth that fit no frame. None if nothing was.
 
-        Depth that reaches few frames, or stops, counts once there are `minimum` frames and depth images.
+        Depth that reaches few frames, or stops, counts as soon as there are `minimum` frames and depth images.
         """
         depths = (_describe_depth(state, minimum, self._patience_ns) for state in self._states)
         return ReadReport(self._report.text(), *depths).text()
@@ -177,13 +192,20 @@ class Pairing:
         """Return what a reader of the frames should know, though nothing is missing."""
         notes = []
         for state in self._states:
-            if state.paired and state.before_depth:
+            if not state.paired:
+                continue
+            if state.before_depth:
                 notes.append(
                     f"{state.camera.name}: {state.before_depth} of {state.settled} frames have no depth, because it "
                     "began later"
                 )
-            if state.paired and abs(late_ns := state.lateness_ns) > LATE_NS:
-                first, last = ("colour", "depth") if late_ns > 0 else ("depth", "colour")
+            # stamps pair as usual then, but a reader may doubt them
+            late_ns = state.lateness_ns
+            if abs(late_ns) > LATE_NS:
+                first = "colour"
+                last = "depth"
+                if late_ns < 0:
+                    first, last = last, first
                 notes.append(
                     f"{state.camera.name}: {last} was recorded {_ms(round(abs(late_ns)))} later than {first} of its "
                     "stamp: its writer was slow, or it has another clock, and then depth is of another moment"
@@ -191,6 +213,8 @@ class Pairing:
         return notes
 
     def _overdue(self, now_ns: int) -> Iterator[_WaitingImage]:
+        """Yield the images that have waited too long, and the oldest ones while too many wait."""
+        # what is missing below 0 must go, the oldest first
         spare = MAX_WAITING * len(self._states) - len(self._queue)
         spare_bytes = MAX_BYTES - sum(_size(waiting.colour) for waiting in self._queue)
         for index, waiting in enumerate(self._queue):
@@ -202,10 +226,13 @@ class Pairing:
             spare_bytes += _size(waiting.colour)
 
     def _take(self, state: _CameraState, sample: Sample) -> None:
+        # a depth topic may turn out to hold colour: reported, and not paired
         topic, stamp_ns, logged_ns, payload, number = sample
         camera = state.camera
         if isinstance(payload, Colour) and topic == camera.colour:
-            seq = state.seq if number is None else number
+            seq = state.seq
+            if number is not None:
+                seq = number
             self._queue.append(_WaitingImage(state, seq, stamp_ns, logged_ns, payload))
             state.seq = seq + 1
             state.colour_times.add(sample)
@@ -218,6 +245,7 @@ class Pairing:
             state.info = payload
 
     def _take_depth(self, state: _CameraState, sample: Sample, depth: Depth) -> None:
+        # values above 100 m are millimetres if all are so; after values in metres they are noise
         is_guess = isinstance(depth, MillimetreDepth)
         if state.is_metric is None and _has_values(depth):
             state.is_metric = not is_guess
@@ -229,20 +257,27 @@ class Pairing:
                 f"{sample.topic}: expected metres, as 32FC1 has in ROS (REP 118), found values above 100 alone: they "
                 "are read as millimetres"
             )
+
         if state.first_depth_ns is None:
             state.first_depth_ns = sample.stamp_ns
         state.depths.append(sample)
         state.depth_times.add(sample)
+        # the oldest depth goes where images are large
         while len(state.depths) > 1 and sum(_size(depth.payload) for depth in state.depths) > MAX_BYTES:
             state.depths.popleft()
         self._note_distance(state, sample.stamp_ns, state.colour_times.stamps_ns)
 
     def _note_distance(self, state: _CameraState, stamp_ns: int, others_ns: Iterable[int]) -> None:
-        if not state.paired:
-            nearest = () if state.nearest_ns is None else (state.nearest_ns,)
-            state.nearest_ns = min((*nearest, *(abs(stamp_ns - other) for other in others_ns)), default=None)
+        """Keep the smallest distance between colour and depth, which tells why none was paired."""
+        if state.paired:
+            return
+        for other_ns in others_ns:
+            distance_ns = abs(stamp_ns - other_ns)
+            if state.nearest_ns is None or distance_ns < state.nearest_ns:
+                state.nearest_ns = distance_ns
 
     def _settled(self) -> list[Frame]:
+        """Take the settled images from the queue, as frames. One that still waits holds those behind it."""
         frames = []
         while self._queue and self._queue[0].settled:
             waiting = self._queue.popleft()
@@ -254,6 +289,7 @@ class Pairing:
 
     def _find_intrinsics(self, state: _CameraState, colour: Colour) -> Intrinsics | None:
         """Return the latest intrinsics for an image; None, with a note, if they are of another size."""
+        # intrinsics that do not fit cost the frame nothing else
         if state.info is None:
             return None
         try:
@@ -268,6 +304,7 @@ def _is_ready(waiting: _WaitingImage) -> bool:
     state = waiting.state
     if waiting.has_paired or state.camera.depth is None:
         return True
+    # depth is taken to come in the order of its stamps: what follows a later one is farther away
     if not state.depths or state.depths[-1].stamp_ns < waiting.stamp_ns:
         return False
     # the first images wait until the periods are known, if that matters
@@ -283,8 +320,10 @@ def _settle(waiting: _WaitingImage) -> None:
 
 def _pair(waiting: _WaitingImage) -> None:
     """Assign the nearest depth within the tolerance, once."""
-    nearest = None if waiting.has_paired else _nearest(waiting)
+    if waiting.has_paired:
+        return
     waiting.has_paired = True
+    nearest = _nearest(waiting)
     if nearest is not None and _distance(nearest, waiting) <= waiting.state.tolerance_ns:
         assert isinstance(nearest.payload, Depth)
         waiting.depth = nearest.payload
@@ -296,7 +335,9 @@ def _nearest(waiting: _WaitingImage) -> Sample | None:
 
 def _count_gap(waiting: _WaitingImage) -> None:
     """Count an image without depth that is far from any depth."""
-    state, nearest = waiting.state, _nearest(waiting)
+    # depth that was near but did not pair is a matter of tolerance, not of a gap
+    state = waiting.state
+    nearest = _nearest(waiting)
     if state.camera.depth is None or waiting.depth is not None:
         return
     if state.first_depth_ns is None or waiting.stamp_ns < state.first_depth_ns - state.gap_ns:
@@ -306,7 +347,9 @@ def _count_gap(waiting: _WaitingImage) -> None:
 
 
 def _distance(depth: Sample | None, waiting: _WaitingImage) -> int:
-    return MAX_TOLERANCE_NS + 1 if depth is None else abs(depth.stamp_ns - waiting.stamp_ns)
+    if depth is None:
+        return MAX_TOLERANCE_NS + 1
+    return abs(depth.stamp_ns - waiting.stamp_ns)
 
 
 def _size(image: Any) -> int:
@@ -314,14 +357,18 @@ def _size(image: Any) -> int:
 
 
 def _has_values(depth: Depth) -> bool:
+    """Return True if any value is known. Compressed depth is taken to have some, without decoding it."""
     return depth.encoding != "z16" or bool(np.frombuffer(depth.data, np.uint8).any())
 
 
 def _describe_depth(state: _CameraState, minimum: int, patience_ns: int) -> str | None:
     """Say that depth reached no frame, or less than half of those that it could reach, and why."""
-    arrived, possible = state.depth_times.count, min(state.settled, state.depth_times.count)
+    arrived = state.depth_times.count
+    possible = min(state.settled, arrived)
     if possible < minimum:
         return None
+
+    # most frames have depth: the rest matters where depth has stopped
     if 2 * state.paired >= possible:
         if state.in_gaps < max(minimum, state.settled / _GAP_SHARE):
             return None
@@ -329,6 +376,8 @@ def _describe_depth(state: _CameraState, minimum: int, patience_ns: int) -> str 
             f"{state.camera.depth}: {state.in_gaps} of {state.settled} frames have no depth, because it stopped: none "
             f"came within {_ms(SILENCE_NS)} of them"
         )
+
+    # few or none have it: the nearest distance tells whether depth is late or has another clock
     tolerance_ns = state.tolerance_ns
     text = f"{state.camera.depth}: {arrived} depth images came, {state.paired} of {state.settled} frames have one"
     if state.nearest_ns is None or state.paired:
@@ -347,11 +396,16 @@ def _describe_depth(state: _CameraState, minimum: int, patience_ns: int) -> str 
 
 
 def _ms(time_ns: int) -> str:
-    return f"{time_ns / 1e6:g} ms" if time_ns < NANOSECONDS else f"{time_ns / NANOSECONDS:.3f} s"
+    if time_ns < NANOSECONDS:
+        return f"{time_ns / 1e6:g} ms"
+    return f"{time_ns / NANOSECONDS:.3f} s"
 
 
 def _frame(waiting: _WaitingImage, intrinsics: Intrinsics | None) -> Frame:
-    camera, colour, depth = waiting.state.camera, waiting.colour, waiting.depth
+    camera = waiting.state.camera
+    colour = waiting.colour
+    depth = waiting.depth
+    # depth of another size cannot be registered to colour, whatever the topic's name says
     if depth is not None:
         same_size = (depth.width, depth.height) == (colour.width, colour.height)
         aligned = same_size and (camera.aligned or depth.aligned)
@@ -371,7 +425,7 @@ def _frame(waiting: _WaitingImage, intrinsics: Intrinsics | None) -> Frame:
 
 
 class TimeSpan(NamedTuple):
-    """A span of recording times in ns, from `begin_ns` to before `end_ns`; None leaves an end open.
+    """A span of recording times in ns, from `begin_ns` to before `end_ns`. None leaves an end open.
 
     Values before UNIX_SINCE_NS count from the first frame of the recording, later ones are Unix time.
     """
@@ -403,6 +457,7 @@ class TimeSpan(NamedTuple):
 
 
 def _resolve(limit_ns: int, first_ns: int) -> int:
+    # seconds from the start count in any clock, Unix time only in its own
     if limit_ns < UNIX_SINCE_NS:
         return first_ns + limit_ns
     if first_ns < UNIX_SINCE_NS:
@@ -418,6 +473,7 @@ def parse_time(text: str) -> int:
 
     Raises ValueError that says what was expected.
     """
+    # as a number of seconds, Unix time in ns would lose digits
     if text.isdecimal() and int(text) >= UNIX_SINCE_NS:
         return int(text)
     try:
@@ -437,6 +493,7 @@ def _parse_date(text: str) -> int:
         raise ValueError(f"{expected}; found {text!r:.60}") from None
     if date.tzinfo is None:
         raise ValueError(f"{expected}; found {text!r:.60}, which has no offset such as Z or +02:00")
+    # a float has no digits for microseconds since 1970
     return round(date.replace(microsecond=0).timestamp()) * NANOSECONDS + date.microsecond * 1000
 
 
@@ -450,13 +507,20 @@ def cut_samples(
     numbers: Counter[str] = Counter()
     running = set(colour_topics)
     for sample in samples:
+        # number images before the cut, so that a frame has the same number in any span
         if isinstance(sample.payload, Colour):
-            sample = sample._replace(number=numbers[sample.topic] if sample.number is None else sample.number)
+            if sample.number is None:
+                sample = sample._replace(number=numbers[sample.topic])
             numbers[sample.topic] += 1
+
+        # stop when no colour topic can have a frame in the span any more
         if span.end_ns is not None and sample.logged_ns >= span.end_ns + DISORDER_NS:
             running.discard(sample.topic)
             if not running:
                 return
-        margin_ns = PATIENCE_NS if isinstance(sample.payload, Depth) else 0
+
+        margin_ns = 0
+        if isinstance(sample.payload, Depth):
+            margin_ns = PATIENCE_NS
         if not isinstance(sample.payload, Colour | Depth) or span.contains(sample.logged_ns, margin_ns):
             yield sample

@@ -1,7 +1,7 @@
 """Defines what readers of recordings give: topics, samples, and a report of what was lost.
 
 A reader of any format is a `SampleReader`. `discovery` finds cameras among its topics, and `pairing` makes Frames of
-its samples. `split_selection` parses the episodes that a path selects: `PATH#episode=3`, `#episode=2-5&fps=50`.
+its samples. `split_selection` parses which episodes a path selects: `PATH#episode=3`, `#episode=2-5&fps=50`.
 """
 
 import re
@@ -12,36 +12,31 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
 from ..errors import BagError
-from ..types import (
-    ROBOT,
-    Buffer,
-    Clock,
-    Closeable,
-    ColourEncoding,
-    Depth,
-    Intrinsics,
-    JointState,
-    RobotMessage,
-)
+from ..resources import Closeable
+from ..types import ROBOT, Buffer, Clock, ColourEncoding, Depth, Intrinsics, JointState, RobotMessage
 from ..wire.images import identify_compressed
 
 MAX_REASONS = 20
+"""Number of different losses that a report lists. It counts the others."""
+
 MAX_MISSES = 2000
-"""Rows of a dataset in succession that cannot be read before reading ends: a small file can declare endless rows."""
+"""Unreadable rows in succession after which reading a dataset ends. A small file can declare endless rows."""
+
 MAX_FPS = 1000.0
+"""Highest rate of a dataset that is believed, in Hz."""
+
+UNIX_SINCE_NS = 10**17
+"""Smallest stamp that is Unix time (in 1973). Smaller ones are of the clock of a video or a simulation."""
 
 _SELECTIONS = "expected #episode=3, #episode=2-5, #fps=50 or both joined by & after the path"
 _EPISODES = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 _RATE = re.compile(r"\d{1,4}(\.\d{1,6})?")
 
-UNIX_SINCE_NS = 10**17
-"""Stamps before this one (in 1973) are not Unix time, but the clock of a video or a simulation."""
-
 Kind = Literal["colour", "depth", "intrinsics", "joints", "other"]
 
 
 class Topic(NamedTuple):
-    """One topic of a recording: `type` is its message type's full name, as the format spells it."""
+    """One topic of a recording. `type` is the full name of its message type, as the format spells it."""
 
     name: str
     type: str
@@ -66,7 +61,7 @@ class Colour:
 
 @dataclass(frozen=True, slots=True)
 class VideoPacket:
-    """One packet of a video stream; `codec` is ffmpeg's name of it."""
+    """One packet of a video stream. `codec` is ffmpeg's name of it."""
 
     codec: str
     data: Buffer
@@ -74,16 +69,17 @@ class VideoPacket:
 
 @dataclass(frozen=True, slots=True)
 class MillimetreDepth(Depth):
-    """Depth of floating point numbers that are metres by their format and millimetres by their values."""
+    """Depth in floating point whose format says metres, and whose values say millimetres."""
 
 
 @dataclass(frozen=True, slots=True)
 class CameraInfo:
     """The calibration of a camera's images, as sensor_msgs/CameraInfo defines it.
 
-    `lens` (K and D) is for raw images, `projection` (P) for rectified ones; None: not calibrated; a text: why it cannot
-    be used. Both are in pixels of the full resolution `size` (width, height), (0, 0) if it is unknown. Images show the
-    region `roi` of it (x, y, width, height; 0, 0 as width and height: all), with `binning` (x, y) pixels as one.
+    `lens` (K and D) is for raw images, `projection` (P) for rectified ones. None means not calibrated, a text says why
+    the calibration cannot be used. Both are in pixels of the full resolution `size` (width, height), which is (0, 0) if
+    it is unknown. Images show the region `roi` of it (x, y, width, height); a width and height of 0 mean all of it. One
+    pixel of an image is `binning` (x, y) pixels of the region.
     """
 
     lens: Intrinsics | str | None
@@ -99,6 +95,7 @@ class CameraInfo:
         ratio. (cx, cy) is scaled as ROS scales it: plainly, not about the pixels' corner. Raises BagError for any other
         size, and for figures that are no lens.
         """
+        # a rectified image has no distortion left, whether or not the driver says which pinhole it has
         lens = self.lens
         if is_rectified and self.projection is not None:
             lens = self.projection
@@ -108,21 +105,29 @@ class CameraInfo:
             raise BagError(lens)
         if lens is None:
             return None
-        (x, y, *sides), full = self.roi, self.size
+
+        # the driver's own cut and binning, if the image has their size
+        (x, y, *sides) = self.roi
+        full = self.size
         region = [side or whole - start for side, whole, start in zip(sides, full, (x, y), strict=True)]
         if 0 in full or self._gives(size, region):
             return _cut_and_scale(lens, (x, y), (1 / self.binning[0], 1 / self.binning[1]))
+
+        # else the whole image may have been resized after the driver; a side may be rounded to whole pixels
         is_whole = (x, y, *region) == (0, 0, *full)
-        # a side may be rounded to whole pixels
         if is_whole and abs(size[0] * full[1] - size[1] * full[0]) < max(full):
             return _cut_and_scale(lens, (0, 0), (size[0] / full[0], size[1] / full[1]))
+
+        found = f"{full[0]} x {full[1]}"
+        if not is_whole:
+            found += f" with the region {self.roi}"
         raise BagError(
             f"expected intrinsics of {size[0]} x {size[1]} pixels, or of their aspect ratio, found intrinsics of "
-            f"{full[0]} x {full[1]}{'' if is_whole else f' with the region {self.roi}'}, binning {self.binning}"
+            f"{found}, binning {self.binning}"
         )
 
     def _gives(self, size: tuple[int, int], region: Sequence[int]) -> bool:
-        """Return True if an image of `size` is the region with its pixels binned; drivers round up or down."""
+        """Return True if an image of `size` is the region with its pixels binned. Drivers round up or down."""
         parts = zip(self.roi, region, self.size, self.binning, size, strict=False)
         return all(
             start + side <= whole and abs(side / binned - found) < 1
@@ -131,13 +136,14 @@ class CameraInfo:
 
 
 def _cut_and_scale(lens: Intrinsics, start: tuple[int, int], scale: tuple[float, float]) -> Intrinsics:
-    cx, cy = (lens.cx - start[0]) * scale[0], (lens.cy - start[1]) * scale[1]
+    cx = (lens.cx - start[0]) * scale[0]
+    cy = (lens.cy - start[1]) * scale[1]
     return replace(lens, fx=lens.fx * scale[0], fy=lens.fy * scale[1], cx=cx, cy=cy)
 
 
 @dataclass(frozen=True, slots=True)
 class Joints:
-    """Positions of joints by their names, radians or metres; numbers from 0 are the names where a format has none."""
+    """Positions of joints by their names, in radians or metres. A format without names has numbers from 0."""
 
     positions: Mapping[str, float]
 
@@ -164,7 +170,7 @@ class Sample(NamedTuple):
 
 
 class UnreadableTopicError(BagError):
-    """A topic whose messages have an unknown encoding; its neighbours may be read."""
+    """A topic whose messages have an unknown encoding. Its neighbours may be read."""
 
     def __init__(self, topic: str, reason: str) -> None:
         super().__init__(f"{topic}: {reason}")
@@ -192,23 +198,23 @@ class ReadReport:
         self.add(*reasons)
 
     def add(self, *reasons: str | None) -> None:
-        """Note each reason once; ignore None."""
+        """Note each reason once. Ignore None."""
         self._reasons |= dict.fromkeys(reason for reason in reasons if reason is not None)
 
     def skip(self, place: str, reason: object) -> None:
-        """Count an item at `place` (a topic, a folder) that was skipped; keep the first reason of each place."""
+        """Count an item at `place` (a topic, a folder) that was skipped. Keep the first reason of each place."""
+        # later reasons at a place are mostly the same, and would fill memory
         count, first = self._skipped.get(place, (0, str(reason)))
         self._skipped[place] = count + 1, first
 
     def text(self) -> str | None:
         """Return all losses in one sentence; None if nothing was lost."""
-        reasons = [*self._reasons]
-        more = [f"{len(reasons) - MAX_REASONS} more losses"] if len(reasons) > MAX_REASONS else []
-        skipped = [
-            f"skipped {count} of {place} (first error: {first})"
-            for place, (count, first) in self._skipped.items()
-        ]
-        return "; ".join([*reasons[:MAX_REASONS], *more, *skipped]) or None
+        parts = list(self._reasons)[:MAX_REASONS]
+        if len(self._reasons) > MAX_REASONS:
+            parts.append(f"{len(self._reasons) - MAX_REASONS} more losses")
+        for place, (count, first) in self._skipped.items():
+            parts.append(f"skipped {count} of {place} (first error: {first})")
+        return "; ".join(parts) or None
 
 
 class SampleReader(Closeable):
@@ -226,7 +232,9 @@ class SampleReader(Closeable):
     """True if `samples` can begin in the middle without decoding what comes before."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.opening, self.report = path, ReadReport(), ReadReport()
+        self.path = path
+        self.opening = ReadReport()
+        self.report = ReadReport()
 
     @staticmethod
     def recognises(path: Path) -> bool:
@@ -244,12 +252,13 @@ class SampleReader(Closeable):
         return ()
 
     def samples(self, topics: Collection[str], begin_ns: int = 0) -> Iterator[Sample]:
-        """Yield the messages on these topics in the order of the recording; from the beginning each time.
+        """Yield the messages on these topics in the order of the recording, from the beginning each time.
 
         A reader that can seek begins at `begin_ns` (recording time) or a little before, and numbers colour images.
         Damage ends the iteration without an error, and `lost` describes it. Raises BagError for an unknown encoding, an
         UnreadableTopicError where it concerns one topic.
         """
+        # each iteration reports its own losses; those of opening stay
         self.report = ReadReport()
         yield from self._read(topics, begin_ns)
 
@@ -257,14 +266,17 @@ class SampleReader(Closeable):
         raise NotImplementedError
 
     def robot(self) -> Iterator[RobotMessage]:
-        """Yield the poses and joints of the robot ROBOT. Of several topics of joints the shortest counts.
+        """Yield the poses and joints of the robot ROBOT. Of several topics of joints, the shortest name counts.
 
-        A joint that a message leaves out is where it was: an arm and its gripper may send theirs apart.
+        A joint that a message leaves out keeps its position. An arm and its gripper may send theirs apart.
         """
         names = sorted((topic.name for topic in self.topics if topic.kind == "joints"), key=len)
+        if not names:
+            return
         known: dict[str, float] = {}
+        # joints in an unknown encoding cost the robot, not the images
         with suppress(UnreadableTopicError):
-            for sample in self.samples(names[:1]) if names else ():
+            for sample in self.samples(names[:1]):
                 if isinstance(sample.payload, Joints):
                     known |= sample.payload.positions
                     yield JointState(ROBOT, sample.stamp_ns, dict(known), find_clock(sample.stamp_ns))
@@ -301,8 +313,9 @@ class EpisodeSelection(NamedTuple):
 def split_selection(path: Path) -> EpisodeSelection:
     """Split a path from the selection behind its last #. Raises BagError for a selection of another form.
 
-    A path that exists as it is has none, and what is behind a # without `=` belongs to the name.
+    A path that exists as it is has no selection. A text behind a # without `=` belongs to the name.
     """
+    # file names may have a # of their own
     name, mark, text = path.name.rpartition("#")
     if not mark or "=" not in text or path.exists():
         return EpisodeSelection(path)

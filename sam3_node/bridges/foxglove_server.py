@@ -8,16 +8,19 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from ..addresses import Address
 from ..bags.messages import foxglove_out
 from ..bags.messages.foxglove_out import Encoded
 from ..errors import SettingsError, TransportError, WireError, require
 from ..settings import Settings, read_address
 from ..transport.mask_pairing import MAX_CAMERAS
-from ..types import Address, Frame, MaskFrame
+from ..types import Frame, MaskFrame
 
 EXTRA = "foxglove"
 MAX_BACKLOG = 16
+"""Messages that the SDK keeps for a client that reads slowly. It drops the oldest beyond them."""
 TRANSFORMS = "/tf"
+"""Topic of all transforms, as Foxglove expects it."""
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +35,13 @@ class FoxgloveServer:
     def __init__(self, settings: Settings) -> None:
         address = safe_address(settings)
         self._sdk = require("foxglove", EXTRA)
+        # what the messages are made of; imported here, so that the error names the extra before anything is bound
         for module in ("foxglove_schemas_protobuf.SceneUpdate_pb2", "mcap_protobuf.schema"):
             require(module, EXTRA)
         self._context = self._sdk.Context()
         self._channels: dict[str, dict[str, Any]] = {}  # of each camera, by topic
         self._shared: dict[str, Any] = {}
+        # the SDK raises RuntimeError for an address that it cannot bind
         try:
             self._server = self._sdk.start_server(
                 name="sam3-node",
@@ -55,10 +60,13 @@ class FoxgloveServer:
 
     def show(self, frame: Frame | None, masks: MaskFrame) -> bool:
         """Send the topics of masks and frame that have subscribers. Return False if none has."""
-        makers: dict[str, Callable[[], Encoded]] = {} if frame is None else _frame_makers(frame)
+        makers: dict[str, Callable[[], Encoded]] = {}
+        if frame is not None:
+            makers = _frame_makers(frame)
         makers[f"/{masks.camera}/annotations"] = lambda: foxglove_out.encode_annotations(masks)
         makers[f"/{masks.camera}/scene"] = lambda: foxglove_out.encode_scene(masks)
         channels = self._find_channels(masks.camera)
+        # transforms of all cameras are on one topic
         if masks.camera_pose is not None or masks.robot_pose is not None:
             self._publish(self._shared, TRANSFORMS, lambda: foxglove_out.encode_transforms(masks), masks)
         for topic, encode in makers.items():
@@ -72,6 +80,7 @@ class FoxgloveServer:
     def _publish(
         self, channels: dict[str, Any], topic: str, encode: Callable[[], Encoded], masks: MaskFrame
     ) -> None:
+        # nobody subscribes: nothing is encoded. The first message is encoded all the same, because it tells the type
         channel = channels.get(topic)
         if channel is not None and not channel.has_sinks():
             return
@@ -84,7 +93,8 @@ class FoxgloveServer:
         if channel is None or channel.schema_name() != name:
             if channel is not None:  # the camera has changed its encoding
                 channel.close()
-            channel = channels[topic] = self._open_channel(topic, message.kind, name)
+            channel = self._open_channel(topic, message.kind, name)
+            channels[topic] = channel
         channel.log(message.data, log_time=masks.capture_ns)
 
     def _open_channel(self, topic: str, kind: Any, name: str) -> Any:
@@ -94,6 +104,7 @@ class FoxgloveServer:
 
     def _find_channels(self, camera: str) -> dict[str, Any]:
         """Return the channels of a camera. Beyond MAX_CAMERAS, close those that were silent for longest."""
+        # put back at the end: the first camera is the one that was silent for longest
         channels = self._channels.pop(camera, {})
         self._channels[camera] = channels
         if len(self._channels) > MAX_CAMERAS:
@@ -114,8 +125,10 @@ def safe_address(settings: Settings) -> Address:
 
 
 def _frame_makers(frame: Frame) -> dict[str, Callable[[], Encoded]]:
-    """Return what makes the messages about a frame, by topic."""
-    root, depth, intrinsics = f"/{frame.camera}", frame.depth, frame.intrinsics
+    """Return the encoder of each message about a frame, by topic."""
+    root = f"/{frame.camera}"
+    depth = frame.depth
+    intrinsics = frame.intrinsics
     makers: dict[str, Callable[[], Encoded]] = {}
     if intrinsics is not None:
         makers[f"{root}/calibration"] = lambda: foxglove_out.encode_calibration(frame, intrinsics)

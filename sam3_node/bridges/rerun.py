@@ -40,40 +40,52 @@ from ..wire import decode_depth
 from ..wire.images import CHANNELS, MAX_DEPTH_PIXELS
 
 EXTRA = "rerun"
-TRACK_FRAMES = 64
-SIGMAS = 2.0
-POINT_M = 0.005
-
-log = logging.getLogger(__name__)
 APPLICATION = "sam3-node"
 SUFFIX = ".rrd"
 SCHEMES = ("rerun", "rerun+http", "rerun+https")
 DEFAULT_PORT = 9876
+TRACK_FRAMES = 64
+"""Frames over which the path of an object's box is drawn."""
+SIGMAS = 2.0
+"""Standard deviations that the ellipsoid of a position shows."""
+POINT_M = 0.005
+"""Radius of the mark of a position, in metres."""
 FLUSH_S = 0.5
-WRITE_S = 10.0  # the SDK's thread that writes the file may end without a word when the disk is full
-CONNECT_S = RETRY_S = 1.0
+"""Time between two flushes of a file."""
+WRITE_S = 10.0
+"""Longest time of a flush. The SDK's thread that writes the file may end without a word when the disk is full."""
+CONNECT_S = 1.0
+"""Longest time that an attempt to reach the viewer takes."""
+RETRY_S = 1.0
+"""Time between two attempts."""
 ABANDONED: list[Any] = []
 """Streams whose file could not be written. The SDK would wait without limit for the thread that wrote it."""
+
+log = logging.getLogger(__name__)
 
 
 class RerunStream:
     """A stream to the viewer at an address such as rerun+http://127.0.0.1:9876/proxy, or into a new .rrd file.
 
-    A viewer that is not there, or has gone, is tried again every second; pairs of that time are not shown. Without a
-    footer in the file, which would have to hold a line about all that was written, memory does not grow.
-    Raises MissingExtraError without the extra `rerun`, SettingsError for another target, and OutputError if the file
-    exists or cannot be written.
+    A viewer that is not there, or has gone, is tried again every second; pairs of that time are not shown. The file has
+    no footer: a footer lists everything in the file, so memory would grow. Raises MissingExtraError without the extra
+    `rerun`, SettingsError for another target, and OutputError if the file exists or cannot be written.
     """
 
     def __init__(self, target: str) -> None:
-        self._path = None if "://" in target else Path(target)
+        self._path: Path | None = None
         self._url = target
-        self._address = _read_address(target) if self._path is None else None
+        self._address: tuple[str, int] | None = None
+        if "://" in target:
+            self._address = _read_address(target)
+        else:
+            self._path = Path(target)
         self._sdk = require("rerun", EXTRA)
         self._stream = self._sdk.RecordingStream(APPLICATION, recording_id=uuid.uuid4())
         self._stream.set_log_tick_enabled(False)
         self._entities = Entities(self._sdk, self._stream)
-        self._is_connected = self._has_failed = False
+        self._is_connected = False
+        self._has_failed = False
         self._next_s = 0.0  # of the next flush, or of the next attempt to connect
         if self._path is not None:
             self._open_file(self._path)
@@ -83,11 +95,13 @@ class RerunStream:
 
         Waits while the viewer takes nothing. Raises OutputError if the file cannot be written any more.
         """
+        # without a viewer nothing is logged: the SDK would keep it all in memory
         if self._path is None and not self._is_connected and not self._connect():
             return False
         self._entities.log(frame, masks)
         if self._path is None:
             return self._flush_to_viewer()
+        # the file is flushed now and then: a reader may follow it while it is written
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + FLUSH_S
             self._try(lambda: self._stream.flush(timeout_sec=WRITE_S))
@@ -95,6 +109,7 @@ class RerunStream:
 
     def close(self) -> None:
         """Finish the file, or let go of the viewer."""
+        # after a failed write, a flush would wait without limit
         if self._has_failed:
             return
         if self._path is not None:
@@ -115,6 +130,7 @@ class RerunStream:
         try:
             write()
         except RuntimeError as error:
+            # kept for ever, because the SDK's destructor waits for the thread that has ended
             self._has_failed = True
             ABANDONED.append(self._stream)
             raise OutputError(
@@ -130,6 +146,7 @@ class RerunStream:
             socket.create_connection(self._address, CONNECT_S).close()
         except OSError:
             return False
+        # a viewer that was started again knows nothing of what was sent once
         self._stream.connect_grpc(self._url)
         self._entities = Entities(self._sdk, self._stream)
         self._is_connected = True
@@ -160,6 +177,7 @@ class _Camera:
     """State of a camera from one message to the next."""
 
     def __init__(self) -> None:
+        # what was logged last, so that a thing that has not changed is not logged again
         self.epoch: int | None = None
         self.tracks: dict[int, deque[tuple[float, float]]] = {}
         self.classes: list[tuple[int, str, tuple[int, int, int, int]]] | None = None
@@ -171,7 +189,8 @@ class _Camera:
     def extend_tracks(self, masks: MaskFrame) -> None:
         """Add the centres of the boxes; forget objects that are gone, and all of another epoch."""
         if masks.epoch != self.epoch:
-            self.epoch, self.tracks = masks.epoch, {}
+            self.epoch = masks.epoch
+            self.tracks = {}
         self.tracks = {
             instance.id: self.tracks.get(instance.id) or deque(maxlen=TRACK_FRAMES)
             for instance in masks.instances
@@ -186,7 +205,8 @@ class Entities:
     """Logs frames and masks as Rerun's entities."""
 
     def __init__(self, sdk: ModuleType, stream: Any) -> None:
-        self._sdk, self._stream = sdk, stream
+        self._sdk = sdk
+        self._stream = stream
         self._cameras: dict[str, _Camera] = {}
         stream.log("/", sdk.ViewCoordinates.RIGHT_HAND_Z_UP, static=True)
 
@@ -195,6 +215,7 @@ class Entities:
         camera = self._find(masks.camera)
         self._stream.set_time("capture_time", timestamp=np.datetime64(masks.capture_ns, "ns"))
         self._stream.set_time("frame", sequence=masks.seq)
+        # poses, then the picture, then what lies on it and in space, then curves
         root = ["cameras", masks.camera]
         if masks.camera_pose is not None:
             self._log_pose(root, masks.camera_pose)
@@ -207,7 +228,7 @@ class Entities:
         self._log_figures(masks)
 
     def _find(self, name: str) -> _Camera:
-        """Return what is remembered of a camera. With a new one, arrange the views anew."""
+        """Return the state of a camera. Arrange the views again for a new one."""
         is_new = name not in self._cameras
         camera = self._cameras.get(name) or _Camera()
         keep_newest(self._cameras, name, camera, MAX_CAMERAS)
@@ -218,12 +239,12 @@ class Entities:
     def _arrange(self) -> None:
         """Have the viewer show the picture of each camera, the positions, and all curves of a kind in one view."""
         views = require("rerun.blueprint", EXTRA)
-        pictures = [
-            views.Spatial2DView(
-                origin=f"/cameras/{name}/image", contents=["$origin/**", "- $origin/depth"], name=name
+        pictures = []
+        for name in sorted(self._cameras):
+            contents = ["$origin/**", "- $origin/depth"]  # depth would cover the picture
+            pictures.append(
+                views.Spatial2DView(origin=f"/cameras/{name}/image", contents=contents, name=name)
             )
-            for name in sorted(self._cameras)
-        ]
         curves = [views.TimeSeriesView(origin=f"/{kind}", name=kind) for kind in ("latency", "confidence")]
         places = views.Spatial3DView(origin="/", name="positions")
         layout = views.Horizontal(
@@ -237,6 +258,7 @@ class Entities:
         self._stream.log(path, self._sdk.Transform3D(translation=pose.position_m, quaternion=quaternion))
 
     def _log_frame(self, root: list[str], frame: Frame, camera: _Camera) -> None:
+        # the lens, which does not change with every frame
         image = [*root, "image"]
         if frame.intrinsics is not None and camera.pinhole != (frame.intrinsics, frame.width, frame.height):
             camera.pinhole = frame.intrinsics, frame.width, frame.height
@@ -244,6 +266,7 @@ class Entities:
             matrix[:2, 2] += 0.5  # from the centre of the first pixel to its corner
             pinhole = self._sdk.Pinhole(image_from_camera=matrix, resolution=[frame.width, frame.height])
             self._stream.log(image, pinhole, static=True)
+        # the picture: raw pixels, or the bytes as they came, which the viewer decodes
         if frame.encoding != camera.encoding:
             camera.encoding = frame.encoding
             self._stream.log(image, self._sdk.Clear(recursive=False))  # a raw picture hides no encoded one
@@ -259,7 +282,9 @@ class Entities:
                 image, self._sdk.EncodedImage(contents=bytes(frame.colour), media_type=media_type)
             )
         if frame.depth is not None:
-            self._log_depth([*(image if frame.depth.aligned else root), "depth"], frame.depth)
+            # depth of the colour camera lies on its picture, other depth has a view of its own
+            place = image if frame.depth.aligned else root
+            self._log_depth([*place, "depth"], frame.depth)
 
     def _log_depth(self, path: list[str], depth: Depth) -> None:
         meter = 1.0 / depth.scale_m
@@ -274,15 +299,17 @@ class Entities:
         self._stream.log(path, image)
 
     def _log_masks(self, root: list[str], masks: MaskFrame, camera: _Camera) -> None:
-        sdk, image = self._sdk, [*root, "image"]
+        sdk = self._sdk
+        image = [*root, "image"]
+        # name and colour of each id, sent when they change
         classes = [(0, "", (0, 0, 0, 0))]  # no mask, no tint
-        classes += [
-            (_class_id(instance), tag_name(instance), (*pick_colour(instance.id)[::-1], 255))
-            for instance in masks.instances
-        ]
+        for instance in masks.instances:
+            colour = (*pick_colour(instance.id)[::-1], 255)
+            classes.append((_class_id(instance), tag_name(instance), colour))
         if classes != camera.classes:
             camera.classes = classes
             self._stream.log(root, sdk.AnnotationContext(classes))
+        # an object without a mask has no place in the picture
         shown = [instance for instance in masks.instances if instance.area]
         ids = [_class_id(instance) for instance in shown]
         boxes = np.array([instance.box for instance in shown], np.float32).reshape(-1, 4)
@@ -292,12 +319,14 @@ class Entities:
             [*image, "boxes"],
             sdk.Boxes2D(mins=boxes[:, :2], sizes=boxes[:, 2:] - boxes[:, :2], labels=labels, class_ids=ids),
         )
+        # the way of each object that has one of more than a point
         camera.extend_tracks(masks)
         tracks = {key & 0xFFFF: list(track) for key, track in camera.tracks.items() if len(track) > 1}
         strips = sdk.LineStrips2D(list(tracks.values()), class_ids=list(tracks), show_labels=False)
         self._stream.log([*image, "tracks"], strips)
 
     def _log_positions(self, masks: MaskFrame, camera: _Camera) -> None:
+        # a place that was filled before is emptied, unless it is filled again
         placed = [instance for instance in masks.instances if instance.position_m is not None]
         by_place: dict[tuple[str, ...], list[Instance]] = {place: [] for place in camera.places}
         for instance in placed:
@@ -311,6 +340,7 @@ class Entities:
 
     def _log_place(self, place: list[str], instances: Sequence[Instance]) -> None:
         sdk = self._sdk
+        # a point with its label for each object, then the boxes, ellipsoids and points of those that have them
         positions = [instance.position_m for instance in instances]
         ids = [_class_id(instance) for instance in instances]
         labels = [tag_text(instance) for instance in instances]
@@ -336,6 +366,7 @@ class Entities:
             colors=_colours(measured),
         )
         self._stream.log([*place, "covariances"], ellipsoids)
+        # all clouds as one entity, each in the colour of its object
         clouds = [np.frombuffer(instance.points_m or b"", "<f4").reshape(-1, 3) for instance in instances]
         counts = np.array([len(cloud) for cloud in clouds], np.intp)
         cloud = sdk.Points3D(
@@ -357,9 +388,12 @@ class Entities:
 
 def draw_ids(masks: MaskFrame) -> npt.NDArray[np.uint8 | np.uint16]:
     """Return an image [height, width] of the class id of the smallest mask around each pixel, 0 outside all masks."""
-    is_small = all(_class_id(instance) < 256 for instance in masks.instances)
-    dtype = np.uint8 if is_small else np.uint16
+    # one byte a pixel as long as the ids fit
+    dtype: type[np.uint8 | np.uint16] = np.uint8
+    if any(_class_id(instance) > 255 for instance in masks.instances):
+        dtype = np.uint16
     image: npt.NDArray[np.uint8 | np.uint16] = np.zeros((masks.height, masks.width), dtype)
+    # large masks first, so that smaller ones within them are drawn over
     for instance in sorted(masks.instances, key=lambda instance: -instance.area):
         instance.mask.paint(image, _class_id(instance))
     return image

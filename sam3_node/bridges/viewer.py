@@ -16,8 +16,11 @@ from ..transport.tap import StreamTap
 from ..types import Frame, MaskFrame
 
 POLL_MS = 100
+"""Longest time between two looks at the stop event."""
 QUEUE_BYTES = 64 << 20
+"""Maximum size of the waiting messages, in bytes. Further ones are dropped and counted."""
 VIEWER_CLOSE_S = 3.0
+"""Longest time that a viewer has to take what is left, and to close."""
 
 log = logging.getLogger(__name__)
 
@@ -51,20 +54,24 @@ def run_bridge(settings: Settings, viewer: Viewer, stop: threading.Event, watchd
     can show nothing more, such as OutputError. Cameras and node may start later, and again.
     """
     transport = settings.transport
-    sender, dropped = _Sender(viewer), 0
+    sender = _Sender(viewer)
+    dropped = 0
     try:
         transport.require_newest("bridge")
         security = Security.from_settings(transport)
         with StreamTap(transport.frames, transport.masks, (), QUEUE_BYTES, security=security) as tap:
             pairing = MaskPairing()
+            # until a signal, or until the viewer can show nothing more
             while not stop.is_set() and sender.failure is None:
                 watchdog.tick()
                 arrived = tap.take(POLL_MS)
-                pair = _accept(pairing, arrived.parts) if arrived else None
-                if pair is not None:
-                    sender.put(pair)
+                if arrived is not None:
+                    pair = _accept(pairing, arrived.parts)
+                    if pair is not None:
+                        sender.put(pair)
             dropped = tap.dropped
             watchdog.begin_close()  # of the tap, and then of the viewer
+    # whatever has ended the loop, the viewer is closed, and its error is the one to raise
     finally:
         watchdog.begin_close()
         outcome = sender.close()
@@ -88,7 +95,8 @@ class _Sender:
         self.failure: Exception | None = None
         """The error that ended the thread."""
         self._viewer = viewer
-        self._shown = self._skipped = 0
+        self._shown = 0
+        self._skipped = 0
         self._waiting: dict[str, MaskPair] = {}
         self._changed = threading.Condition()
         self._ending = False
@@ -96,7 +104,7 @@ class _Sender:
         self._thread.start()
 
     def put(self, pair: MaskPair) -> None:
-        """Have a pair shown, instead of the one of its camera that waits."""
+        """Queue a pair. It replaces the waiting pair of its camera."""
         with self._changed:
             self._skipped += pair.camera in self._waiting
             self._waiting[pair.camera] = pair  # keeps the camera's place: the longest wait is over first
@@ -113,6 +121,7 @@ class _Sender:
     def _run(self) -> None:
         try:
             try:
+                # the viewer is closed in this thread: its library may expect that, and may hang
                 while (pair := self._take()) is not None:
                     self._shown += self._viewer.show(pair.frame, pair.masks or _no_masks(pair))
             finally:
@@ -123,10 +132,14 @@ class _Sender:
     def _take(self) -> MaskPair | None:
         with self._changed:
             self._changed.wait_for(lambda: self._ending or bool(self._waiting))
-            return None if self._ending else self._waiting.pop(next(iter(self._waiting)))
+            if self._ending:
+                return None
+            # the camera whose pair has waited longest
+            return self._waiting.pop(next(iter(self._waiting)))
 
 
 def _no_masks(pair: MaskPair) -> MaskFrame:
+    # a frame without masks is shown all the same: the viewer has the camera's newest picture
     frame = pair.frame
     assert frame is not None
     return MaskFrame(*frame.key, frame.width, frame.height, clock=frame.clock)

@@ -11,10 +11,13 @@ from ..files import write_output
 from .boards import Board
 
 POINTS_PER_MM = 72 / 25.4
+"""Points, the unit of PDF, in a millimetre."""
 PAPERS_MM = {"a4": (210.0, 297.0), "a3": (297.0, 420.0), "a2": (420.0, 594.0), "letter": (215.9, 279.4)}
 """Width and height of the papers, upright."""
 
+# least margin beside the pattern: printers leave some millimetres white
 _MARGIN_MM = 12.0
+# length of the ruler, and height of the space for it
 _RULER_MM = 100.0
 _RULER_SPACE_MM = 16.0
 
@@ -35,32 +38,48 @@ def write_board(path: Path, board: Board, paper: str = "auto") -> str:
 def _choose_paper(board: Board, paper: str) -> tuple[str, float, float]:
     if paper != "auto" and paper not in PAPERS_MM:
         raise CalibrationError(f"expected a paper of {', '.join(PAPERS_MM)} or auto, found {paper}")
-    needed = _measure(board)
-    candidates = [paper] if paper != "auto" else sorted(PAPERS_MM, key=lambda name: PAPERS_MM[name])
+    across, down = _measure(board)
+    candidates = [paper]
+    if paper == "auto":
+        candidates = sorted(PAPERS_MM, key=lambda name: PAPERS_MM[name])
+    # upright before landscape, the smallest paper first
     for name in candidates:
-        for suffix, (width, height) in (("", PAPERS_MM[name]), (" landscape", PAPERS_MM[name][::-1])):
-            if needed[0] <= width and needed[1] <= height:
-                return name + suffix, width, height
+        width, height = PAPERS_MM[name]
+        if across <= width and down <= height:
+            return name, width, height
+        if across <= height and down <= width:
+            return f"{name} landscape", height, width
     raise CalibrationError(
-        f"{board} needs {needed[0]:.0f} x {needed[1]:.0f} mm with margins and a ruler; it does not fit on "
+        f"{board} needs {across:.0f} x {down:.0f} mm with margins and a ruler; it does not fit on "
         f"{', '.join(candidates)}: choose smaller squares or fewer of them"
     )
 
 
 def _measure(board: Board) -> tuple[float, float]:
+    """Return width and height in millimetres that the board needs, with its white margin and the ruler."""
+    # detectors need white around the pattern, half a square wide
     quiet = board.pitch_m * 1e3 / 2
-    width, height = (side * 1e3 + 2 * max(_MARGIN_MM, quiet) for side in board.size_m)
+    margin = max(_MARGIN_MM, quiet)
+    width_m, height_m = board.size_m
+    width = width_m * 1e3 + 2 * margin
+    height = height_m * 1e3 + 2 * margin
     return max(width, _RULER_MM + 2 * _MARGIN_MM), height + _RULER_SPACE_MM
 
 
 def pattern(board: Board) -> Iterator[Rectangle]:
     """Yield the black rectangles of the board's pattern."""
-    # the corners of a chessboard are inside it
-    extra, square = int(board.kind == "chessboard"), board.pitch_m * 1e3
-    for row in range(board.rows + extra) if board.kind != "apriltag" else ():
-        for column in range(row % 2, board.columns + extra, 2):
-            yield column * square, row * square, square, square
-    for corners, bits in board.markers() if board.kind != "chessboard" else ():
+    if board.kind != "apriltag":
+        # a chessboard is described by the corners inside it
+        extra = int(board.kind == "chessboard")
+        square = board.pitch_m * 1e3
+        for row in range(board.rows + extra):
+            for column in range(row % 2, board.columns + extra, 2):
+                yield column * square, row * square, square, square
+    if board.kind == "chessboard":
+        return
+
+    # a marker row by row
+    for corners, bits in board.markers():
         left, top = corners.min(axis=0)[:2] * 1e3
         side = np.ptp(corners[:, 0]) * 1e3 / len(bits)
         for row, values in enumerate(bits):
@@ -77,15 +96,25 @@ def _find_runs(values: np.ndarray) -> Iterator[tuple[int, int]]:
 
 def _draw(board: Board, width: float, height: float) -> str:
     """Return the content of the page, in PDF operators."""
-    across, down = (side * 1e3 for side in board.size_m)
-    left, top = (width - across) / 2, (height - _RULER_SPACE_MM - down) / 2
+    # the pattern in black, in the middle above the ruler; y is up in PDF
+    width_m, height_m = board.size_m
+    left = (width - width_m * 1e3) / 2
+    top = (height - _RULER_SPACE_MM - height_m * 1e3) / 2
     lines = ["0 g"]
     for x, y, wide, high in pattern(board):
         lines.append(_rectangle(left + x, height - top - y - high, wide, high))
-    ruler_left, ruler_y = (width - _RULER_MM) / 2, _RULER_SPACE_MM - 4
+
+    # the ruler, with longer ticks for 5 and 10 mm
+    ruler_left = (width - _RULER_MM) / 2
+    ruler_y = _RULER_SPACE_MM - 4
     lines.append(_rectangle(ruler_left, ruler_y, _RULER_MM, 0.2))
     for tick in range(int(_RULER_MM) + 1):
-        length = 4.0 if tick % 10 == 0 else 2.5 if tick % 5 == 0 else 1.5
+        if tick % 10 == 0:
+            length = 4.0
+        elif tick % 5 == 0:
+            length = 2.5
+        else:
+            length = 1.5
         lines.append(_rectangle(ruler_left + tick - 0.1, ruler_y - length, 0.2, length))
     note = f"{board}   print at 100 %: this ruler is {_RULER_MM:.0f} mm long, ticks are 1 mm apart"
     place = (ruler_left * POINTS_PER_MM, 4 * POINTS_PER_MM)
@@ -110,7 +139,10 @@ def make_pdf(content: str, width_mm: float, height_mm: float) -> bytes:
         b"<< /Length %d /Filter /FlateDecode >>\nstream\n%s\nendstream" % (len(stream), stream),
         b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
     ]
-    data, places = b"%PDF-1.4\n%\xe2\xe3\xcf\xd3\n", []
+
+    # the objects, and then the table of their places
+    data = b"%PDF-1.4\n%\xe2\xe3\xcf\xd3\n"
+    places = []
     for number, body in enumerate(objects, 1):
         places.append(len(data))
         data += b"%d 0 obj\n%s\nendobj\n" % (number, body)

@@ -24,18 +24,25 @@ from .rigid_motion import cross_matrices
 
 LensModel = Literal["pinhole", "fisheye"]
 
-_SHAPE_PRIOR = 0.02  # standard deviation of a corner's offset, as a share of the distance between corners
+# standard deviation of a corner's offset that is expected, as a share of the distance between corners
+_SHAPE_PRIOR = 0.02
+# steps of Levenberg-Marquardt after which it ends
 _MAX_ITERATIONS = 60
-_HUBER = 2.5  # robust standard deviations beyond which a residual's weight falls
+# robust standard deviations beyond which a residual's weight falls
+_HUBER = 2.5
+# least noise of a corner in a fit: perfect views would weigh without limit
 _MIN_SIGMA_PX = 0.01
-_FISHEYE_GUESSES = (0.25, 0.35, 0.5, 0.7)  # focal lengths as shares of the image's width
+# least noise of a corner in one view: few corners may agree by chance
 _MIN_POSE_SIGMA_PX = 0.05
-"""Minimum noise of a corner: few corners may agree by chance."""
+# focal lengths of a fisheye lens that are tried, as shares of the image's width
+_FISHEYE_GUESSES = (0.25, 0.35, 0.5, 0.7)
+# from the median of absolute values to the standard deviation of a normal distribution
+_MAD_TO_SIGMA = 1.4826
 
 
 @dataclass(frozen=True, slots=True)
 class BoardView:
-    """Corners of the board in one image: `ids` int [n] index the board's points, `pixels` are float64 [n, 2].
+    """Corners of the board in one image. `ids` int [n] index the board's points, `pixels` are float64 [n, 2].
 
     `stamp_ns` is the time of the capture, for recordings and live frames.
     """
@@ -48,7 +55,7 @@ class BoardView:
 
 @dataclass(frozen=True, slots=True)
 class Lens:
-    """Lens model, and how many of OpenCV's coefficients are estimated; the others are 0."""
+    """Lens model, and how many of OpenCV's coefficients are estimated. The others are 0."""
 
     model: LensModel
     active: int
@@ -56,12 +63,14 @@ class Lens:
     @property
     def count(self) -> int:
         """Number of coefficients in OpenCV's form."""
-        return 4 if self.model == "fisheye" else 8 if self.active > 5 else 5
+        if self.model == "fisheye":
+            return 4
+        return 8 if self.active > 5 else 5
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """Fitted camera: `camera` is fx, fy, cx, cy; `points` [p, 3] are the corners on the board as it really is.
+    """Fitted camera. `camera` is fx, fy, cx, cy. `points` [p, 3] are the corners on the board as it really is.
 
     `poses` [v, 6] are rotation vectors and translations, camera from board. `sigma_px` is the noise of one
     coordinate. `covariance` belongs to the camera and the active coefficients.
@@ -77,18 +86,21 @@ class Solution:
 
     @property
     def intrinsics(self) -> Intrinsics:
-        model: Literal["fisheye", "brown_conrady"] = (
-            "fisheye" if self.lens.model == "fisheye" else "brown_conrady"
-        )
+        model: Literal["fisheye", "brown_conrady"] = "brown_conrady"
+        if self.lens.model == "fisheye":
+            model = "fisheye"
         fx, fy, cx, cy = map(float, self.camera)
         return Intrinsics(fx, fy, cx, cy, model, tuple(map(float, self.coeffs)))
 
     def project(self, ids: npt.NDArray[np.intp], pose: Array) -> Projection:
         """Project the corners `ids` [n] with the pose [6] (rotation vector, translation), camera from board."""
-        points, coeffs = self.points[ids], self.coeffs
+        points = self.points[ids]
+        coeffs = self.coeffs
         fx, fy, cx, cy = self.camera
         matrix = np.array([[fx, 0, cx], [0, fy, cy], [0, 0, 1.0]])
-        rotation, translation = pose[:3].reshape(3, 1), pose[3:].reshape(3, 1)
+        rotation = pose[:3].reshape(3, 1)
+        translation = pose[3:].reshape(3, 1)
+        # OpenCV orders the columns of the Jacobian differently for each model
         if self.lens.model == "fisheye":
             pixels, jacobian = cv2.fisheye.projectPoints(
                 points[:, None], rotation, translation, matrix, coeffs
@@ -101,7 +113,7 @@ class Solution:
 
 
 class Projection(NamedTuple):
-    """Pixels [n, 2] and their derivatives [2n, k]: by rotation vector, translation, camera, and coefficients."""
+    """Pixels [n, 2] and their derivatives [2n, k] by rotation vector, translation, camera, and coefficients."""
 
     pixels: Array
     by_rotation: Array
@@ -137,6 +149,7 @@ def adjust(
         raise CalibrationError(
             f"{len(views)} views do not determine the camera; add tilted views in all parts of the image"
         ) from error
+    # the inverse of the normal equations, times the noise, is the covariance
     solution = problem.unpack(parameters)
     if fixed_camera:
         return replace(solution, sigma_px=sigma, covariance=None)
@@ -148,21 +161,38 @@ class _Problem:
     """The parameter vector (camera, active coefficients, offsets, poses), residuals and Jacobian."""
 
     def __init__(self, views: Sequence[BoardView], start: Solution, shape: Board | None, fixed: bool) -> None:
-        self.views, self.lens, self._start = views, start.lens, start
-        self._printed, self._fixed = shape.points if shape else start.points, fixed
-        self.camera_count = 0 if fixed else 4 + start.lens.active
-        self._shape_count = self._printed.size if shape else 0
+        self.views = views
+        self.lens = start.lens
+        self.residual_count = sum(2 * len(view.ids) for view in views)
+        self._start = start
+        self._fixed = fixed
+
+        # what is estimated: the camera unless it is fixed, and the offsets of the corners if a shape is given
+        self.camera_count = 0
+        if not fixed:
+            self.camera_count = 4 + start.lens.active
+        self._printed = start.points
+        self._shape_count = 0
+        self.prior_m = _SHAPE_PRIOR
+        if shape is not None:
+            self._printed = shape.points
+            self._shape_count = shape.points.size
+            self.prior_m = _SHAPE_PRIOR * shape.pitch_m
         self.first_pose = self.camera_count + self._shape_count
         self.size = self.first_pose + 6 * len(views)
-        self.prior_m = _SHAPE_PRIOR * (shape.pitch_m if shape else 1.0)
-        self.residual_count = sum(2 * len(view.ids) for view in views)
 
     def pack(self, solution: Solution) -> Array:
-        camera = [] if self._fixed else [*solution.camera, *solution.coeffs[: self.lens.active]]
-        offsets = (solution.points - self._printed).ravel() if self._shape_count else np.zeros(0)
-        return np.concatenate([np.asarray(camera, np.float64), offsets, solution.poses.ravel()])
+        """Return a solution as a parameter vector."""
+        camera = np.zeros(0)
+        if not self._fixed:
+            camera = np.array([*solution.camera, *solution.coeffs[: self.lens.active]], np.float64)
+        offsets = np.zeros(0)
+        if self._shape_count:
+            offsets = (solution.points - self._printed).ravel()
+        return np.concatenate([camera, offsets, solution.poses.ravel()])
 
     def unpack(self, parameters: Array) -> Solution:
+        """Return a parameter vector as a solution."""
         solution = replace(self._start, poses=parameters[self.first_pose :].reshape(-1, 6))
         if not self._fixed:
             coeffs = np.zeros(self.lens.count)
@@ -180,8 +210,10 @@ class _Problem:
 
     def evaluate(self, parameters: Array, sigma: float) -> tuple[Array, Array, Array]:
         """Return residuals [m] of all views, their Jacobian [m, size], and the prior's (gradient, weight) [size, 2]."""
+        # the rows of each view
         solution = self.unpack(parameters)
-        residuals, jacobian = np.empty(self.residual_count), np.zeros((self.residual_count, self.size))
+        residuals = np.empty(self.residual_count)
+        jacobian = np.zeros((self.residual_count, self.size))
         row = 0
         for index, (view, pose) in enumerate(zip(self.views, solution.poses, strict=True)):
             rows = slice(row, row + 2 * len(view.ids))
@@ -189,17 +221,22 @@ class _Problem:
             residuals[rows] = (projection.pixels - view.pixels).ravel()
             self._fill(jacobian[rows], index, view, pose, projection)
             row = rows.stop
+
+        # the prior holds the offsets near 0, as strongly as the corners' noise allows
         prior = np.zeros((self.size, 2))
         if self._shape_count:
             weight = (sigma / self.prior_m) ** 2
             offsets = slice(self.camera_count, self.first_pose)
-            prior[offsets, 0], prior[offsets, 1] = weight * parameters[offsets], weight
+            prior[offsets, 0] = weight * parameters[offsets]
+            prior[offsets, 1] = weight
         return residuals, jacobian, prior
 
     def _fill(self, rows: Array, index: int, view: BoardView, pose: Array, projection: Projection) -> None:
+        """Fill the rows of a view in the Jacobian."""
         if not self._fixed:
             rows[:, :4] = projection.by_camera
             rows[:, 4 : self.camera_count] = projection.by_coeffs[:, : self.lens.active]
+        # an offset of a corner moves it as a translation in the board's frame does
         if self._shape_count:
             by_point = projection.by_translation @ cv2.Rodrigues(pose[:3])[0]
             columns = self.camera_count + 3 * view.ids[:, None] + np.arange(3)
@@ -213,8 +250,9 @@ class _Problem:
 
 def _solve(problem: _Problem, parameters: Array, robust: bool) -> tuple[Array, Array, float]:
     """Run Levenberg-Marquardt. Return the parameters, the matrix of the normal equations, and sigma in pixels."""
-    damping, sigma = 1e-4, 1.0
+    damping = 1e-4
     sigma = _estimate_sigma(problem.compute_residuals(parameters), robust, problem.size)
+    # robust fits only choose views: they need not be exact
     tolerance = 1e-3 if robust else 1e-5
     normal: Array = np.eye(problem.size)
 
@@ -224,11 +262,16 @@ def _solve(problem: _Problem, parameters: Array, robust: bool) -> tuple[Array, A
         return float(residuals @ (weights * residuals)) + prior
 
     for _ in range(_MAX_ITERATIONS):
+        # the normal equations at the parameters so far
         residuals, jacobian, prior = problem.evaluate(parameters, sigma)
-        weights = _weigh(residuals, sigma) if robust else np.ones_like(residuals)
+        weights = np.ones_like(residuals)
+        if robust:
+            weights = _weigh(residuals, sigma)
         normal = np.asarray(jacobian.T @ (weights[:, None] * jacobian), np.float64) + np.diag(prior[:, 1])
         gradient = jacobian.T @ (weights * residuals) + prior[:, 0]
         cost = measure_cost(parameters, residuals)
+
+        # shorten the step until it lowers the cost
         moved = False
         while damping < 1e10:
             step = -np.linalg.solve(normal + damping * np.diag(np.diag(normal)), gradient)
@@ -239,8 +282,12 @@ def _solve(problem: _Problem, parameters: Array, robust: bool) -> tuple[Array, A
             damping *= 10
         if not moved:
             break
-        parameters, damping = parameters + step, max(damping / 10, 1e-12)
-        previous, sigma = sigma, _estimate_sigma(trial, robust, problem.size)
+        parameters = parameters + step
+        damping = max(damping / 10, 1e-12)
+
+        # end when neither the parameters nor the noise change any more
+        previous = sigma
+        sigma = _estimate_sigma(trial, robust, problem.size)
         scaled = np.abs(step) * np.sqrt(np.diag(normal))
         if scaled.max() < tolerance * sigma and abs(sigma / previous - 1) < tolerance:
             break
@@ -248,12 +295,14 @@ def _solve(problem: _Problem, parameters: Array, robust: bool) -> tuple[Array, A
 
 
 def _weigh(residuals: Array, sigma: float) -> Array:
+    """Return Huber's weights: 1, less for residuals beyond _HUBER standard deviations."""
     return np.minimum(1.0, _HUBER * sigma / np.maximum(np.abs(residuals), 1e-12))
 
 
 def _estimate_sigma(residuals: Array, robust: bool, size: int) -> float:
+    """Return the noise of one coordinate in pixels, from the residuals of a fit of `size` parameters."""
     if robust:
-        sigma = 1.4826 * float(np.median(np.abs(residuals)))
+        sigma = _MAD_TO_SIGMA * float(np.median(np.abs(residuals)))
     else:
         free = max(len(residuals) - size, len(residuals) // 4, 1)
         sigma = float(np.sqrt(residuals @ residuals / free))
@@ -263,7 +312,7 @@ def _estimate_sigma(residuals: Array, robust: bool, size: int) -> float:
 def guess_solution(
     views: Sequence[BoardView], points: Array, size: tuple[int, int], model: LensModel
 ) -> Solution:
-    """Calibrate with OpenCV on a flat board with corners [p, 3]; `size` is (height, width) in pixels.
+    """Calibrate with OpenCV on a flat board with corners [p, 3]. `size` is (height, width) in pixels.
 
     Raises CalibrationError if OpenCV finds no camera that fits.
     """
@@ -289,8 +338,9 @@ def _guess_pinhole(views: Sequence[BoardView], points: Array, size: tuple[int, i
 
 
 def _guess_fisheye(views: Sequence[BoardView], points: Array, size: tuple[int, int]) -> Solution:
-    """Try rough focal lengths: without one, cv2.fisheye.calibrate often converges to a wrong camera."""
-    best: tuple[float, Solution] | None = None
+    """Try rough focal lengths. Without one, cv2.fisheye.calibrate often converges to a wrong camera."""
+    best: Solution | None = None
+    lowest = np.inf
     for share in _FISHEYE_GUESSES:
         camera = np.array([share * size[1], share * size[1], (size[1] - 1) / 2, (size[0] - 1) / 2])
         try:
@@ -299,12 +349,14 @@ def _guess_fisheye(views: Sequence[BoardView], points: Array, size: tuple[int, i
             solution = adjust(views, replace(start, poses=poses), robust=True)
         except (cv2.error, CalibrationError):
             continue
+        # a wrong camera may converge, too: the median error tells
         error = float(np.median(np.abs(np.concatenate(compute_residuals(solution, views)))))
-        if np.isfinite(error) and solution.camera[:2].min() > 0 and (best is None or error < best[0]):
-            best = error, solution
+        if error < lowest and solution.camera[:2].min() > 0:
+            best = solution
+            lowest = error
     if best is None:
         raise np.linalg.LinAlgError("no focal length converged")
-    return best[1]
+    return best
 
 
 def estimate_pose(view: BoardView, solution: Solution) -> Array:
@@ -325,15 +377,20 @@ def estimate_pose(view: BoardView, solution: Solution) -> Array:
         pose = np.concatenate([rotation.ravel(), translation.ravel()])
         seen = points @ cv2.Rodrigues(rotation)[0].T + translation.ravel()
         error = np.linalg.norm(seen[:, :2] / np.maximum(seen[:, 2:], 1e-9) - rays, axis=1).mean()
-        errors.append((error + (1e3 if seen[:, 2].min() <= 0 else 0), pose))
+        # a board behind the camera cannot be seen
+        if seen[:, 2].min() <= 0:
+            error += 1e3
+        errors.append((error, pose))
     return min(errors, key=lambda item: item[0])[1]
 
 
 def to_solution(intrinsics: Intrinsics, points: Array) -> Solution:
     """Return known intrinsics in the form of a fit, with corners [p, 3] of a board."""
-    fisheye = intrinsics.model == "fisheye"
-    lens = Lens("fisheye" if fisheye else "pinhole", len(intrinsics.coeffs))
-    coeffs = np.array(intrinsics.coeffs) if intrinsics.coeffs else np.zeros(5)
+    model: LensModel = "fisheye" if intrinsics.model == "fisheye" else "pinhole"
+    lens = Lens(model, len(intrinsics.coeffs))
+    coeffs = np.zeros(5)
+    if intrinsics.coeffs:
+        coeffs = np.array(intrinsics.coeffs)
     camera = np.array([intrinsics.fx, intrinsics.fy, intrinsics.cx, intrinsics.cy])
     return Solution(lens, camera, coeffs, np.zeros((0, 6)), points)
 
@@ -344,6 +401,7 @@ def locate_board(view: BoardView, board: Board, intrinsics: Intrinsics) -> tuple
     The covariance describes a motion (translation m, rotation vector rad) in the board's frame. The error is the
     standard deviation of one coordinate. Raises CalibrationError if no pose follows.
     """
+    # estimate the pose alone: the camera is known
     solution = to_solution(intrinsics, board.points)
     try:
         start = replace(solution, poses=estimate_pose(view, solution)[None])
@@ -353,6 +411,8 @@ def locate_board(view: BoardView, board: Board, intrinsics: Intrinsics) -> tuple
         raise CalibrationError(
             f"{view.name}: no pose of the board follows from its {len(view.ids)} corners"
         ) from error
+
+    # six parameters of the pose take as many degrees of freedom
     residuals = compute_residuals(located, [view])[0]
     sigma = float(np.sqrt((residuals**2).sum() / max(residuals.size - 6, 1)))
     pose = located.poses[0]
@@ -361,7 +421,8 @@ def locate_board(view: BoardView, board: Board, intrinsics: Intrinsics) -> tuple
 
 def pose_covariance(ids: npt.NDArray[np.intp], pose: Array, solution: Solution) -> Array:
     """Return the covariance [6, 6] of a pose [6], a motion in the board's frame, for corners with a noise of 1 px."""
-    points, projection = solution.points[ids], solution.project(ids, pose)
+    points = solution.points[ids]
+    projection = solution.project(ids, pose)
     by_point = (projection.by_translation @ cv2.Rodrigues(pose[:3])[0]).reshape(-1, 2, 3)
     slopes = np.concatenate([by_point, -by_point @ cross_matrices(points)], axis=2).reshape(-1, 6)
     return np.asarray(np.linalg.inv(slopes.T @ slopes), np.float64)

@@ -19,16 +19,23 @@ from ..geometry import Array, rigid, rotation_from_quaternion, rotation_from_vec
 from ..settings import Section, describe_faults, read_toml
 from ..types import Intrinsics
 
+# numbers of coefficients of each lens model
 _COEFFS = {"none": (0,), "brown_conrady": (5, 8), "fisheye": (4,)}
+# how far the length of a quaternion may be from 1
 _UNIT_TOLERANCE = 1e-3
+# relative difference of aspect ratios up to which images are scaled calibration images: sides are whole pixels
 _ASPECT_TOLERANCE = 0.01
 
 
 class _Finite(Section):
+    """A table of the file whose numbers are finite."""
+
     model_config = ConfigDict(allow_inf_nan=False)
 
 
 class Distortion(_Finite):
+    """Lens distortion."""
+
     model: Literal["none", "brown_conrady", "fisheye"] = "none"
     """Lens model."""
     coeffs: tuple[float, ...] = ()
@@ -114,7 +121,9 @@ class PinholeSection(_Finite):
     @field_validator("cx_px", "cy_px")
     @classmethod
     def _inside(cls, centre: float, info: ValidationInfo) -> float:
-        side = "width_px" if info.field_name == "cx_px" else "height_px"
+        side = "height_px"
+        if info.field_name == "cx_px":
+            side = "width_px"
         length = info.data.get(side)
         if length is not None and not 0 <= centre < length:
             raise ValueError(f"expected a principal point inside the image, 0 to {side} = {length}")
@@ -186,7 +195,7 @@ class Calibration(_Finite):
         return "gripper" if self.hand_eye.kind == "eye_in_hand" else "base"
 
     def base_from_camera(self, base_from_gripper: Array | None = None) -> Array:
-        """Return the camera's pose [4, 4] in the robot's base; a camera on the gripper needs the pose of the gripper.
+        """Return the camera's pose [4, 4] in the robot's base. A camera on the gripper needs the pose of the gripper.
 
         Raises SettingsError if the file has no hand-eye calibration, or if the gripper's pose is needed and absent.
         """
@@ -209,19 +218,23 @@ class Calibration(_Finite):
         """
         pinhole = self.intrinsics
         calibrated = (pinhole.height_px, pinhole.width_px)
-        aspects = (size[1] / size[0], calibrated[1] / calibrated[0])
-        if abs(aspects[0] / aspects[1] - 1) > _ASPECT_TOLERANCE:
+        height, width = size
+        aspect = width / height
+        calibrated_aspect = pinhole.width_px / pinhole.height_px
+        if abs(aspect / calibrated_aspect - 1) > _ASPECT_TOLERANCE:
             raise SettingsError(
-                f"expected images of the calibration's aspect ratio, {calibrated[1]}x{calibrated[0]}, "
-                f"found {size[1]}x{size[0]}; calibrate the camera in the mode that it runs in"
+                f"expected images of the calibration's aspect ratio, {pinhole.width_px}x{pinhole.height_px}, "
+                f"found {width}x{height}; calibrate the camera in the mode that it runs in"
             )
-        model, coeffs = pinhole.distortion.model, pinhole.distortion.coeffs
+        # the camera may deliver smaller images than it was calibrated with
+        model = pinhole.distortion.model
+        coeffs = pinhole.distortion.coeffs
         intrinsics = Intrinsics(pinhole.fx_px, pinhole.fy_px, pinhole.cx_px, pinhole.cy_px, model, coeffs)
         return scale_intrinsics(intrinsics, calibrated, size)
 
 
 def load_calibration(path: Path) -> Calibration:
-    """Read and check a calibration file; SettingsError names each wrong field, its expected and its actual value."""
+    """Read and check a calibration file. SettingsError names each wrong field, its expected and its actual value."""
     if stand_in := describe_stand_in(path):
         raise SettingsError(f"expected a calibration file at {path}, found {stand_in}")
     try:
@@ -232,6 +245,7 @@ def load_calibration(path: Path) -> Calibration:
 
 def save_calibration(path: Path, calibration: Calibration) -> None:
     """Write a calibration file, replacing an older one as a whole. Raises OutputError."""
+    # defaults stay out of the file, except the version
     fields = calibration.model_dump(exclude_none=True, exclude_defaults=True)
     fields = {"version": calibration.version} | fields
     write_output(path, "\n".join(_format_table(fields, ())).lstrip().encode())
@@ -239,7 +253,9 @@ def save_calibration(path: Path, calibration: Calibration) -> None:
 
 def back_up(path: Path) -> Path:
     """Copy a calibration file to the first free name beside it, and return this name. Raises OutputError."""
-    copy, number = path.with_name(f"{path.name}.old"), 1
+    # no earlier copy is ever replaced
+    copy = path.with_name(f"{path.name}.old")
+    number = 1
     while copy.exists():
         number += 1
         copy = path.with_name(f"{path.name}.old{number}")
@@ -251,17 +267,25 @@ def back_up(path: Path) -> Path:
 
 def _format_table(fields: dict[str, Any], place: tuple[str, ...]) -> list[str]:
     """Return the lines of a TOML table: its values first, then its tables."""
+    # in TOML a value behind a table would belong to that table
     values = {key: value for key, value in fields.items() if not isinstance(value, dict)}
     tables = {key: value for key, value in fields.items() if isinstance(value, dict) and value}
-    lines = [f"[{'.'.join(map(_format_key, place))}]"] if place and values else []
+    lines = []
+    if place and values:
+        lines.append(f"[{'.'.join(map(_format_key, place))}]")
     lines += [f"{_format_key(key)} = {_format_value(value)}" for key, value in values.items()]
     for key, table in tables.items():
         lines += ["", *_format_table(table, (*place, key))]
-    return lines if place else [*lines, ""]
+    # the file ends with a line feed
+    if not place:
+        lines.append("")
+    return lines
 
 
 def _format_key(key: str) -> str:
-    return key if key.replace("_", "a").replace("-", "a").isalnum() and key.isascii() else json.dumps(key)
+    # TOML's bare keys are ASCII letters, digits, _ and -
+    is_bare = key.replace("_", "a").replace("-", "a").isalnum() and key.isascii()
+    return key if is_bare else json.dumps(key)
 
 
 def _format_value(value: Any) -> str:

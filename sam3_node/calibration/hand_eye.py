@@ -44,26 +44,52 @@ Mounting = Literal["eye_in_hand", "eye_to_hand"]
 _OTHER = {"eye_in_hand": "eye_to_hand", "eye_to_hand": "eye_in_hand"}
 
 MIN_POSES = 6
-"""Minimum number of views that agree."""
+"""Number of views that must agree. With fewer, one bad view is not told from a good one."""
 
 REFINED = "joint"
 """Name of the joint refinement in comparisons with OpenCV's methods."""
 
+# angle in radians by which the gripper must turn about two axes
 _MIN_ANGLE = np.radians(5)
+# share of outliers above which the views do not agree
 _MAX_REJECTED_SHARE = 0.4
-_MAX_ERROR_M, _MAX_ERROR_RAD = 0.03, np.radians(3)
-_SUSPECT_SCALE, _MAX_SCALE, _SCALE_SIGMAS = 0.02, 0.05, 5.0
-_SPREADS_M, _SPREAD_M = (0.01, 3.0), 0.15  # of the gripper's positions, in metres
-_REACHES_M = (0.1, 4.0)  # of grippers from their base
-_DISTANCES_M = (0.02, 10.0)  # of boards from their camera
+# median errors above which the views do not agree
+_MAX_ERROR_M = 0.03
+_MAX_ERROR_RAD = np.radians(3)
+# relative error of the board's size from which on it is doubted, and from which on it is refused
+_SUSPECT_SCALE = 0.02
+_MAX_SCALE = 0.05
+# standard deviations that such an error exceeds to be refused earlier
+_SCALE_SIGMAS = 5.0
+# plausible spreads of the gripper's positions, and the spread to which others are brought
+_SPREADS_M = (0.01, 3.0)
+_SPREAD_M = 0.15
+# plausible distances of grippers from their base
+_REACHES_M = (0.1, 4.0)
+# plausible distances of boards from their camera
+_DISTANCES_M = (0.02, 10.0)
+# units that are mistaken for one another, in metres, and the relative error by which their ratio is recognised
 _UNITS = {"metres": 1.0, "centimetres": 1e-2, "millimetres": 1e-3, "inches": 0.0254}
 _UNIT_TOLERANCE = 0.04
-_MIN_SPREAD = 1e-3  # of the gripper's positions, as a share of its distance from the base
-_IMAGE_MARGIN, _MIN_VISIBLE, _MIN_SQUARE_PX = 0.05, 0.35, 5.0
-_VISIBLE, _MIN_DIFFERENCE = 0.85, 0.1  # shares of the board in the image
-_ON_GRIPPER_M, _BESIDE_ROBOT_M = 0.25, 0.5
-_SAME_M, _SAME_RAD = 1e-4, 1e-3
-_MOVED_M, _MOVED_RAD = 5e-3, np.radians(1)
+# least spread of the gripper's positions, as a share of its distance from the base
+_MIN_SPREAD = 1e-3
+# margin of the image in which corners still count as visible, as a share of its longer side
+_IMAGE_MARGIN = 0.05
+# a camera can have seen a board with this share of its corners in the image, and squares of this size
+_MIN_VISIBLE = 0.35
+_MIN_SQUARE_PX = 5.0
+# share of the corners in the image with which a place of the board is right, and the difference that tells two apart
+_VISIBLE = 0.85
+_MIN_DIFFERENCE = 0.1
+# a camera is on the gripper below this distance from it, and beside the robot above that one
+_ON_GRIPPER_M = 0.25
+_BESIDE_ROBOT_M = 0.5
+# a pose that changes by less has not moved
+_SAME_M = 1e-4
+_SAME_RAD = 1e-3
+# a pose that changes by more has moved
+_MOVED_M = 5e-3
+_MOVED_RAD = np.radians(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +108,10 @@ class HandEyeView:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """Camera and board for poses without images: they tell where the camera can have seen the board.
+    """Camera and board of poses without images. They tell where the camera can have seen the board.
 
-    `size` is (height, width) of the images, `points_m` [p, 3] are the corners in the frame of the board, and `pitch_m`
-    is the side of a square.
+    `size` is (height, width) of the images. `points_m` [p, 3] are the corners in the frame of the board. `pitch_m` is
+    the side of a square.
     """
 
     intrinsics: Intrinsics
@@ -96,11 +122,12 @@ class Sight:
     def measure_visible(self, b: Array) -> Array:
         """Return the share [n] of the corners inside the image, for poses camera_from_board [n, 4, 4].
 
-        The frame of another detector may have its origin in the centre of the board: the better place counts.
+        The frame of another detector may have its origin in the centre of the board. The better place counts.
         """
-        # a polynomial distortion is valid inside the image alone, a margin stands for it outside
+        # a polynomial distortion is valid inside the image alone; the margin stands for it outside
         lens = self.intrinsics
-        lens = lens if lens.model == "fisheye" else replace(lens, model="none")
+        if lens.model != "fisheye":
+            lens = replace(lens, model="none")
         margin = _IMAGE_MARGIN * max(self.size)
         shares = []
         for points in (self.points_m, self.points_m - self.points_m.mean(axis=0)):
@@ -141,11 +168,11 @@ class LeaveOneOut:
 class HandEyeResult:
     """The pose `parent_from_camera` [4, 4]: the parent is the gripper (eye_in_hand) or the base (eye_to_hand).
 
-    `other_from_board` is the pose of the board in the other frame. `covariance` [6, 6] describes a
-    motion (translation m, rotation vector rad) in the camera's frame, and its length stays below `position_95_m` and
-    `rotation_95_rad` with 95 % confidence. `robot_noise` are standard deviations of the gripper's pose (m,
-    rad). `scale` is the share by which the board seems larger than described, and its standard deviation, from a
-    refinement in which the scale of the board is free. `warnings` are doubts that do not refuse the result.
+    `other_from_board` is the pose of the board in the other frame. `covariance` [6, 6] describes a motion (translation
+    m, rotation vector rad) in the camera's frame. Its lengths stay below `position_95_m` and `rotation_95_rad` with 95
+    % confidence. `robot_noise` are standard deviations of the gripper's pose (m, rad). `scale` is the share by which
+    the board seems larger than described, and its standard deviation; both are from a refinement in which the scale of
+    the board is free. `warnings` are doubts that do not refuse the result.
     """
 
     mounting: Mounting
@@ -171,12 +198,12 @@ def calibrate_hand_eye(
     rejected: Sequence[Rejected] = (),
     sight: Sight | None = None,
 ) -> HandEyeResult:
-    """Estimate the pose of the camera from all views jointly; views that disagree are rejected by name.
+    """Estimate the pose of the camera from all views jointly. Views that disagree are rejected by name.
 
-    Errors are measured at `board_centre_m`, in the frame of the board. `scaled` is true for poses of the board that
-    come without images: the covariances of the views are known but for a factor, and `sight` says where the camera can
-    have seen the board. Raises CalibrationError for too few views, degenerate motion, repeated poses, boards that no
-    camera sees there, and poses or lengths that do not fit the board, with the reason.
+    Errors are measured at `board_centre_m`, in the frame of the board. `scaled` is True for poses of the board that
+    come without images. The covariances of their views are known up to a factor, and `sight` says where the camera can
+    have seen the board. Raises CalibrationError, with the reason, for too few views, degenerate motion, repeated poses,
+    boards that no camera sees there, and poses or lengths that do not fit the board.
     """
     _check_motion(views)
     centre = rigid(np.eye(3), board_centre_m)
@@ -185,11 +212,14 @@ def calibrate_hand_eye(
     # in another unit than the centre, positions fit only at the board's own origin
     plain = observe(views, mounting, (0.0, 0.0, 0.0), scaled)
     try:
+        # a free scale finds wrong units and a wrong board before they spoil the pose
         free = _fit_with_scale(plain)
         _check_agreement(plain, free, mounting, sight)
         _check_sight(plain.b, mounting, sight)
         scale = free.refined.scale, float(np.sqrt(free.refined.covariance[12, 12])) * free.refined.scale
         warnings = _check_scale(scale, free.refined.degrees, plain, sight)
+
+        # the result has the board's described size
         fit = _reject_outliers(observations, free.refined.x, free.refined.y @ centre)
         _check_agreement(observations, fit, mounting, sight)
         refined = fit.refined
@@ -225,8 +255,9 @@ def observe(
     move_to_centre = np.eye(6)
     move_to_centre[:3, 3:] = -cross_matrices(np.array([board_centre_m], np.float64))[0]
     covariances = np.array([move_to_centre @ view.covariance @ move_to_centre.T for view in views])
-    left = mounting == "eye_to_hand"
-    return Observations(invert(a) if left else a, b, covariances, left, scaled)
+    if mounting == "eye_to_hand":
+        return Observations(invert(a), b, covariances, True, scaled)
+    return Observations(a, b, covariances, False, scaled)
 
 
 def leave_one_out(
@@ -245,7 +276,7 @@ def leave_one_out(
 def compare_methods(
     views: Sequence[HandEyeView], mounting: Mounting, board_centre_m: Sequence[float]
 ) -> dict[str, LeaveOneOut]:
-    """Return the leave-one-out errors of OpenCV's methods on the same views; a method that fails is absent."""
+    """Return the leave-one-out errors of OpenCV's methods on the same views. A method that fails is absent."""
     observations = observe(views, mounting, board_centre_m)
     compared: dict[str, LeaveOneOut] = {}
     for method in CLOSED_FORMS:
@@ -282,14 +313,16 @@ def _reject_hidden(
     front = _lie_in_front(poses) | _lie_in_front(poses @ centre)
     if (~front).sum() > _MAX_REJECTED_SHARE * len(views) or front.all():
         return views, []
+
     hidden = [view.name for view, seen in zip(views, front, strict=True) if not seen]
     reason = "the board lies behind the camera, where it cannot be seen"
-    return [view for view in views if view.name not in hidden], [Rejected(name, reason) for name in hidden]
+    rejected = [Rejected(name, reason) for name in hidden]
+    return [view for view in views if view.name not in hidden], rejected
 
 
 def _fit_with_scale(observations: Observations) -> _Fit:
-    """Refine X, Y and the scale of the board's positions together; lengths may be of any unit."""
-    # a robot in a wrong unit would meet limits that are in metres
+    """Refine X, Y and the scale of the board's positions together. Lengths may be of any unit."""
+    # the limits below are in metres, which a robot in another unit would miss
     robot = _normalise(observations)
     x, y, board = find_start(scale_positions(observations.a, robot), observations.b)
     fit = _reject_outliers(observations.rescale(board, robot), x, y, 1.0)
@@ -304,9 +337,14 @@ def _fit_with_scale(observations: Observations) -> _Fit:
 
 def _normalise(observations: Observations) -> float:
     """Return the factor that brings the gripper's positions to the spread of a robot's, 1 where they have it."""
-    poses = invert(observations.a) if observations.left else observations.a
+    poses = observations.a
+    if observations.left:
+        poses = invert(poses)
     spread = float(np.linalg.norm(np.std(poses[:, :3, 3], axis=0)))
-    return 1.0 if _SPREADS_M[0] <= spread <= _SPREADS_M[1] or spread < 1e-9 else _SPREAD_M / spread
+    lowest, highest = _SPREADS_M
+    if lowest <= spread <= highest or spread < 1e-9:
+        return 1.0
+    return _SPREAD_M / spread
 
 
 def _reject_outliers(observations: Observations, x: Array, y: Array, scale: float | None = None) -> _Fit:
@@ -315,6 +353,8 @@ def _reject_outliers(observations: Observations, x: Array, y: Array, scale: floa
     # generous, since the start is from few views: of seven, it fits some too well
     enough = np.sort(scores)[min(MIN_POSES, len(scores)) - 1]
     kept = scores <= max(6 * float(np.median(scores)), float(enough), 1e-6)
+
+    # refine and choose in turn, until the choice stays
     limit = outlier_limit(len(kept))
     refined = refine(observations.select(kept), x, y, scale=scale)
     for _ in range(10):
@@ -329,12 +369,14 @@ def _reject_outliers(observations: Observations, x: Array, y: Array, scale: floa
 
 
 def _name_outliers(views: Sequence[HandEyeView], observations: Observations, fit: _Fit) -> list[Rejected]:
-    distances, limit = mahalanobis(observations, fit.refined), outlier_limit(len(fit.kept))
-    return [
-        Rejected(view.name, _describe_error(error, distance / limit))
-        for view, error, distance, keep in zip(views, fit.errors, distances, fit.kept, strict=True)
-        if not keep
-    ]
+    """Return the rejected views, each with its error as the reason."""
+    distances = mahalanobis(observations, fit.refined)
+    limit = outlier_limit(len(fit.kept))
+    rejected = []
+    for view, error, distance, is_kept in zip(views, fit.errors, distances, fit.kept, strict=True):
+        if not is_kept:
+            rejected.append(Rejected(view.name, _describe_error(error, distance / limit)))
+    return rejected
 
 
 def _describe_error(error: Array, excess: float) -> str:
@@ -345,6 +387,7 @@ def _describe_error(error: Array, excess: float) -> str:
 
 
 def _check_motion(views: Sequence[HandEyeView]) -> None:
+    """Raise CalibrationError if the gripper's motion does not determine the camera's pose."""
     if len(views) < MIN_POSES:
         raise CalibrationError(
             f"expected at least {MIN_POSES} poses with a view of the board, found {len(views)}; 12 or more are better"
@@ -354,6 +397,8 @@ def _check_motion(views: Sequence[HandEyeView]) -> None:
     if not (np.isfinite(poses).all() and np.isfinite(boards).all()):
         raise CalibrationError("expected finite poses of robot and board, found NaN or infinity")
     _check_repeats(views, poses, boards)
+
+    # rotations about two axes give the orientation and the position, all of it
     first, second, _ = measure_rotations(poses)
     if first < _MIN_ANGLE:
         raise CalibrationError(
@@ -366,6 +411,8 @@ def _check_motion(views: Sequence[HandEyeView]) -> None:
             f"{np.degrees(second):.1f} about any other): the camera's position along this axis "
             "does not follow; turn it about a second axis"
         )
+
+    # only a length in metres tells the size of the board
     positions = poses[:, :3, 3]
     if np.linalg.norm(np.std(positions, axis=0)) <= _MIN_SPREAD * np.linalg.norm(positions, axis=1).max():
         raise CalibrationError(
@@ -377,13 +424,12 @@ def _check_repeats(views: Sequence[HandEyeView], poses: Array, boards: Array) ->
     """Refuse poses of the robot that stand still while the board moves in the camera."""
     robot_m, robot_rad = measure_lengths(to_motions(invert(poses[:-1]) @ poses[1:]))
     board_m, board_rad = measure_lengths(to_motions(invert(boards[:-1]) @ boards[1:]))
-    still, moved = (
-        (robot_m < _SAME_M) & (robot_rad < _SAME_RAD),
-        (board_m > _MOVED_M) | (board_rad > _MOVED_RAD),
-    )
+    still = (robot_m < _SAME_M) & (robot_rad < _SAME_RAD)
+    moved = (board_m > _MOVED_M) | (board_rad > _MOVED_RAD)
     pairs = zip(views[1:], board_m, still & moved, strict=True)
     stale = [f"{view.name} ({moved_m * 1e3:.0f} mm)" for view, moved_m, is_stale in pairs if is_stale]
-    if len(stale) > 1:  # a single one may be a wrong view of the board, which is rejected as an outlier
+    # a single one may be a wrong view of the board, which is rejected as an outlier
+    if len(stale) > 1:
         raise CalibrationError(
             f"the robot's pose is stale in {len(stale)} views: it did not change while the board moved in the image: "
             f"{', '.join(stale[:5])}; check the source of the poses"
@@ -416,9 +462,9 @@ def _check_agreement(observations: Observations, fit: _Fit, mounting: Mounting, 
 
 @dataclass(frozen=True, slots=True)
 class _Guess:
-    """Changed input, and the advice to make each change of it; `inverted` names the changes of its counterpart.
+    """Changed input, and the advice for each change. `inverted` is the advice for its counterpart.
 
-    Poses fit as well where robot and board are both inverted: only the place of the board tells them apart.
+    Poses fit equally well if robot and board are both inverted. Only the place of the board tells the two apart.
     """
 
     observations: Observations
@@ -430,28 +476,38 @@ def _explain_disagreement(
     observations: Observations, mounting: Mounting, sight: Sight | None, score: float
 ) -> str:
     """Return advice for the change of the input that makes it fit, if one does."""
+    # try each likely mistake, and keep the change after which the views agree best
     robot = _normalise(observations)
-    best: tuple[float, float, _Guess] | None = None
+    best: _Guess | None = None
+    best_score = np.inf
+    best_scale = 1.0
     for guess in _guess_changes(observations.rescale(1.0, robot), mounting):
-        a, b = guess.observations.a, guess.observations.b
+        a = guess.observations.a
+        b = guess.observations.b
         with suppress(CalibrationError):
             x, y, scale = find_start(a, b)
             errors = measure_errors(a, scale_positions(b, scale), x, y)
             guess_score = float(np.median(score_errors(errors)))
-            if _are_small(errors) and (best is None or guess_score < best[0]):
-                best = guess_score, scale / robot, guess
+            if _are_small(errors) and guess_score < best_score:
+                best = guess
+                best_score = guess_score
+                best_scale = scale / robot
+
+    # a change that helps little explains nothing
     unknown = (
         "check that each pose belongs to its image, that the robot stood still, and that nothing was moved"
     )
-    if best is None or 4 * best[0] > score:
+    if best is None or 4 * best_score > score:
         return unknown
-    _, scale, guess = best
-    changes = _choose_changes(guess, sight)
-    if abs(scale - 1) > _MAX_SCALE:
-        changes = (*changes, _explain_scale(scale, guess.observations.rescale(1.0, 1 / robot), sight))
+    changes = _choose_changes(best, sight)
+    if abs(best_scale - 1) > _MAX_SCALE:
+        unscaled = best.observations.rescale(1.0, 1 / robot)
+        changes = (*changes, _explain_scale(best_scale, unscaled, sight))
     if changes:
         return "; and ".join(changes)
-    return unknown if _can_have_seen(observations.b, sight) else "check unit and board_unit"
+    if _can_have_seen(observations.b, sight):
+        return unknown
+    return "check unit and board_unit"
 
 
 def _lie_in_front(b: Array) -> npt.NDArray[np.bool_]:
@@ -459,18 +515,26 @@ def _lie_in_front(b: Array) -> npt.NDArray[np.bool_]:
 
 
 def _measure_visible(b: Array, sight: Sight | None) -> Array:
-    return _lie_in_front(b).astype(np.float64) if sight is None else sight.measure_visible(b)
+    """Return the share [n] of each board that the camera sees; without `sight`, all or nothing."""
+    if sight is None:
+        return _lie_in_front(b).astype(np.float64)
+    return sight.measure_visible(b)
 
 
 def _choose_changes(guess: _Guess, sight: Sight | None) -> tuple[str, ...]:
     """Return the changes after which the board lies where the camera sees it."""
     b = guess.observations.b
-    upright, turned = _lie_in_front(b).mean(), _lie_in_front(invert(b)).mean()
-    if min(upright, turned) > 1 - _MAX_REJECTED_SHARE:  # a board whose z axis points to the camera
-        upright, turned = _measure_visible(b, sight).mean(), _measure_visible(invert(b), sight).mean()
+    upright = _lie_in_front(b).mean()
+    turned = _lie_in_front(invert(b)).mean()
+    # a board whose z axis points to the camera lies in front of it both ways: look where its corners are
+    if min(upright, turned) > 1 - _MAX_REJECTED_SHARE:
+        upright = _measure_visible(b, sight).mean()
+        turned = _measure_visible(invert(b), sight).mean()
         if abs(upright - turned) < _MIN_DIFFERENCE:
             return (f"{'; and '.join(guess.changes)}; or else {'; and '.join(guess.inverted)}",)
-    return guess.changes if upright > turned else guess.inverted
+    if upright > turned:
+        return guess.changes
+    return guess.inverted
 
 
 def _guess_changes(observations: Observations, mounting: Mounting) -> Iterator[_Guess]:
@@ -483,7 +547,10 @@ def _guess_changes(observations: Observations, mounting: Mounting) -> Iterator[_
     board_order = "they fit if the quaternions of the board are read as w x y z: give them as x y z w"
     mirrored = "they fit if the images are mirrored: turn off the camera's mirror image"
     mirror = np.diag([-1.0, 1, 1, 1])
-    a, b = observations.a, observations.b
+
+    # the changes that each kind of input may need, and the input after them
+    a = observations.a
+    b = observations.b
     robots: list[tuple[tuple[str, ...], Array]] = [
         ((), a),
         ((order,), _reorder_quaternions(a)),
@@ -513,22 +580,30 @@ def _reorder_quaternions(poses: Array) -> Array:
 
 def _check_sight(b: Array, mounting: Mounting, sight: Sight | None) -> None:
     """Refuse poses that agree although no camera can see the board there."""
-    count, behind = len(b), ~_lie_in_front(b)
-    shares, turned = _measure_visible(b, sight), _measure_visible(invert(b), sight).mean()
+    count = len(b)
     both = (
         "robot and board are both inverted: give camera_from_board instead of board_from_camera, and use "
         f"{_OTHER[mounting]} or give base_from_gripper instead of its inverse"
     )
+
+    behind = ~_lie_in_front(b)
     if behind.mean() > _MAX_REJECTED_SHARE:
         raise CalibrationError(
             f"the board lies behind the camera in {behind.sum()} of {count} views, where it cannot be seen; "
             f"{_explain_axes(b, both)}"
         )
+    # a board nearer than its own size is in a wrong unit, of which `_check_scale` tells
     if sight is not None and _measure_distance(b) < sight.radius_m / 2:
-        return  # a matter of units
+        return
+
+    # outside the image, or so much more inside it when inverted that it must be inverted
+    shares = _measure_visible(b, sight)
+    turned = _measure_visible(invert(b), sight).mean()
     hidden = (shares == 0).mean() > _MAX_REJECTED_SHARE
     if hidden or (shares.mean() < _VISIBLE and turned > max(_VISIBLE, shares.mean() + _MIN_DIFFERENCE)):
-        advice = both if turned > _VISIBLE else f"{_explain_axes(b, both)}; or take intrinsics of this camera"
+        advice = both
+        if turned <= _VISIBLE:
+            advice = f"{_explain_axes(b, both)}; or take intrinsics of this camera"
         raise CalibrationError(
             f"the board lies at least partly outside the image in {(shares < 1).sum()} of {count} views, where it "
             f"cannot be seen; {advice}"
@@ -545,21 +620,28 @@ def _explain_axes(b: Array, both: str) -> str:
     frame = "the board in the optical frame of the camera, x right, y down, z forward"
     if axis == 2:
         return f"{both}; or, if the camera's frame has z backward, give {frame}"
-    return f"it lies along {'-+'[int(direction[axis] > 0)]}{'xyz'[axis]} of the camera: give {frame}"
+    sign = "+" if direction[axis] > 0 else "-"
+    return f"it lies along {sign}{'xyz'[axis]} of the camera: give {frame}"
 
 
 def _check_scale(
     scale: tuple[float, float], degrees: int, observations: Observations, sight: Sight | None
 ) -> list[str]:
-    """Refuse a board of another size than described, and return warnings; `scale` is 1 and its error at best."""
-    share, deviation = scale[0] - 1, scale[1]
+    """Refuse a board of another size than described, and return warnings.
+
+    `scale` is the board's size as a share of the described one, and its standard deviation.
+    """
+    factor, deviation = scale
+    share = factor - 1
     margin = float(stdtrit(degrees, 0.975)) * deviation
-    text = f"the scale of the board is {scale[0]:.4g} ± {margin:.2g} (95 %)"
-    wrong = abs(share) > max(_SUSPECT_SCALE, _SCALE_SIGMAS * deviation) or abs(share) > max(
-        _MAX_SCALE, margin
-    )
-    if wrong:
-        raise CalibrationError(f"{_explain_scale(scale[0], observations, sight)}; {text}")
+    text = f"the scale of the board is {factor:.4g} ± {margin:.2g} (95 %)"
+
+    # refuse an error that is significant, or that is larger than allowed and than its own uncertainty
+    is_significant = abs(share) > max(_SUSPECT_SCALE, _SCALE_SIGMAS * deviation)
+    is_large = abs(share) > max(_MAX_SCALE, margin)
+    if is_significant or is_large:
+        raise CalibrationError(f"{_explain_scale(factor, observations, sight)}; {text}")
+    # the size is unknown if a large error lies within the confidence interval
     if abs(share) + margin > _MAX_SCALE:
         raise CalibrationError(
             f"the views do not tell the size of the board: {text}, expected 1 within {_MAX_SCALE:g}; move the gripper "
@@ -570,14 +652,18 @@ def _check_scale(
             f"the board lies {_measure_distance(observations.b):.3g} m from the camera, where it cannot be detected: "
             "check unit and board_unit"
         )
-    return [f"{text}: measure its squares and check the intrinsics"] if abs(share) > _SUSPECT_SCALE else []
+    if abs(share) > _SUSPECT_SCALE:
+        return [f"{text}: measure its squares and check the intrinsics"]
+    return []
 
 
 def _explain_scale(scale: float, observations: Observations, sight: Sight | None) -> str:
     """Return the reason why all positions of the board fit the robot's after multiplication by `scale`."""
+    # a small factor that is no unit: another board, print or lens
     if not _name_unit(scale) and 0.3 < scale < 3:
+        side = "larger" if scale > 1 else "smaller"
         return (
-            f"by the robot's motion the board is {100 * abs(scale - 1):.1f} % {'larger' if scale > 1 else 'smaller'} "
+            f"by the robot's motion the board is {100 * abs(scale - 1):.1f} % {side} "
             "than described: measure its squares, and correct the board (a printer may have scaled it); intrinsics of "
             "another camera or mode do the same"
         )
@@ -586,12 +672,16 @@ def _explain_scale(scale: float, observations: Observations, sight: Sight | None
     else:
         board = f"the board is described {_describe_factor(scale, 'measure a square of it')}"
     robot = f"the robot's positions are {_describe_factor(1 / scale, 'correct unit')}"
-    reach, b = float(np.median(np.linalg.norm(observations.a[:, :3, 3], axis=1))), observations.b
-    likely = [
-        text
-        for text, distance, places in ((board, reach, scale_positions(b, scale)), (robot, reach / scale, b))
-        if _REACHES_M[0] <= distance <= _REACHES_M[1] and _can_have_seen(places, sight)
-    ]
+
+    # the board or the robot is in the wrong unit: the corrected lengths of the right one are plausible
+    nearest, farthest = _REACHES_M
+    reach = float(np.median(np.linalg.norm(observations.a[:, :3, 3], axis=1)))
+    b = observations.b
+    likely = []
+    if nearest <= reach <= farthest and _can_have_seen(scale_positions(b, scale), sight):
+        likely.append(board)
+    if nearest <= reach / scale <= farthest and _can_have_seen(b, sight):
+        likely.append(robot)
     return f"the rotations agree, the positions do not: {', or '.join(likely or [board, robot])}"
 
 
@@ -600,14 +690,18 @@ def _measure_distance(b: Array) -> float:
 
 
 def _can_have_seen(b: Array, sight: Sight | None) -> bool:
-    return _DISTANCES_M[0] <= _measure_distance(b) <= _DISTANCES_M[1] and (
-        sight is None or sight.can_have_seen(b)
-    )
+    """Return True if boards at these poses are at a distance at which a camera detects them."""
+    nearest, farthest = _DISTANCES_M
+    if not nearest <= _measure_distance(b) <= farthest:
+        return False
+    return sight is None or sight.can_have_seen(b)
 
 
 def _describe_factor(factor: float, remedy: str) -> str:
-    size = f"{float(f'{max(factor, 1 / factor):.3g}'):g} times too {'small' if factor > 1 else 'large'}"
-    return f"{size}{_name_unit(factor)}: {remedy}"
+    """Say how much too small or large lengths are that must be multiplied by `factor`."""
+    times = float(f"{max(factor, 1 / factor):.3g}")  # without digits that mean nothing
+    side = "small" if factor > 1 else "large"
+    return f"{times:g} times too {side}{_name_unit(factor)}: {remedy}"
 
 
 def _name_unit(factor: float) -> str:
@@ -620,8 +714,9 @@ def _name_unit(factor: float) -> str:
 
 
 def _doubt_place(mounting: Mounting, x: Array, y: Array) -> list[str]:
-    """Return a warning for a camera at a distance that another mount has; `y` is the board in the other frame."""
-    camera, board = float(np.linalg.norm(x[:3, 3])), float(np.linalg.norm(y[:3, 3]))
+    """Return a warning for a camera at a distance that another mount has. `y` is the board in the other frame."""
+    camera = float(np.linalg.norm(x[:3, 3]))
+    board = float(np.linalg.norm(y[:3, 3]))
     both = "the mount and the robot's poses are both inverted"
     if mounting == "eye_in_hand" and camera > _BESIDE_ROBOT_M:
         return [f"the camera lies {camera:.2f} m from the gripper: if it is beside the robot, {both}"]

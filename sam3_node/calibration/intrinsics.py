@@ -25,41 +25,69 @@ from .bundle import (
     guess_solution,
 )
 
+Report = Callable[[str], None]
+Size = tuple[int, int]
+"""Height and width of images in pixels."""
+
 GRID = (6, 8)
 """Rows and columns of the coverage grid."""
+MIN_VIEWS = 6
+"""Number of views that intrinsics need, without the rejected ones."""
 
-_SAME_SHARE = 0.01  # views whose outer corners differ by less than this share of the width count as one
-_REGIONS = [
-    f"{row} {column}".replace("middle centre", "centre")
-    for row in ("top", "middle", "bottom")
-    for column in ("left", "centre", "right")
-]
+# views whose outer corners differ by less than this share of the width count as one
+_SAME_SHARE = 0.01
+# what views must cover: regions of the image, row by row
+_REGIONS = (
+    "top left",
+    "top centre",
+    "top right",
+    "middle left",
+    "centre",
+    "middle right",
+    "bottom left",
+    "bottom centre",
+    "bottom right",
+)
+# tilt to each side
 _MIN_TILT_DEG = 15.0
-_NEAR, _FAR = 0.45, 0.3  # shares of the image's width that the board takes
+# share of the image's width that the board takes: more in a near view, less in a far one
+_NEAR = 0.45
+_FAR = 0.3
+# axis and sign of the board's normal, and the view that has it
 _TILTS = (
     (0, 1, "the right edge of the board farther away"),
     (0, -1, "the left edge of the board farther away"),
     (1, 1, "the bottom edge of the board farther away"),
     (1, -1, "the top edge of the board farther away"),
 )
-MIN_VIEWS = 6
-"""Minimum number of views for intrinsics, without the rejected ones."""
+
+# parts into which views are divided for the held-out error
 _FOLDS = 5
-_SIMPLER = 1.005  # a richer model must lower the held-out error by more than this factor
-_FLAT = 1.05  # an estimated board shape must lower it by more than this one
+# factor by which a richer lens model must lower the held-out error
+_SIMPLER = 1.005
+# factor by which an estimated board shape must lower it
+_FLAT = 1.05
+# views that the board's shape needs
 _MIN_SHAPE_VIEWS = 8
 # a view is bad if its error exceeds both this multiple of the median and this distance
-_BAD_RATIO, _BAD_PX = 3.0, 0.3
+_BAD_RATIO = 3.0
+_BAD_PX = 0.3
+# the same in the first pass, whose camera is a guess
+_GROSS_RATIO = 2 * _BAD_RATIO
+_GROSS_PX = 2.0
+# standard deviations above which a single corner is dropped
 _OUTLIER_SIGMAS = 6.0
+# share of bad views above which the views do not agree
 _MAX_BAD_SHARE = 0.5
-_MAX_FOCAL_SD = 0.02  # standard deviation of the focal length, as a share of it
-_MAX_RMS_SHARE = 0.05  # of the distance between corners: more is not noise but another board
-_MAX_GUESS_SHARE = 0.2  # of the same, before bad views are rejected
+# standard deviation of the focal length, as a share of it, above which the views do not determine it
+_MAX_FOCAL_SD = 0.02
+# error as a share of the distance between corners: more is not noise but another board
+_MAX_RMS_SHARE = 0.05
+# the same before bad views are rejected
+_MAX_GUESS_SHARE = 0.2
+# numbers of coefficients that a user may ask for, and those that are tried without
 _COEFFICIENTS: dict[LensModel, tuple[int, ...]] = {"pinhole": (2, 4, 5, 8), "fisheye": (4,)}
-_TRIED = (4, 5)  # numbers of coefficients that are tried without a request
-Report = Callable[[str], None]
-Size = tuple[int, int]
-"""Height and width of images in pixels."""
+_TRIED = (4, 5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +102,9 @@ class Rejected:
 class IntrinsicsResult:
     """Intrinsics of a camera with images of `size` (height, width), and how well the views agree with them.
 
-    `errors_px` are root mean squares over the corners of each view, `residuals` the measured minus the projected
-    pixels. `held_out_px` is the same error on views that did not take part in the fit. `sd` are standard deviations
-    of fx, fy, cx and cy in pixels. `flat` is false if the shape of the board was estimated; `bend_mm` is then its
+    `residuals` are the measured minus the projected pixels. `errors_px` are their root mean squares over the corners of
+    each view. `held_out_px` is the same error on views that did not take part in the fit. `sd` are standard deviations
+    of fx, fy, cx and cy in pixels. `flat` is False if the shape of the board was estimated. `bend_mm` is then its
     largest offset.
     """
 
@@ -119,23 +147,33 @@ def calibrate_intrinsics(
     """Estimate the intrinsics from views of images of one `size` (height, width).
 
     `coefficients` fixes the number of distortion coefficients (pinhole: 2, 4, 5 or 8); 0 chooses 4 or 5 by the held-out
-    error. `shape` estimates the board's shape, or not; None decides by the held-out error. At most `max_views` views
-    take part, the ones that differ most. Raises CalibrationError that names what is missing.
+    error. `shape` says whether the board's shape is estimated; None decides by the held-out error. At most `max_views`
+    views take part, those that differ most. Raises CalibrationError that names what is missing.
     """
+    # views that differ, so that no pose weighs more than others
     steps = _Steps(board, size, report, list(rejected))
     chosen, repeated = choose_views(views, board, size, max_views)
     report(f"{len(chosen)} views take part, {repeated} are too like another one")
     steps.require_views(chosen)
+
+    # a first camera with the richest lens, without the views that are grossly wrong
     lenses = _choose_lenses(model, coefficients)
     start = _with_lens(guess_solution(chosen, board.points, size, model), lenses[-1])
     _check_guess(chosen, start, board)
     kept, start = steps.drop_bad_views(chosen, start, None, gross=True)
-    is_bent = shape if shape is not None else steps.prefers_shape(kept, start)
+
+    # choose the board's shape and the lens by the error on views that take no part
+    is_bent = shape
+    if is_bent is None:
+        is_bent = steps.prefers_shape(kept, start)
     bent = board if is_bent else None
     lens = steps.choose_lens(kept, start, lenses, bent)
+
+    # then the views and corners that do not fit, and the final fit without robust weights
     kept, solution = steps.drop_bad_views(kept, _with_lens(start, lens), bent)
     kept = _drop_outlying_corners(kept, solution)
     solution = adjust(kept, solution, shape=bent)
+
     assert solution.covariance is not None
     fx, fy, cx, cy = map(float, np.sqrt(np.diag(solution.covariance)[:4]))
     result = IntrinsicsResult(
@@ -164,6 +202,7 @@ def measure_coverage(views: Sequence[BoardView], size: Size) -> npt.NDArray[np.i
 
 
 def _cells(pixels: Array, size: Size, grid: Size) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Return the rows [n] and columns [n] of the grid's cells in which pixels lie."""
     places = (pixels + 0.5) / (size[1], size[0]) * (grid[1], grid[0])
     columns, rows = np.clip(places.astype(np.intp), 0, (grid[1] - 1, grid[0] - 1)).T
     return rows, columns
@@ -176,11 +215,15 @@ def outline(view: BoardView, board: Board, size: Size) -> Array | None:
         homography, _ = cv2.findHomography(board.points[view.ids, :2], view.pixels)
     if homography is None:
         return None
-    low, high = board.points[:, :2].min(0), board.points[:, :2].max(0)
+
+    # where the outer corners of the board would lie without distortion
+    low = board.points[:, :2].min(0)
+    high = board.points[:, :2].max(0)
     corners = np.array(
         [[low[0], low[1], 1], [high[0], low[1], 1], [high[0], high[1], 1], [low[0], high[1], 1]]
     )
     image = corners @ homography.T
+    # a corner at infinity
     if np.abs(image[:, 2]).min() < 1e-9:
         return None
     return np.asarray(image[:, :2] / image[:, 2:] / size[1], np.float64)
@@ -198,8 +241,10 @@ def choose_views(
     if not usable:
         return [], 0
     features = np.array([np.ravel(outlines[index]) for index in usable])  # type: ignore[arg-type]
+    # begin with the view of the most corners, and always add the one that is farthest from all before
     most = int(np.argmax([len(views[index].ids) for index in usable]))
-    chosen, distances = [most], _distances(features, most)
+    chosen = [most]
+    distances = _distances(features, most)
     while len(chosen) < limit and distances.max() > _SAME_SHARE:
         chosen.append(int(np.argmax(distances)))
         distances = np.minimum(distances, _distances(features, chosen[-1]))
@@ -226,20 +271,25 @@ def _find_normals(views: Sequence[BoardView], board: Board, size: Size) -> list[
 
 def describe_missing(views: Sequence[BoardView], board: Board, size: Size) -> list[str]:
     """Return what is still missing, the most useful view first; nothing if coverage is complete."""
+    # tilts to each side determine the focal length
     missing = []
     normals = _find_normals(views, board, size)
     sine = np.sin(np.radians(_MIN_TILT_DEG))
     for axis, sign, text in _TILTS:
         if not any(-sign * normal[axis] > sine for normal in normals):
             missing.append(f"a view with {text}, by 20 to 45 degrees")
-    seen = np.zeros((5, 5), np.bool_)  # the parts of the image that hold a corner
+
+    # corners in all regions determine the distortion: of 5 x 5 parts, those in the corners, sides and centre count
+    seen = np.zeros((5, 5), np.bool_)
     for view in views:
         seen[_cells(view.pixels, size, (5, 5))] = True
-    regions = zip(_REGIONS, seen[::2, ::2].ravel(), strict=True)
-    missing += [
-        f"a view with the board at the {name} of the image" for name, is_seen in regions if not is_seen
-    ]
-    widths = [np.ptp(corners[:, 0]) for view in views if (corners := outline(view, board, size)) is not None]
+    for region, is_seen in zip(_REGIONS, seen[::2, ::2].ravel(), strict=True):
+        if not is_seen:
+            missing.append(f"a view with the board at the {region} of the image")
+
+    # different distances, too
+    outlines = [outline(view, board, size) for view in views]
+    widths = [np.ptp(corners[:, 0]) for corners in outlines if corners is not None]
     if not any(width > _NEAR for width in widths):
         missing.append("a view from near: the board fills half of the width or more")
     if not any(width < _FAR for width in widths):
@@ -248,6 +298,7 @@ def describe_missing(views: Sequence[BoardView], board: Board, size: Size) -> li
 
 
 def _choose_lenses(model: LensModel, coefficients: int) -> tuple[Lens, ...]:
+    """Return the lenses to try, the richest last."""
     allowed = _COEFFICIENTS[model]
     if coefficients not in (0, *allowed):
         expected = "2, 4, 5 or 8" if model == "pinhole" else "4"
@@ -273,22 +324,31 @@ class _Steps:
     rejected: list[Rejected]
 
     def require_views(self, views: Sequence[BoardView]) -> None:
+        """Raise CalibrationError if there are too few views."""
         if len(views) >= MIN_VIEWS:
             return
-        reasons = "; ".join(f"{view.name}: {view.reason}" for view in self.rejected[:5])
+        found = str(len(views))
+        if self.rejected:
+            reasons = "; ".join(f"{view.name}: {view.reason}" for view in self.rejected[:5])
+            found += f" (rejected: {reasons})"
+        missing = "; ".join(describe_missing(views, self.board, self.size)[:4])
         raise CalibrationError(
-            f"expected at least {MIN_VIEWS} different views of {self.board}, found {len(views)}"
-            + (f" (rejected: {reasons})" if reasons else "")
-            + f"; add: {'; '.join(describe_missing(views, self.board, self.size)[:4])}"
+            f"expected at least {MIN_VIEWS} different views of {self.board}, found {found}; add: {missing}"
         )
 
     def drop_bad_views(
         self, views: Sequence[BoardView], start: Solution, shape: Board | None, gross: bool = False
     ) -> tuple[list[BoardView], Solution]:
         """Fit with robust weights, and reject views whose error is far above the median, one after the other."""
-        kept, solution = list(views), start
+        kept = list(views)
+        solution = start
         limit = len(kept) * (1 - _MAX_BAD_SHARE)
-        ratio, floor = (2 * _BAD_RATIO, 2.0) if gross else (_BAD_RATIO, _BAD_PX)
+        ratio = _BAD_RATIO
+        floor = _BAD_PX
+        if gross:
+            ratio = _GROSS_RATIO
+            floor = _GROSS_PX
+        # one at a time, because a bad view raises the errors of good ones
         while True:
             solution = adjust(kept, solution, shape=shape, robust=True)
             errors = [float(np.sqrt((part**2).sum(1).mean())) for part in compute_residuals(solution, kept)]
@@ -311,10 +371,12 @@ class _Steps:
 
     def prefers_shape(self, views: Sequence[BoardView], start: Solution) -> bool:
         """Return True if estimating the board's shape lowers the error of held-out views."""
+        # an offset that few views see is noise
         counts = np.bincount(np.concatenate([view.ids for view in views]), minlength=len(self.board.points))
         if len(views) < _MIN_SHAPE_VIEWS or np.median(counts) < _MIN_SHAPE_VIEWS / 2:
             return False
-        flat, bent = measure_held_out(views, start, None), measure_held_out(views, start, self.board)
+        flat = measure_held_out(views, start, None)
+        bent = measure_held_out(views, start, self.board)
         self.report(f"held-out error {flat:.3f} px with a flat board, {bent:.3f} px with its shape estimated")
         return bent * _FLAT < flat
 
@@ -338,8 +400,10 @@ def _drop_outlying_corners(views: Sequence[BoardView], solution: Solution) -> li
     kept = []
     for view, part in zip(views, residuals, strict=True):
         good = np.abs(part).max(axis=1) <= limit
-        enough = np.count_nonzero(good) >= MIN_CORNERS
-        kept.append(BoardView(view.name, view.ids[good], view.pixels[good]) if enough else view)
+        # a view that would lose too many stays whole
+        if np.count_nonzero(good) >= MIN_CORNERS:
+            view = BoardView(view.name, view.ids[good], view.pixels[good])
+        kept.append(view)
     return kept
 
 
@@ -373,7 +437,9 @@ def _square_errors(view: BoardView, solution: Solution) -> Array:
             continue  # half of a few corners may lie on one line
         ids = view.ids[~fitted]
         squares.append(((solution.project(ids, pose).pixels - view.pixels[~fitted]) ** 2).sum(1))
-    return np.concatenate(squares) if squares else np.zeros(0)
+    if not squares:
+        return np.zeros(0)
+    return np.concatenate(squares)
 
 
 def _check_guess(views: Sequence[BoardView], start: Solution, board: Board) -> None:
@@ -397,6 +463,8 @@ def _check(result: IntrinsicsResult) -> None:
             f"expected errors of a fraction of a pixel, found {result.rms_px:.1f} px; the board is not {result.board}, "
             "or the views are of several cameras"
         )
+
+    # views from the front alone fit any focal length
     share = max(result.sd[0], result.sd[1]) / float(solution.camera[:2].min())
     if not np.isfinite(share) or share > _MAX_FOCAL_SD:
         normals = _find_normals(result.views, result.board, result.size)
@@ -414,6 +482,8 @@ def _check(result: IntrinsicsResult) -> None:
 
 def _measure_spacing(views: Sequence[BoardView]) -> float:
     """Return the median distance in pixels from the first corner of a view to the nearest one."""
-    return float(
-        np.median([np.sort(np.linalg.norm(view.pixels - view.pixels[0], axis=1))[1] for view in views])
-    )
+    spacings = []
+    for view in views:
+        distances = np.linalg.norm(view.pixels - view.pixels[0], axis=1)
+        spacings.append(np.sort(distances)[1])  # the first is 0, its own
+    return float(np.median(spacings))

@@ -1,8 +1,8 @@
 """Reads a file of robot poses, and interpolates a track of poses or of joints at the time of an image.
 
-A pose file is JSON, TOML, CSV or TUM's text; docs/calibration.md describes them. Poses are base_from_gripper:
-position in metres (or the unit that the file names) and a unit quaternion x, y, z, w or a rotation vector, or a 4x4
-matrix. Each pose names its image or has a stamp, or brings the pose of the board in the camera.
+A pose file is JSON, TOML, CSV or TUM's text; docs/calibration.md describes them. Poses are base_from_gripper. A pose is
+a position in metres (or the unit that the file names) with a unit quaternion x, y, z, w or a rotation vector, or it is
+a 4x4 matrix. Each pose names its image, has a stamp, or brings the pose of the board in the camera.
 """
 
 from __future__ import annotations
@@ -32,20 +32,33 @@ from ..types import FramePose, JointState
 log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 64 << 20
+"""Size of the largest file that is read."""
+
 Unit = Literal["m", "cm", "mm", "in"]
+# metres in each unit
 _UNITS: dict[Unit, float] = {"m": 1.0, "cm": 1e-2, "mm": 1e-3, "in": 0.0254}
+# distance of a gripper from its base above which the unit must be wrong
 _MAX_REACH_M = 20.0
+# how far a quaternion's length or a matrix may be off: files have few digits
 _RIGID_TOLERANCE = 1e-2
-_MAX_TURN_RAD = 6.3  # a full turn, and a little more
-_QUATERNION_KEYS, _VECTOR_KEYS = ("qx", "qy", "qz", "qw"), ("rx_rad", "ry_rad", "rz_rad")
-_UR_KEYS = ("rx", "ry", "rz")  # of Universal Robots: a rotation vector in radians
+# longest rotation vector: a full turn, and a little more
+_MAX_TURN_RAD = 6.3
+
+# names of the columns of tables
 _POSITION_KEYS: dict[Unit, tuple[str, ...]] = {
-    unit: tuple(axis if unit == "m" else f"{axis}_{unit}" for axis in "xyz")
-    for unit in ("mm", "cm", "in", "m")
+    "mm": ("x_mm", "y_mm", "z_mm"),
+    "cm": ("x_cm", "y_cm", "z_cm"),
+    "in": ("x_in", "y_in", "z_in"),
+    "m": ("x", "y", "z"),
 }
+_QUATERNION_KEYS = ("qx", "qy", "qz", "qw")
+_VECTOR_KEYS = ("rx_rad", "ry_rad", "rz_rad")
+# of Universal Robots: a rotation vector in radians
+_UR_KEYS = ("rx", "ry", "rz")
 _MATRIX_KEYS = tuple(f"m{row}{column}" for row in range(4) for column in range(4))
 _ROTATION_KEYS = (_QUATERNION_KEYS, _VECTOR_KEYS)
 _TUM_KEYS = ("stamp_s", "x", "y", "z", *_QUATERNION_KEYS)
+
 _SUFFIXES = ".csv (or .tsv, .txt), .tum, .json or .toml"
 _COLUMNS = (
     "image or stamp_ns, and x, y, z (or x_mm, y_mm, z_mm) with qx, qy, qz, qw, or with rx, ry, rz (a rotation vector "
@@ -53,9 +66,14 @@ _COLUMNS = (
 )
 _EULER = "their order differs from robot to robot: convert Euler angles to a quaternion"
 _ORDER = "name them qx, qy, qz, qw by their meaning"
+# what to do about columns that are not read
 _HINTS = {
-    **dict.fromkeys(("roll, pitch, yaw", "a, b, c", "w, p, r", "rx_deg, ry_deg, rz_deg"), _EULER),
-    **dict.fromkeys(("q1, q2, q3, q4", "q0, q1, q2, q3"), _ORDER),
+    "roll, pitch, yaw": _EULER,
+    "a, b, c": _EULER,
+    "w, p, r": _EULER,
+    "rx_deg, ry_deg, rz_deg": _EULER,
+    "q1, q2, q3, q4": _ORDER,
+    "q0, q1, q2, q3": _ORDER,
 }
 
 
@@ -81,17 +99,20 @@ class _Entry(BaseModel):
         if self.matrix is None:
             assert self.position is not None
             return geometry.rigid(self._to_rotation(), np.array(self.position) * scale)
+
         matrix = np.array(self.matrix, np.float64)
         rotation = matrix[:3, :3]
-        if np.abs(rotation @ rotation.T - np.eye(3)).max() > _RIGID_TOLERANCE or not np.allclose(
-            matrix[3], (0, 0, 0, 1)
-        ):
-            turned = ", found it transposed" if np.allclose(matrix[:, 3], (0, 0, 0, 1)) else ""
+        is_rotation = np.abs(rotation @ rotation.T - np.eye(3)).max() <= _RIGID_TOLERANCE
+        if not is_rotation or not np.allclose(matrix[3], (0, 0, 0, 1)):
+            found = ""
+            if np.allclose(matrix[:, 3], (0, 0, 0, 1)):
+                found = ", found it transposed"
             raise ValueError(
-                f"expected a rigid matrix: a rotation, a translation and the last row 0 0 0 1{turned}"
+                f"expected a rigid matrix: a rotation, a translation and the last row 0 0 0 1{found}"
             )
         if np.linalg.det(rotation) < 0:
             raise ValueError("expected a rotation, found a reflection: an axis of the frame is mirrored")
+        # the nearest exact rotation
         left, _, right = np.linalg.svd(rotation)
         return geometry.rigid(left @ right, matrix[:3, 3] * scale)
 
@@ -111,6 +132,8 @@ class _Entry(BaseModel):
 
 
 class _FileEntry(_Entry):
+    """One pose of the robot, with the image or the board that belongs to it."""
+
     image: str | None = None
     """Name of the image that was taken at this pose."""
     stamp_ns: Annotated[int, Field(ge=0)] | None = None
@@ -120,6 +143,8 @@ class _FileEntry(_Entry):
 
 
 class _PosesFile(BaseModel):
+    """The content of a file."""
+
     model_config = ConfigDict(extra="forbid")
 
     unit: Unit = "m"
@@ -127,7 +152,7 @@ class _PosesFile(BaseModel):
     board_unit: Unit = "m"
     """Unit of all positions of the board."""
     inverse: bool = False
-    """true: the file holds gripper_from_base."""
+    """True if the file holds gripper_from_base."""
     poses: tuple[_FileEntry, ...] = Field(min_length=1, max_length=100_000)
 
 
@@ -144,6 +169,7 @@ class RobotPose:
 
 def read_poses(path: Path) -> list[RobotPose]:
     """Read a file of poses. Raises CalibrationError that names the entry and what it should be."""
+    # each kind of file has its own errors: say for all of them which file it is, and what was expected
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise CalibrationError(f"{path}: expected at most {MAX_FILE_BYTES} bytes")
@@ -162,6 +188,7 @@ def read_poses(path: Path) -> list[RobotPose]:
         items = [item for item in error.errors() if item["type"] != "too_short"] or error.errors()
         wrong = "; ".join(_describe_wrong(items)[:5])
         raise CalibrationError(f"{path} is not a file of poses: {wrong}") from error
+
     poses = []
     for number, entry in enumerate(file.poses):
         name = entry.image or f"pose {number}"
@@ -169,45 +196,61 @@ def read_poses(path: Path) -> list[RobotPose]:
             poses.append(_make_pose(name, entry, file))
         except ValueError as error:
             raise CalibrationError(f"{label}: {name}: {error}") from error
+
+    # images are found by their names alone
     images = Counter(PurePath(pose.image).name for pose in poses if pose.image)
-    if twice := [name for name, count in images.items() if count > 1]:
-        raise CalibrationError(f"{label}: expected one pose for each image, found two for {twice[0]}")
+    for name, count in images.items():
+        if count > 1:
+            raise CalibrationError(f"{label}: expected one pose for each image, found two for {name}")
     return poses
 
 
 def _describe_wrong(items: Sequence[Any]) -> list[str]:
     """Return the wrong fields, each once for all poses, with what is expected: for an unknown one, the known ones."""
+    # a field's place has a part in the file, two in an entry of the list, and more in its board
     models: dict[int, type[BaseModel]] = {1: _PosesFile, 3: _FileEntry}
-    lines = Counter[str]()
+    counts = Counter[str]()
     for item in items:
         place = ".".join(str(part) for part in item["loc"] if not isinstance(part, int))
-        fields = ", ".join(models.get(len(item["loc"]), _Entry).model_fields)
-        is_unknown = item["type"] == "extra_forbidden"
-        lines[
-            f"{place or 'the whole'}: {f'unknown, expected {fields}' if is_unknown else describe_fault(item)}"
-        ] += 1
-    return [f"{line} ({count} times)" if count > 1 else line for line, count in lines.items()]
+        fault = describe_fault(item)
+        if item["type"] == "extra_forbidden":
+            model = models.get(len(item["loc"]), _Entry)
+            fault = f"unknown, expected {', '.join(model.model_fields)}"
+        counts[f"{place or 'the whole'}: {fault}"] += 1
+
+    lines = []
+    for line, count in counts.items():
+        lines.append(f"{line} ({count} times)" if count > 1 else line)
+    return lines
 
 
 def _make_pose(name: str, entry: _FileEntry, file: _PosesFile) -> RobotPose:
+    """Return an entry as a pose in metres. Raises ValueError if it is none that a robot can have."""
     pose = entry.to_matrix(_UNITS[file.unit])
-    pose = geometry.invert(pose) if file.inverse else pose
+    if file.inverse:
+        pose = geometry.invert(pose)
+    # the most frequent mistake is millimetres that are taken for metres
     reach = float(np.linalg.norm(pose[:3, 3]))
     if reach > _MAX_REACH_M:
         raise ValueError(
             f'{reach:.0f} m from the base: for positions in millimetres write unit = "mm" or columns x_mm, y_mm, z_mm, '
             'in centimetres "cm", in inches "in"'
         )
-    board = entry.board.to_matrix(_UNITS[file.board_unit]) if entry.board is not None else None
+    board = None
+    if entry.board is not None:
+        board = entry.board.to_matrix(_UNITS[file.board_unit])
     return RobotPose(name, pose, entry.image, entry.stamp_ns, board)
 
 
 def _read(path: Path) -> tuple[Mapping[str, Any], str]:
     """Return the content of a file, and its name with what is unusual in its form."""
-    data, suffix = path.read_bytes(), path.suffix.lower()
+    data = path.read_bytes()
+    suffix = path.suffix.lower()
+
     # spreadsheets write "Unicode text" as UTF-16
     wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     text = data.decode("utf-16" if wide else "utf-8-sig")
+    # the suffix tells TOML, the first character JSON from a table
     if suffix == ".toml":
         return tomllib.loads(text), str(path)
     if suffix in (".csv", ".tsv", ".txt", ".tum") and text.lstrip()[:1] not in ("{", "["):
@@ -218,28 +261,35 @@ def _read(path: Path) -> tuple[Mapping[str, Any], str]:
 
 
 def _read_rows(path: Path, text: str) -> tuple[Mapping[str, Any], str]:
-    """Read rows whose columns are separated by commas, semicolons, tabs or spaces; the first row names them.
+    """Read rows whose columns are separated by commas, semicolons, tabs or spaces. The first row names the columns.
 
-    Rows of 8 numbers separated by spaces need no names: they are stamp in s, position and quaternion, as TUM has them.
+    Rows of 8 numbers separated by spaces need no names. They are stamp in s, position and quaternion, as TUM has them.
     """
-    lines = [
-        (number, line)
-        for number, line in enumerate(text.splitlines(), 1)
-        if line.strip() and not line.lstrip().startswith("#") and not line.lower().startswith("sep=")
-    ]
+    # spreadsheets may write a first line `sep=;`
+    lines = []
+    for number, line in enumerate(text.splitlines(), 1):
+        is_comment = line.lstrip().startswith("#") or line.lower().startswith("sep=")
+        if line.strip() and not is_comment:
+            lines.append((number, line))
     if not lines:
         raise CalibrationError(f"{path}: expected poses with the columns {_COLUMNS}, found no rows")
-    first = lines[0][1]
+
+    # an unusual separator is named in errors, because it may be a wrong guess
+    _, first = lines[0]
     separator = next((mark for mark in (";", "\t", ",") if mark in first), " ")
+    label = str(path)
     words = {";": "semicolons", "\t": "tabs", " ": "spaces"}.get(separator)
-    label = f"{path} (columns separated by {words})" if words else str(path)
+    if words is not None:
+        label = f"{path} (columns separated by {words})"
+
     rows = [(number, _split(line, separator)) for number, line in lines]
     names = [cell.lower() for cell in rows[0][1]]
     if set(_UR_KEYS) <= set(names):
         log.warning(
             "%s: took rx, ry, rz for a rotation vector in radians, as Universal Robots give it", label
         )
-        names = [f"{name}_rad" if name in _UR_KEYS else name for name in names]
+        renamed = dict(zip(_UR_KEYS, _VECTOR_KEYS, strict=True))
+        names = [renamed.get(name, name) for name in names]
     try:
         if separator == " " and len(names) == len(_TUM_KEYS) and all(map(_is_number, names)):
             names = list(_TUM_KEYS)
@@ -270,6 +320,7 @@ def _is_number(cell: str) -> bool:
 
 def _parse_number(cell: str) -> Decimal:
     """Return a number with a decimal point or comma. Raises ValueError for other text."""
+    # Decimal would accept underscores between digits
     try:
         number = Decimal(cell.replace(",", ".").replace("_", "?"))
     except InvalidOperation as error:
@@ -288,7 +339,7 @@ def _parse_stamp(cell: str, unit_ns: int) -> int:
 
 
 def _check_columns(names: Sequence[str]) -> None:
-    """Raise ValueError for rows without the columns of a pose, with the columns that they have."""
+    """Raise ValueError for rows without the columns of a pose. The error lists the columns that they have."""
     columns = set(names)
     positions = any(columns.issuperset(keys) for keys in _POSITION_KEYS.values())
     rotations = any(columns.issuperset(keys) for keys in _ROTATION_KEYS)
@@ -297,6 +348,7 @@ def _check_columns(names: Sequence[str]) -> None:
         if twice:
             raise ValueError(f"expected each column once, found two of {', '.join(sorted(twice))}")
         return
+    # what may have been meant: no header, or angles and quaternions of unknown order
     if any(map(_is_number, names)):
         raise ValueError(
             f"expected a header, a first line that names the columns {_COLUMNS}; found {', '.join(names)[:80]}"
@@ -320,10 +372,15 @@ def _read_row(number: int, names: Sequence[str], cells: Sequence[str], unit: Uni
         except ValueError as error:
             raise ValueError(f"line {number}, column {key}: {error}") from error
 
-    entry: dict[str, Any] = {"image": row["image"]} if "image" in row else {}
+    # which image the pose belongs to
+    entry: dict[str, Any] = {}
+    if "image" in row:
+        entry["image"] = row["image"]
     for key, unit_ns in (("stamp_ns", 1), ("stamp_s", 10**9)):
         if key in row:
             entry["stamp_ns"] = parse(key, partial(_parse_stamp, unit_ns=unit_ns))
+
+    # the pose, in the form that this row has
     position = _POSITION_KEYS[unit]
     if row.keys() >= set(_MATRIX_KEYS) or not set(names) >= set(position):
         values = [parse(key) for key in _MATRIX_KEYS]
@@ -335,7 +392,7 @@ def _read_row(number: int, names: Sequence[str], cells: Sequence[str], unit: Uni
 
 
 class PoseTrack:
-    """Poses of one frame over time; `at` interpolates between them. The oldest beyond `capacity` are forgotten."""
+    """Poses of one frame over time. `at` interpolates between them. The oldest beyond `capacity` are forgotten."""
 
     _kind = "pose"
 
@@ -348,11 +405,12 @@ class PoseTrack:
         return len(self._stamps)
 
     def add(self, pose: FramePose) -> None:
-        """Add a pose as a message gives it; poses may come in any order."""
+        """Add a pose as a message gives it. Poses may come in any order."""
         self.add_matrix(pose.stamp_ns, geometry.matrix_of(pose))
 
     def add_matrix(self, stamp_ns: int, parent_from_frame: geometry.Array) -> None:
-        """Add the pose [4, 4] at a time; it replaces one of the same time."""
+        """Add the pose [4, 4] at a time. It replaces one of the same time."""
+        # messages of several sources may come out of order
         index = bisect.bisect_left(self._stamps, stamp_ns)
         if index < len(self._stamps) and self._stamps[index] == stamp_ns:
             self._poses[index] = parent_from_frame
@@ -372,19 +430,25 @@ class PoseTrack:
         after = bisect.bisect_left(self._stamps, stamp_ns)
         if after < len(self._stamps) and self._stamps[after] == stamp_ns:
             return self._poses[after]
+
+        # shortly after the last pose: go on at the last velocity
         if after == len(self._stamps) > 0 and stamp_ns - self._stamps[-1] <= max_ahead_ns:
             before = self._find_before_last(stamp_ns - self._stamps[-1])
             if before is not None and self._stamps[-1] - self._stamps[before] <= max_gap_ns:
                 return self._blend(before, after - 1, stamp_ns)
+
         if not 0 < after < len(self._stamps):
-            nearest = min(
-                (abs(stamp - stamp_ns) for stamp in (self._stamps[:1] + self._stamps[-1:])), default=None
-            )
-            distance = "none" if nearest is None else f"the nearest {nearest / 1e6:.0f} ms away"
+            found = "none"
+            if self._stamps:
+                nearest_ns = min(abs(self._stamps[0] - stamp_ns), abs(self._stamps[-1] - stamp_ns))
+                found = f"the nearest {nearest_ns / 1e6:.0f} ms away"
             raise CalibrationError(
-                f"stale {self._kind}: expected robot {self._kind}s before and after the image, found {distance}"
+                f"stale {self._kind}: expected robot {self._kind}s before and after the image, found {found}"
             )
-        before_ns, after_ns = self._stamps[after - 1], self._stamps[after]
+
+        # between two poses: near enough to each other that the way between them is known
+        before_ns = self._stamps[after - 1]
+        after_ns = self._stamps[after]
         if after_ns - before_ns > max_gap_ns:
             raise CalibrationError(
                 f"stale {self._kind}: expected robot {self._kind}s at most {max_gap_ns / 1e6:.0f} ms apart, found a "
@@ -395,7 +459,9 @@ class PoseTrack:
     def _find_before_last(self, ahead_ns: int) -> int | None:
         """Return the newest pose at least `ahead_ns` before the last, so that noise grows by a factor of 3 at most."""
         index = bisect.bisect_right(self._stamps, self._stamps[-1] - ahead_ns) - 1
-        return min(index, len(self._stamps) - 2) if index >= 0 and len(self._stamps) > 1 else None
+        if index < 0 or len(self._stamps) < 2:
+            return None
+        return min(index, len(self._stamps) - 2)
 
     def _blend(self, first: int, second: int, stamp_ns: int) -> geometry.Array:
         share = (stamp_ns - self._stamps[first]) / (self._stamps[second] - self._stamps[first])
@@ -406,7 +472,7 @@ class PoseTrack:
 
 
 class JointTrack(PoseTrack):
-    """Joints of one robot over time; `at` gives the positions [n] of the joints `names`. See JointState."""
+    """Joints of one robot over time. `at` gives the positions [n] of the joints `names`. See JointState."""
 
     _kind = "joint state"
     names: tuple[str, ...] = ()
@@ -427,6 +493,7 @@ class JointTrack(PoseTrack):
 
 def interpolate(first: geometry.Array, second: geometry.Array, share: float) -> geometry.Array:
     """Return the pose [4, 4] at `share` of the way from the first (0) to the second (1), or beyond it."""
+    # a constant angular velocity is a rotation vector that grows evenly
     turn = geometry.vector_from_rotation(first[:3, :3].T @ second[:3, :3])
     position = first[:3, 3] + share * (second[:3, 3] - first[:3, 3])
     return geometry.rigid(first[:3, :3] @ geometry.rotation_from_vector(share * turn), position)

@@ -12,15 +12,24 @@ from ..visualization import contact_sheet
 from .hand_eye import HandEyeResult
 from .intrinsics import GRID, IntrinsicsResult, measure_coverage
 
+# width of a report
 _WIDTH_PX = 1280
+# pictures of single views in a row
 _COLUMNS = 4
-_PANEL_PX, _THUMB_PX = (
-    _WIDTH_PX // 2 - 4,
-    _WIDTH_PX // _COLUMNS - 4,
-)  # a sheet has a margin around each picture
+# margin that a sheet has around each picture
+_MARGIN_PX = 4
+# widths of the two panels and of the pictures of single views
+_PANEL_PX = _WIDTH_PX // 2 - _MARGIN_PX
+_THUMB_PX = _WIDTH_PX // _COLUMNS - _MARGIN_PX
+# pictures of single views, at most
 _MAX_THUMBS = 40
-_ARROW_LENGTH = 0.06  # of a panel's width, for the typical error
-_INK, _GREY, _RED, _BLUE = (40, 40, 40), (150, 150, 150), (40, 40, 200), (190, 120, 30)
+# length of the arrow of a typical error, as a share of a panel's width
+_ARROW_LENGTH = 0.06
+# colours, BGR
+_INK = (40, 40, 40)
+_GREY = (150, 150, 150)
+_RED = (40, 40, 200)
+_BLUE = (190, 120, 30)
 _FONT = cv2.FONT_HERSHEY_SIMPLEX
 
 
@@ -29,20 +38,27 @@ def draw_intrinsics(result: IntrinsicsResult) -> Image:
     height = round(_PANEL_PX * result.size[0] / result.size[1])
     solution = result.solution
     fx, fy, cx, cy = solution.camera
+
+    shape = f"board bent by {result.bend_mm:.2f} mm"
+    if result.flat:
+        shape = "flat board"
     numbers = [
         f"{result.size[1]}x{result.size[0]}  {solution.lens.model}  {len(result.views)} views  "
         f"board {result.board}",
         f"fx {fx:.2f}  fy {fy:.2f}  cx {cx:.2f}  cy {cy:.2f}  "
         f"(sd {result.sd[0]:.2f} {result.sd[1]:.2f} {result.sd[2]:.2f} {result.sd[3]:.2f})",
-        f"rms {result.rms_px:.3f} px  held out {result.held_out_px:.3f} px  "
-        + ("flat board" if result.flat else f"board bent by {result.bend_mm:.2f} mm"),
+        f"rms {result.rms_px:.3f} px  held out {result.held_out_px:.3f} px  {shape}",
         *[f"rejected {item.name}: {item.reason}" for item in result.rejected[:4]],
     ]
+
+    # two panels of all views together, in one scale
     typical = max(float(np.median(np.linalg.norm(np.concatenate(result.residuals), axis=1))), 1e-3)
     scale = _ARROW_LENGTH * result.size[1] / typical / 2
     every = range(len(result.views))
     panels = [_draw_coverage(result, height), _draw_arrows(result, every, _PANEL_PX, scale)]
     titles = ["corners in each cell", f"all residuals, {scale:.0f} times as long"]
+
+    # then each view, as a bar and as a picture
     errors = dict(zip((view.name for view in result.views), result.errors_px, strict=True))
     thumbs = [_draw_arrows(result, [number], _THUMB_PX, scale) for number in every[:_MAX_THUMBS]]
     names = [
@@ -59,7 +75,7 @@ def draw_intrinsics(result: IntrinsicsResult) -> Image:
 
 
 def draw_hand_eye(result: HandEyeResult) -> Image:
-    """Draw the leave-one-out errors of each view, and their scatter."""
+    """Draw the result in numbers, and the leave-one-out errors of each view."""
     x, y, z = result.parent_from_camera[:3, 3] * 1e3
     parent = "gripper" if result.mounting == "eye_in_hand" else "base"
     errors = result.leave_one_out
@@ -109,7 +125,8 @@ def _draw_arrows(result: IntrinsicsResult, numbers: Iterable[int], width: int, s
     ratio = width / result.size[1]
     image = _blank(round(width * result.size[0] / result.size[1]), width)
     for number in numbers:
-        view, residuals = result.views[number], result.residuals[number]
+        view = result.views[number]
+        residuals = result.residuals[number]
         for measured, residual in zip(view.pixels, residuals, strict=True):
             start = (measured - residual + 0.5) * ratio
             cv2.circle(image, _to_place(start), 1, _BLUE, -1, cv2.LINE_AA)
@@ -129,7 +146,8 @@ def _draw_bars(values: dict[str, float], unit: str) -> Image:
     step = (_WIDTH_PX - 80) / max(len(values), 1)
     _write(image, f"{highest:.3g} {unit}", (6, 16))
     for number, (name, value) in enumerate(values.items()):
-        left, right = round(70 + number * step), round(70 + (number + 0.8) * step)
+        left = round(70 + number * step)
+        right = round(70 + (number + 0.8) * step)
         cv2.rectangle(image, (left, 140 - round(125 * value / highest)), (right, 140), _BLUE, cv2.FILLED)
         letters = max(int(step / 7), 2)
         _write(image, name[-letters:], (left, 156), 0.33)

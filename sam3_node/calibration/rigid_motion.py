@@ -1,14 +1,14 @@
 """Solves A X B = Y for stacks of rigid transforms [n, 4, 4]: closed forms of OpenCV, then a joint refinement.
 
-A is base_from_gripper for a camera on the gripper and gripper_from_base for a camera beside the robot, B is
-camera_from_board, X is the pose of the camera in its parent's frame, and Y is the pose of the board in the other
-frame. A small motion is xi = (translation [3] in metres, rotation vector [3] in radians), applied on the right:
-T exp(xi), that is, in the frame of the child. The start of the refinement is one that outliers do not spoil.
+A is base_from_gripper for a camera on the gripper, and gripper_from_base for a camera beside the robot. B is
+camera_from_board. X is the pose of the camera in its parent's frame. Y is the pose of the board in the other frame. A
+small motion is xi = (translation [3] in metres, rotation vector [3] in radians), applied on the right: T exp(xi), that
+is, in the frame of the child. The refinement starts from a solution that outliers do not spoil.
 
-The error of a view is E = Y^-1 A X B. Its covariance is the sum of the camera's part, which the
-corners of the board give, and the robot's part: independent errors of the gripper's pose with standard deviations in
-metres and radians. These are variance components, estimated by restricted maximum likelihood (H. D. Patterson and R.
-Thompson, Biometrika 1971); views are whitened by the sum. The covariance of X follows from the whitened Jacobian.
+The error of a view is E = Y^-1 A X B. Its covariance is the sum of two parts. The corners of the board give the
+camera's part. The robot's part consists of independent errors of the gripper's pose, with standard deviations in metres
+and radians. These are variance components, estimated by restricted maximum likelihood (H. D. Patterson and R. Thompson,
+Biometrika 1971). Views are whitened by the sum. The covariance of X follows from the whitened Jacobian.
 """
 
 from __future__ import annotations
@@ -38,15 +38,28 @@ ROBOT_WORLD_METHODS = {
     "robot-world-shah": cv2.CALIB_ROBOT_WORLD_HAND_EYE_SHAH,
     "robot-world-li": cv2.CALIB_ROBOT_WORLD_HAND_EYE_LI,
 }
-"""OpenCV's methods that solve for X and Y; X alone is used."""
+"""OpenCV's methods that solve for X and Y. X alone is used."""
 CLOSED_FORMS = (*HAND_EYE_METHODS, *ROBOT_WORLD_METHODS)
-_TRIALS, _SAMPLE = 60, 5
-_LEVER_M = 0.2  # converts angles to lengths in scores
+"""Names of all closed forms."""
+
+# random samples of views from which the start is chosen: how many, of how many views, by which seed
+_TRIALS = 60
+_SAMPLE = 5
 _CHECK_SEED = 7
-_MIN_NOISE, _MAX_NOISE = np.array([1e-5, 1e-5, 1e-3]), np.array([1.0, 1.0, 1e3])  # metres, radians, a factor
+# length of the lever by which angles count as lengths in scores
+_LEVER_M = 0.2
+# limits of the noise: metres, radians, a factor of the camera's covariance
+_MIN_NOISE = np.array([1e-5, 1e-5, 1e-3])
+_MAX_NOISE = np.array([1.0, 1.0, 1e3])
+# how often the noise is estimated anew
 _ROUNDS = 3
+# when its search ends; logarithms of the noise need no more digits
 _SEARCH = {"xatol": 1e-2, "fatol": 1e-3, "maxiter": 200}
-_DRAWS, _SEED = 100_000, 11
+# random numbers behind a quantile, and their seed
+_DRAWS = 100_000
+_SEED = 11
+# median length of a vector of three unit normals
+_MEDIAN_LENGTH = 1.54
 
 
 def scale_positions(transforms: Array, factor: float) -> Array:
@@ -71,7 +84,8 @@ def adjoints(transforms: Array) -> Array:
     """Return [n, 6, 6] that convert motions xi of the child's frame to the parent's: T exp(xi) = exp(Ad xi) T."""
     matrices = np.zeros((len(transforms), 6, 6))
     rotations = transforms[:, :3, :3]
-    matrices[:, :3, :3] = matrices[:, 3:, 3:] = rotations
+    matrices[:, :3, :3] = rotations
+    matrices[:, 3:, 3:] = rotations
     matrices[:, :3, 3:] = cross_matrices(transforms[:, :3, 3]) @ rotations
     return matrices
 
@@ -84,13 +98,14 @@ def cross_matrices(vectors: Array) -> Array:
 
 
 def average(transforms: Array) -> Array:
-    """Return the mean of transforms [n, 4, 4] that differ little; rotations by their chordal mean."""
+    """Return the mean of transforms [n, 4, 4] that differ little. Rotations have their chordal mean."""
     rotation = Rotation.from_matrix(transforms[:, :3, :3]).mean()
     return rigid(rotation.as_matrix(), transforms[:, :3, 3].mean(0))
 
 
 def measure_rotations(transforms: Array) -> Array:
     """Return the root mean square angles [3] in radians, largest first, by which pairs turn about their main axes."""
+    # the rotations between all pairs, and their scatter about each axis
     first, second = np.triu_indices(len(transforms), 1)
     turned = np.swapaxes(transforms[first, :3, :3], 1, 2) @ transforms[second, :3, :3]
     vectors = Rotation.from_matrix(turned).as_rotvec()
@@ -134,40 +149,50 @@ def measure_errors(a: Array, b: Array, x: Array, y: Array) -> Array:
 
 
 def find_start(a: Array, b: Array) -> tuple[Array, Array, float]:
-    """Return X, Y and the scale of the board's positions, of the sample of views that fits the median view best.
+    """Return X, Y and the scale of the board's positions from the sample of views that fits the median view best.
 
     Rotations are by PARK, positions and scale by least squares. Raises CalibrationError if no sample has a solution.
     """
+    # all views first: without outliers they are the best sample
     generator = np.random.default_rng(_CHECK_SEED)
     samples = [np.arange(len(a))]
     if len(a) > _SAMPLE:
         samples += [generator.choice(len(a), _SAMPLE, replace=False) for _ in range(_TRIALS)]
-    best: tuple[float, Array, Array, float] | None = None
+    best: tuple[Array, Array, float] | None = None
+    best_score = np.inf
     for sample in samples:
         try:
             x = solve_closed_form(a[sample], b[sample], "park")
         except (CalibrationError, np.linalg.LinAlgError):
             continue
         position, scale = _solve_positions(a[sample], b[sample], x[:3, :3])
-        if scale <= 0:  # no board that is seen has a negative size
-            position, scale = x[:3, 3], 1.0
-        x, scaled = rigid(x[:3, :3], position), scale_positions(b, scale)
+        # no board that is seen has a negative size
+        if scale <= 0:
+            position = x[:3, 3]
+            scale = 1.0
+
+        # compare samples on all views, by the median, which outliers do not move
+        x = rigid(x[:3, :3], position)
+        scaled = scale_positions(b, scale)
         y = _median_board(a @ x @ scaled)
         score = float(np.median(score_errors(measure_errors(a, scaled, x, y))))
-        if best is None or score < best[0]:
-            best = score, x, y, scale
+        if best is None or score < best_score:
+            best = x, y, scale
+            best_score = score
     if best is None:
         raise CalibrationError(
             "no hand-eye solution: the poses of robot and board do not agree in any sample of views"
         )
-    return best[1:]
+    return best
 
 
 def _solve_positions(a: Array, b: Array, rotation: Array) -> tuple[Array, float]:
     """Return the position of X and the scale of B's positions by least squares, for the rotation of X."""
+    # with rotations known, the positions of X and Y and the scale enter linearly
     count = len(a)
     slopes = np.zeros((count, 3, 7))
-    slopes[:, :, :3], slopes[:, :, 3:6] = a[:, :3, :3], -np.eye(3)
+    slopes[:, :, :3] = a[:, :3, :3]
+    slopes[:, :, 3:6] = -np.eye(3)
     slopes[:, :, 6] = (a[:, :3, :3] @ rotation @ b[:, :3, 3:])[..., 0]
     solved = np.linalg.lstsq(slopes.reshape(-1, 7), -a[:, :3, 3].ravel(), rcond=None)[0]
     return np.asarray(solved[:3], np.float64), float(solved[6])
@@ -194,8 +219,8 @@ def _median_board(boards: Array) -> Array:
 class Observations:
     """Views [n]: A and B [n, 4, 4], and the covariance [n, 6, 6] of B as a motion in the frame of the board.
 
-    `left` is true if A is the inverse of the gripper's pose, whose noise then lies on the left of A. The scale of
-    `covariances` is unknown if `scaled` is true: it is estimated, too.
+    `left` is True if A is the inverse of the gripper's pose. The noise of this pose lies on the left of A then.
+    `scaled` is True if the scale of `covariances` is unknown. It is estimated, too.
     """
 
     a: Array
@@ -223,8 +248,8 @@ class Observations:
 class Refined:
     """X and Y [4, 4], the noise [3] of the robot (m, rad) and the camera's factor, and the covariance of X and Y.
 
-    The covariance [12, 12] describes motions on the right, and `degrees` are the degrees of freedom behind it. `scale`
-    multiplies the positions of the board; where it was free, it is the 13th parameter of the covariance [13, 13].
+    The covariance [12, 12] describes motions on the right. `degrees` are the degrees of freedom behind it. `scale`
+    multiplies the positions of the board. If it was free, it is the 13th parameter of the covariance [13, 13].
     """
 
     x: Array
@@ -242,20 +267,27 @@ def refine(
     noise: Array | None = None,
     scale: float | None = None,
 ) -> Refined:
-    """Minimise the whitened errors of all views from a start; with `noise` its components are not estimated.
+    """Minimise the whitened errors of all views from a start. Components of a given `noise` are not estimated.
 
-    With `scale`, a start, the scale of the board's positions is free, too.
+    A given `scale` is the start of the scale of the board's positions, which is free then.
     """
-    free, scale = scale is not None, scale or 1.0
-    rounds = _ROUNDS if noise is None else 0
+    free = scale is not None
+    scale = scale or 1.0
     scaled = observations.rescale(scale)
-    noise = _guess_noise(scaled, x, y) if noise is None else noise
+    rounds = 0
+    if noise is None:
+        rounds = _ROUNDS
+        noise = _guess_noise(scaled, x, y)
+
+    # the noise weighs the errors, and the errors tell the noise: in turn
     for number in range(rounds + 1):
         x, y, change = _minimise(scaled, x, y, noise, free)
         scale *= change
         scaled = observations.rescale(scale)
         if number < rounds:
             noise = _estimate_noise(scaled, x, y, noise, free)
+
+    # the covariance of the parameters, from the whitened Jacobian at the result
     slopes = _whiteners(scaled, x, noise) @ jacobians(scaled, free)
     jacobian = slopes.reshape(-1, slopes.shape[2])
     covariance = np.asarray(np.linalg.inv(jacobian.T @ jacobian), np.float64)
@@ -273,7 +305,9 @@ def _minimise(
     slopes = slopes.reshape(-1, slopes.shape[2])
 
     def whitened(step: Array) -> Array:
-        b = scale_positions(observations.b, 1 + step[12]) if free else observations.b
+        b = observations.b
+        if free:
+            b = scale_positions(b, 1 + step[12])
         errors = measure_errors(observations.a, b, move(x, step[:6]), move(y, step[6:12]))
         return np.asarray((roots @ errors[..., None]).ravel(), np.float64)
 
@@ -281,12 +315,15 @@ def _minimise(
     step = least_squares(
         whitened, start, jac=lambda _: slopes, method="lm", x_scale=np.full(len(start), 1e-3)
     ).x
-    factor = float(np.clip(1 + step[12], 0.1, 10)) if free else 1.0
+    factor = 1.0
+    if free:
+        factor = float(np.clip(1 + step[12], 0.1, 10))
     return move(x, step[:6]), move(y, step[6:12]), factor
 
 
 def _add_noise(spread: Array, camera: Array, noise: Array) -> Array:
     """Return the covariance [n, 6, 6] of each view's error, from _noise_maps and the camera's covariance."""
+    # the robot's errors are independent along each axis, of one size for positions and one for rotations
     robot = (spread * np.repeat(noise[:2] ** 2, 3)) @ np.swapaxes(spread, 1, 2)
     return np.asarray(robot + noise[2] ** 2 * camera, np.float64)
 
@@ -300,6 +337,7 @@ def _noise_maps(observations: Observations, x: Array) -> Array:
 
 
 def _whiteners(observations: Observations, x: Array, noise: Array) -> Array:
+    """Return [n, 6, 6] that make the errors of ordinary views independent, with a variance of 1."""
     covariances = _add_noise(_noise_maps(observations, x), observations.covariances, noise)
     return np.asarray(np.linalg.inv(np.linalg.cholesky(covariances)), np.float64)
 
@@ -318,17 +356,19 @@ def jacobians(observations: Observations, free: bool) -> Array:
 
 
 def _guess_noise(observations: Observations, x: Array, y: Array) -> Array:
+    """Return the noise that explains the median errors alone."""
     lengths, angles = measure_lengths(measure_errors(observations.a, observations.b, x, y))
-    # the median length of a vector of three unit normals is 1.54
-    guess = [np.median(lengths) / 1.54, np.median(angles) / 1.54, 1.0]
+    guess = [np.median(lengths) / _MEDIAN_LENGTH, np.median(angles) / _MEDIAN_LENGTH, 1.0]
     return np.clip(guess, _MIN_NOISE, _MAX_NOISE)
 
 
 def _estimate_noise(observations: Observations, x: Array, y: Array, noise: Array, free: bool) -> Array:
     """Return the noise with the highest restricted likelihood of the errors."""
     errors = measure_errors(observations.a, observations.b, x, y)
-    spread, camera = _noise_maps(observations, x), observations.covariances
+    spread = _noise_maps(observations, x)
+    camera = observations.covariances
     slopes = jacobians(observations, free)
+    # the camera's factor is known where images gave the covariances
     count = 3 if observations.scaled else 2
 
     def to_noise(logarithms: Array) -> Array:
@@ -344,7 +384,10 @@ def _estimate_noise(observations: Observations, x: Array, y: Array, noise: Array
         explained = gradient @ np.linalg.solve(normal, gradient)
         return float(np.linalg.slogdet(total)[1].sum() + np.linalg.slogdet(normal)[1] + product - explained)
 
-    low, high, start = (np.log(sizes[:count]) for sizes in (_MIN_NOISE, _MAX_NOISE, noise))
+    # logarithms keep the noise positive
+    low = np.log(_MIN_NOISE[:count])
+    high = np.log(_MAX_NOISE[:count])
+    start = np.log(noise[:count])
     bounds = list(zip(low, high, strict=True))
     search = minimize(cost, np.clip(start, low, high), method="Nelder-Mead", bounds=bounds, options=_SEARCH)
     return to_noise(search.x)

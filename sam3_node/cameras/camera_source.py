@@ -18,18 +18,18 @@ _log = logging.getLogger(__name__)
 class CapturedImage:
     """One captured image. `capture_ns` is the Unix time of the capture.
 
-    An image that came encoded is its Frame. `times` are the device's own stamps. A source with several cameras names
-    each in `camera`; "" is the name in the settings.
+    `image` is BGR [h, w, 3], or a Frame if it came encoded. `times` are the device's own stamps. A source with several
+    cameras names each in `camera`; "" is the name in the settings.
     """
 
-    image: Image | Frame  # BGR [h, w, 3]
+    image: Image | Frame
     capture_ns: int
     depth: Depth | None = None
     intrinsics: Intrinsics | None = None
     times: Mapping[str, int | float] = field(default_factory=dict)
     camera: str = ""
     robot: Sequence[RobotMessage] = ()
-    """what a recorded robot published up to the capture, and shortly after it, on the clock of `capture_ns`"""
+    """What a recorded robot published up to the capture, and shortly after it, on the clock of `capture_ns`."""
 
     @property
     def size(self) -> tuple[int, int]:
@@ -40,7 +40,9 @@ class CapturedImage:
 
     def pixels(self) -> Image:
         """Return the image as BGR [h, w, 3]; WireError if it cannot be decoded."""
-        return decode_image(self.image) if isinstance(self.image, Frame) else self.image
+        if isinstance(self.image, Frame):
+            return decode_image(self.image)
+        return self.image
 
 
 class CameraSource(Protocol):
@@ -83,28 +85,36 @@ def wanted_mode(settings: CameraSettings) -> Mode:
 
 def warn_about_mode(name: str, mode: Mode, wanted: Mode) -> None:
     """Log a warning if a camera has only another size than the wanted one, or a lower rate."""
+    # drivers say 29.97 for 30
     if mode[:2] != wanted[:2] or mode.fps < wanted.fps - 0.5:
         _log.warning(
             "%s: expected %dx%d at %g fps, the camera has %s; frames are resized if camera.width or height is set",
-            *(name, *wanted[:3], mode),
+            name,
+            wanted.width,
+            wanted.height,
+            wanted.fps,
+            mode,
         )
 
 
 def choose_mode(modes: Iterable[Mode], wanted: Mode, forms: Sequence[str]) -> Mode | None:
     """Return the offered mode nearest to `wanted`, in the first format of `forms` that it has.
 
-    The size goes before the rate: the smallest image that is not smaller than wanted, else the largest. Of its rates,
-    the slowest that is not slower, else the fastest. None if no mode has a format of `forms`.
+    The size comes before the rate. The best size is the smallest that is not smaller than wanted, else the largest. The
+    best of its rates is the slowest that is not slower, else the fastest. None if no mode has a format of `forms`.
     """
     usable = [mode for mode in modes if mode.form in forms]
 
+    # the smallest tuple wins: sizes and rates below the wanted ones come last, the nearest of them first
     def cost(mode: Mode) -> tuple[bool, int, bool, float, int]:
         is_small = mode.width < wanted.width or mode.height < wanted.height
-        area, is_slow = mode.width * mode.height, mode.fps < wanted.fps - 0.5
-        return (
-            *(is_small, -area if is_small else area),
-            *(is_slow, -mode.fps if is_slow else mode.fps),
-            forms.index(mode.form),
-        )
+        area = mode.width * mode.height
+        if is_small:
+            area = -area
+        is_slow = mode.fps < wanted.fps - 0.5
+        fps = mode.fps
+        if is_slow:
+            fps = -fps
+        return is_small, area, is_slow, fps, forms.index(mode.form)
 
     return min(usable, key=cost, default=None)

@@ -8,24 +8,36 @@ from ..types import NANOSECONDS
 
 WINDOW_S = 60
 """Seconds of history that the estimate uses."""
+
+# seconds of history from which on the drift is estimated
 _MIN_BINS = 5
-_MAX_DRIFT = 1e-3  # real clocks differ by less than 200 ppm
-_MAX_EARLY_NS, _MAX_LATE_NS = NANOSECONDS, 10 * NANOSECONDS
+# largest drift: real clocks differ by less than 200 ppm
+_MAX_DRIFT = 1e-3
+# an image that comes earlier or later than this, by the fit, is after a jump of a clock
+_MAX_EARLY_NS = NANOSECONDS
+_MAX_LATE_NS = 10 * NANOSECONDS
+# images after a jump until the clock is fitted anew
 _MAX_JUMPS = 3
 
 
 class ClockFit:
     """Estimates how long before its arrival an image was stamped, from the stamps of a device's own clock.
 
-    An image arrives after its stamp by a delay of at least the shortest one, which a one-way measurement cannot see.
-    The fit is a line through the shortest delay of each second: Theil-Sen (P. K. Sen, 1968), which seconds of
-    congestion or wrong stamps cannot bend while they are less than 29 %. A clock that jumps is fitted anew after three
-    images.
+    An image arrives after its stamp by a delay. A one-way measurement cannot see the shortest delay, only what is
+    beyond it. The fit is a line through the shortest delay of each second by Theil-Sen (P. K. Sen, 1968). Seconds of
+    congestion or wrong stamps cannot bend it while they are less than 29 %. A clock that jumps is fitted anew after
+    three images.
     """
 
     def __init__(self) -> None:
-        self._jumps = self._last_x = self._stamp_ns = self._arrival_ns = 0
-        self._slope = self._offset = 0.0
+        self._jumps = 0
+        # the first pair of times, from which x (the device's time) and y (the delay) count, and the last x
+        self._stamp_ns = 0
+        self._arrival_ns = 0
+        self._last_x = 0
+        # the line, and the points that it is fitted to: the shortest delay of each second
+        self._slope = 0.0
+        self._offset = 0.0
         self._minima: deque[tuple[int, int]] = deque(maxlen=WINDOW_S)
 
     @property
@@ -40,23 +52,31 @@ class ClockFit:
         """
         if not self._minima:
             self._restart(stamp_ns, arrival_ns)
-        x, y = stamp_ns - self._stamp_ns, (arrival_ns - self._arrival_ns) - (stamp_ns - self._stamp_ns)
-        late = y - self._offset - self._slope * x if self._minima else 0.0
+        x = stamp_ns - self._stamp_ns
+        y = (arrival_ns - self._arrival_ns) - (stamp_ns - self._stamp_ns)
+        late = 0.0
+        if self._minima:
+            late = y - self._offset - self._slope * x
+
+        # a stamp that goes back, or is far off: one may be wrong, several are a jump
         if not -_MAX_EARLY_NS <= late <= _MAX_LATE_NS or x < self._last_x:
             self._jumps += 1
             if self._jumps < _MAX_JUMPS:
                 return 0
             self._restart(stamp_ns, arrival_ns)
-            x = y = 0
+            x = 0
+            y = 0
         self._jumps = 0
         self._last_x = x
         self._add(x, y)
         return max(0, round(y - self._offset - self._slope * x))
 
     def _restart(self, stamp_ns: int, arrival_ns: int) -> None:
-        self._stamp_ns, self._arrival_ns = stamp_ns, arrival_ns
+        self._stamp_ns = stamp_ns
+        self._arrival_ns = arrival_ns
         self._last_x = 0
-        self._slope = self._offset = 0.0
+        self._slope = 0.0
+        self._offset = 0.0
         self._minima.clear()
 
     def _add(self, x: int, y: int) -> None:

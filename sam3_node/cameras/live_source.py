@@ -1,4 +1,4 @@
-"""Paces and plays images, and reads live devices: a thread keeps the newest image and opens a lost device again.
+"""Paces and plays images, and reads live devices. A thread keeps the newest image and opens a lost device again.
 
 The time of an image follows from the time of the image before it, so that errors of waiting never add up.
 """
@@ -15,11 +15,18 @@ from ..errors import CameraError
 from ..types import NANOSECONDS
 from .camera_source import CapturedImage
 
+# gap between images whose stamps tell none
 _FALLBACK_GAP_NS = NANOSECONDS // 30
+# longest gap that is waited for
 _MAX_GAP_NS = 10 * NANOSECONDS
+# pauses before a lost device is opened again: the first one, and the longest
+_FIRST_RETRY_S = 0.25
+_LAST_RETRY_S = 4.0
+# time of one wait for an image
+_TURN_S = 0.1
+# time that closing waits for the thread: a RealSense camera takes a second to stop
+_JOIN_S = 2.0
 _log = logging.getLogger(__name__)
-_FIRST_RETRY_S, _LAST_RETRY_S = 0.25, 4.0
-_JOIN_S = 2.0  # a RealSense camera takes a second to stop
 
 
 class LiveDevice(Protocol):
@@ -42,9 +49,9 @@ class LiveDevice(Protocol):
 class DeviceSource:
     """Yields the newest image of a live device. A lost device is opened again, with growing pauses, until it is back.
 
-    `open_device` opens the device, or raises CameraError, which the constructor passes on. A separate thread
-    reads, because a driver may block a read for seconds and stopping must not wait for it. Images are limited to `fps`
-    a second; 0 admits all.
+    `open_device` opens the device, or raises CameraError, which the constructor passes on. A separate thread reads,
+    because a driver may block a read for seconds and stopping must not wait for it. Images are limited to `fps` a
+    second; 0 admits all.
     """
 
     def __init__(
@@ -70,15 +77,18 @@ class DeviceSource:
 
     @property
     def lost(self) -> int:
-        """Images that were lost: by the device, or because a newer one came before they were taken."""
-        device = self._device
-        return self._lost + (device.lost if device is not None else 0)
+        """Images that the device lost, or that gave way to newer ones before they were taken."""
+        device = self._device  # the thread may release it meanwhile
+        if device is None:
+            return self._lost
+        return self._lost + device.lost
 
     def __iter__(self) -> Iterator[CapturedImage]:
         while not self._ended():
             with self._arrived:
-                self._arrived.wait_for(lambda: self._newest is not None, timeout=0.1)
-                newest, self._newest = self._newest, None
+                self._arrived.wait_for(lambda: self._newest is not None, timeout=_TURN_S)
+                newest = self._newest
+                self._newest = None
             if newest is not None:
                 yield newest
             elif self._failure is not None:
@@ -106,18 +116,22 @@ class DeviceSource:
                 if self._read_one():
                     pause_s = _FIRST_RETRY_S
             except CameraError as error:
-                name = "" if str(error).startswith(self.name) else f"{self.name}: "
-                _log.warning("%s%s; opening it again in %.2f s", name, error, pause_s)
+                # other programs may hold the device for a while, so the pauses grow
+                reason = str(error)
+                if not reason.startswith(self.name):
+                    reason = f"{self.name}: {reason}"
+                _log.warning("%s; opening it again in %.2f s", reason, pause_s)
                 self._release()
                 self._closed.wait(pause_s)
                 pause_s = min(2 * pause_s, _LAST_RETRY_S)
 
     def _read_one(self) -> bool:
-        """Read one image; return True if the device has given one. Opens a device that was released."""
+        """Read one image, after opening a device that was released. Return True if the device has given one."""
         if self._device is None:
             self._device = self._open_device()
         if not self._device.grab():
             return False
+        # an image that is not wanted is not decoded
         if not self._limit.admits(time.monotonic_ns()):
             return True
         image = self._device.retrieve()
@@ -129,7 +143,8 @@ class DeviceSource:
         return image is not None
 
     def _release(self) -> None:
-        device, self._device = self._device, None
+        device = self._device
+        self._device = None
         if device is not None:
             self._lost += device.lost
             device.close()
@@ -138,19 +153,22 @@ class DeviceSource:
 class Pacer:
     """Spaces images by `fps`, or by the differences of their stamps if it is 0. Delays are not caught up.
 
-    If a stamp is not later than the previous one, because a recording started again, the previous gap is repeated. Gaps
+    A stamp that is not later than the previous one, because a recording started again, repeats the previous gap. Gaps
     between stamps are limited to 10 s.
     """
 
     def __init__(self, fps: float, stop: threading.Event) -> None:
         self._stop = stop
         self._by_stamps = not fps
-        self._gap_ns = NANOSECONDS / fps if fps else _FALLBACK_GAP_NS
+        self._gap_ns: float = _FALLBACK_GAP_NS
+        if fps:
+            self._gap_ns = NANOSECONDS / fps
         self._stamp_ns: int | None = None
         self._due_ns = 0.0
 
     def wait(self, stamp_ns: int = 0) -> bool:
-        """Wait until the image with this stamp is due; return False if stopped. The first one is due at once."""
+        """Wait until the image with this stamp is due. Return False if stopped. The first image is due at once."""
+        # due after the previous due time, not after the previous wait: errors of waiting never add up
         now = time.monotonic_ns()
         if self._stamp_ns is None:
             self._due_ns = now
@@ -171,7 +189,8 @@ class PlayedSource:
     def __init__(self, name: str, fps: float, loop: bool, stop: threading.Event) -> None:
         self.name = name
         self.is_finite = not loop
-        self._loop, self._stop = loop, stop
+        self._loop = loop
+        self._stop = stop
         self._closed = False
         self._wait = Pacer(fps, stop).wait
 
@@ -186,6 +205,7 @@ class PlayedSource:
                 self._closed |= not self._wait(image.capture_ns)
                 if self._closed:
                     return
+                # the robot's messages keep their distance from the image
                 now_ns = time.time_ns()
                 late_ns = now_ns - image.capture_ns
                 robot = [
@@ -199,14 +219,16 @@ class PlayedSource:
 
     @abstractmethod
     def _play(self) -> Iterator[CapturedImage]:
-        """Yield the images from the first to the last; `capture_ns` is their stamp."""
+        """Yield the images from the first to the last. `capture_ns` is their stamp."""
 
 
 class RateLimit:
-    """Limits a faster camera to `fps` images a second, evenly spaced; 0 admits all."""
+    """Limits a faster camera to `fps` images a second, evenly spaced. 0 admits all."""
 
     def __init__(self, fps: float) -> None:
-        self._period_ns = NANOSECONDS / fps if fps else 0.0
+        self._period_ns = 0.0
+        if fps:
+            self._period_ns = NANOSECONDS / fps
         self._due_ns = 0.0
 
     def admits(self, monotonic_ns: int) -> bool:
@@ -214,6 +236,8 @@ class RateLimit:
         # a quarter of a period early counts as on time, else jitter would halve the rate of an equally fast camera
         if monotonic_ns < self._due_ns - self._period_ns / 4:
             return False
-        late = monotonic_ns - self._due_ns > self._period_ns
-        self._due_ns = (monotonic_ns if late else self._due_ns) + self._period_ns
+        # after a pause, count from now: the images that did not come are not caught up
+        if monotonic_ns - self._due_ns > self._period_ns:
+            self._due_ns = monotonic_ns
+        self._due_ns += self._period_ns
         return True

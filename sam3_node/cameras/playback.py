@@ -14,11 +14,11 @@ from .live_source import PlayedSource
 
 __all__ = ["TABLETOP", "BagSource", "open_files"]
 
-_log = logging.getLogger(__name__)
+# what chooses a camera of a recording
 _CAMERA = "?camera="
+# time after an image up to which the robot's messages go before it: a node needs poses on both sides of an image
 _LEAD_NS = NANOSECONDS // 10
-"""What the robot publishes at most so much after an image goes before it: a node needs poses on both sides of an image.
-"""
+_log = logging.getLogger(__name__)
 
 
 class BagSource(PlayedSource):
@@ -26,16 +26,21 @@ class BagSource(PlayedSource):
 
     Each frame is captured anew. Colour and depth stay encoded as they were recorded. Intrinsics and device times are
     kept, and `times` gains `media_ns`, the time since the first frame. With `robot`, an image brings what the recorded
-    robot published until then, in the image's new time. `fps` 0 keeps the recorded pace. A recording
-    that loops starts again at its first frame: the image of `seq` is the recorded one of seq % its length. A damaged
-    recording is played up to the damage. Raises BagError if there is no frame at all.
+    robot published until then, in the image's new time. `fps` 0 keeps the recorded pace.
+
+    A recording that loops starts again at its first frame. The image of `seq` is then the recorded one of seq % its
+    length. A damaged recording is played up to the damage. Raises BagError if there is no frame at all.
     """
 
     def __init__(
         self, name: str, path: Path, fps: float, loop: bool, stop: threading.Event, robot: bool = False
     ) -> None:
         super().__init__(name, fps, loop, stop)
-        file, _, camera = (str(path), "", "") if path.exists() else str(path).partition(_CAMERA)
+        # a file may have ? in its name
+        file = str(path)
+        camera = ""
+        if not path.exists():
+            file, _, camera = file.partition(_CAMERA)
         try:
             with open_bag(Path(file)) as bag:
                 camera = camera or bag.cameras[0]
@@ -54,15 +59,19 @@ class BagSource(PlayedSource):
 
     def _play(self) -> Iterator[CapturedImage]:
         """Play the recording once, up to its end or to the damage."""
-        moves = self._bag.robot() if self._has_robot else iter(())
+        moves: Iterator[RobotMessage] = iter(())
+        if self._has_robot:
+            moves = self._bag.robot()
         move = next(moves, None)
         for frame in self._bag:
+            # what the robot published since the previous image, and shortly after this one
             robot = list[RobotMessage]()
             while move is not None and move.stamp_ns <= frame.capture_ns + _LEAD_NS:
                 robot.append(move)
                 move = next(moves, None)
             times = {**frame.times, "media_ns": frame.capture_ns - self._start_ns}
             yield CapturedImage(frame, frame.capture_ns, frame.depth, frame.intrinsics, times, robot=robot)
+        # what was lost is known at the end alone
         for text in filter(None, (self._bag.lost, *self._bag.notes)):
             _log.warning("%s: %s", self.name, text)
 
@@ -73,11 +82,14 @@ def open_files(name: str, kind: str, path: Path, fps: float, loop: bool, stop: t
     Raises CameraError if it does not exist, or has no frame that can be decoded.
     """
     is_video = kind == "video"
-    if not (path.is_file() if is_video else path.is_dir()):
-        expected = "a video file, found no file" if is_video else "a folder of images, found no folder"
-        raise CameraError(f"expected {expected} at {path}")
+    if is_video and not path.is_file():
+        raise CameraError(f"expected a video file, found no file at {path}")
+    if not is_video and not path.is_dir():
+        raise CameraError(f"expected a folder of images, found no folder at {path}")
     try:
         return BagSource(name, path, fps, loop, stop)
     except BagError as error:
-        unread = f"{path} holds no readable video: damaged, or of an unknown format"
-        raise CameraError(unread if is_video else str(error)) from error
+        reason = str(error)
+        if is_video:
+            reason = f"{path} holds no readable video: damaged, or of an unknown format"
+        raise CameraError(reason) from error

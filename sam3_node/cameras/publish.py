@@ -21,17 +21,22 @@ from ..wire import decode_depth, encode_depth, encode_image
 from .camera_source import CameraSource, CapturedImage
 from .sources import open_camera
 
-_log = logging.getLogger(__name__)
+# time of one wait for a slow receiver, between two ticks of the watchdog
 _SEND_TIMEOUT_MS = 100
-_SUBSCRIBE_S = 0.1  # a subscription arrives shortly after its connection
+# a subscription arrives shortly after its connection
+_SUBSCRIBE_S = 0.1
+# time between two reports of the rate
 _REPORT_S = 60.0
-_MAX_NUMBERS = 256  # of cameras of one source, which come and go
-_STOP_LINGER_MS = 300  # a stop does not wait longer for a peer that hangs
+# cameras of one source whose numbers are kept: they come and go
+_MAX_NUMBERS = 256
+# a stop does not wait longer for a peer that hangs
+_STOP_LINGER_MS = 300
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class CameraSummary:
-    """Result of a camera process: images captured, lost before and not sent after that, and its run time."""
+    """Result of a camera process: images captured, lost before capture, and not sent after it, and the run time."""
 
     captured: int
     lost: int
@@ -42,22 +47,30 @@ class CameraSummary:
 def run_camera(settings: Settings, stop: threading.Event, watchdog: Watchdog | None = None) -> CameraSummary:
     """Publish `settings.camera` on the first of `settings.transport.frames` until it ends or `stop` is set.
 
-    A source that ends waits for its first receiver, unless `camera.wait` is false. Prints one line when ready and one
-    at the end, and on stderr what it waits for. `seq` counts the captured images of each camera from 0. Raises
-    CameraError, BagError, SettingsError (calibration) or TransportError if it cannot start.
+    A source that ends waits for its first receiver, unless `camera.wait` is false. The process prints one line when it
+    is ready and one at the end, and on stderr what it waits for. `seq` counts the captured images of each camera from
+    0. Raises CameraError, BagError, SettingsError (calibration) or TransportError if it cannot start.
     """
-    camera, transport, watchdog = settings.camera, settings.transport, watchdog or Watchdog()
+    camera = settings.camera
+    transport = settings.transport
+    watchdog = watchdog or Watchdog()
     security = Security.from_settings(transport).for_camera(camera.name)
-    calibration = load_calibration(camera.calibration) if camera.calibration else None
+    calibration = None
+    if camera.calibration:
+        calibration = load_calibration(camera.calibration)
     with (
         closing(open_camera(camera.source, camera, stop, transport.insecure)) as source,
         FramePublisher(transport.frames[0], transport.delivery, security) as publisher,
         WaitingNotice(lambda: _explain_wait(publisher, transport.delivery)),
         ExitStack() as stack,
     ):
-        robot = stack.enter_context(PosePublisher(camera.robot, security)) if camera.robot else None
+        robot = None
+        if camera.robot:
+            robot = stack.enter_context(PosePublisher(camera.robot, security))
         details = f"{source.name}, {camera.encoding}, {transport.delivery}"
         announce(f"camera {camera.name} publishing on {publisher.endpoint} ({details})")
+
+        # frames of a source that ends do not come again
         if source.is_finite and camera.wait:
             while not publisher.wait_for_peer(_SEND_TIMEOUT_MS) and not stop.is_set():
                 pass
@@ -93,6 +106,7 @@ def frame_from(
     A recorded image that has the requested encoding and size is passed on unchanged. Raises SettingsError if the
     calibration is for images of another aspect ratio, WireError for damaged pixels.
     """
+    # the calibration is for the camera's own size, so it comes before resizing
     captured = _resize(_calibrate(captured, calibration), camera)
     height, width = captured.size
     return Frame(
@@ -127,8 +141,10 @@ def _publish(
     watchdog: Watchdog,
 ) -> CameraSummary:
     start_s = time.monotonic()
-    captured = unsent = 0
-    numbers: dict[str, int] = {}  # the next seq of each camera
+    captured = 0
+    unsent = 0
+    # the next seq of each camera
+    numbers: dict[str, int] = {}
     report = _RateReport(source)
     watchdog.tick()
     watchdog.wait()
@@ -137,6 +153,8 @@ def _publish(
         name = image.camera or camera.name
         seq = numbers.get(name, 0)
         keep_newest(numbers, name, seq + 1, _MAX_NUMBERS)
+
+        # poses go before the image, which needs them
         if robot is not None:
             for move in image.robot:
                 robot.send(move)
@@ -148,6 +166,7 @@ def _publish(
                 _log.warning("%s: skipped image %d of %s: %s", source.name, seq, name, error)
         captured += 1
         report.count(unsent)
+        # `camera.frames` 0 is never reached
         if captured == camera.frames or stop.is_set():
             break
         watchdog.wait()
@@ -160,7 +179,10 @@ class _RateReport:
     def __init__(self, source: CameraSource) -> None:
         self._source = source
         self._start_s = time.monotonic()
-        self._images = self._lost = self._unsent = 0
+        # the images since the last report, and the totals until it
+        self._images = 0
+        self._lost = 0
+        self._unsent = 0
 
     def count(self, unsent: int) -> None:
         """Count an image. `unsent` is the number of images not sent since the start."""
@@ -168,18 +190,30 @@ class _RateReport:
         seconds = time.monotonic() - self._start_s
         if seconds < _REPORT_S or self._source.is_finite:
             return
-        lost, total_lost = self._source.lost - self._lost, self._source.lost
+
+        total_lost = self._source.lost
+        lost = total_lost - self._lost
+        new_unsent = unsent - self._unsent
+        level = logging.INFO
+        if lost or new_unsent > 0:
+            level = logging.WARNING
         _log.log(
-            logging.WARNING if lost or unsent > self._unsent else logging.INFO,
+            level,
             "%s: %.1f fps, %d lost, %d not sent in %.0f s",
-            *(self._source.name, self._images / seconds, lost, unsent - self._unsent, seconds),
+            self._source.name,
+            self._images / seconds,
+            lost,
+            new_unsent,
+            seconds,
         )
         self._start_s += seconds
-        self._images, self._lost, self._unsent = 0, total_lost, unsent
+        self._images = 0
+        self._lost = total_lost
+        self._unsent = unsent
 
 
 def _send(publisher: FramePublisher, frame: Frame, stop: threading.Event, watchdog: Watchdog) -> bool:
-    """Send a frame, waiting for slow receivers if delivery is lossless; return False if `stop` was set meanwhile."""
+    """Send a frame, waiting for slow receivers if delivery is lossless. Return False if `stop` was set meanwhile."""
     while not publisher.send(frame, timeout_ms=_SEND_TIMEOUT_MS):
         watchdog.tick()
         if stop.is_set():
@@ -188,29 +222,31 @@ def _send(publisher: FramePublisher, frame: Frame, stop: threading.Event, watchd
 
 
 def _calibrate(captured: CapturedImage, calibration: Calibration | None) -> CapturedImage:
+    """Give an image the intrinsics of the calibration, and its depth what the calibration states of it."""
     if calibration is None:
         return captured
     captured = replace(captured, intrinsics=calibration.intrinsics_for(captured.size))
-    stated, depth = calibration.depth, captured.depth
+    stated = calibration.depth
+    depth = captured.depth
     if stated is None or depth is None:
         return captured
-    scale_m, aligned = stated.scale_m or depth.scale_m, stated.aligned or depth.aligned
+    scale_m = stated.scale_m or depth.scale_m
+    aligned = stated.aligned or depth.aligned
     return replace(captured, depth=replace(depth, scale_m=scale_m, aligned=aligned))
 
 
 def _resize(captured: CapturedImage, camera: CameraSettings) -> CapturedImage:
-    """Resize to the camera's width and height; if only one is set, the aspect ratio is kept."""
+    """Resize to the camera's width and height. If only one is set, keep the aspect ratio."""
     height, width = captured.size
     new_width = camera.width or round(width * (camera.height or height) / height)
     new_height = camera.height or round(height * new_width / width)
     if (new_height, new_width) == (height, width):
         return captured
-    shrinks = new_width * new_height < width * height
-    image = cv2.resize(
-        captured.pixels(),
-        (new_width, new_height),
-        interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR,
-    )
+    # averaging avoids patterns in a smaller image
+    interpolation = cv2.INTER_LINEAR
+    if new_width * new_height < width * height:
+        interpolation = cv2.INTER_AREA
+    image = cv2.resize(captured.pixels(), (new_width, new_height), interpolation=interpolation)
     depth = _resize_depth(captured.depth, (new_width, new_height))
     intrinsics = captured.intrinsics
     if intrinsics is not None:
@@ -219,7 +255,7 @@ def _resize(captured: CapturedImage, camera: CameraSettings) -> CapturedImage:
 
 
 def _resize_depth(depth: Depth | None, size: tuple[int, int]) -> Depth | None:
-    """Resize the depth to the image's (width, height); a depth that is not aligned to the image keeps its size."""
+    """Resize the depth to the image's (width, height). A depth that is not aligned to the image keeps its size."""
     if depth is None or not depth.aligned:
         return depth
     # depth is never averaged: the mean of two surfaces lies on neither
@@ -228,6 +264,7 @@ def _resize_depth(depth: Depth | None, size: tuple[int, int]) -> Depth | None:
 
 
 def _encode_colour(captured: CapturedImage, camera: CameraSettings) -> Buffer:
+    # encoding again would cost quality and time
     if isinstance(captured.image, Frame) and captured.image.encoding == camera.encoding:
         return captured.image.colour
     return encode_image(captured.pixels(), camera.encoding, camera.jpeg_quality)

@@ -28,17 +28,27 @@ from .camera_source import CameraSource, CapturedImage
 from .clock_fit import ClockFit
 from .live_source import DeviceSource, PlayedSource
 
-_log = logging.getLogger(__name__)
-_UVC_UNITS_PER_MS = 10  # a colour sensor of its own counts in 100 us, a stereo sensor in us
-_STEREO_UNITS_PER_MS = 1000
 SILENT_S = 3.0
-"""Seconds without an image after which a camera counts as lost."""
+"""Time without an image after which a camera counts as lost."""
+
+# units of exposure in a millisecond: a colour sensor of its own counts in 100 us, a stereo sensor in us
+_UVC_UNITS_PER_MS = 10
+_STEREO_UNITS_PER_MS = 1000
+# frames that wait between the SDK's thread and the reader
 _QUEUE_FRAMES = 8
+# colour images of a live camera that wait for depth: more would delay them
 _LIVE_PATIENCE = 2
-_MAX_GAP = 0.55  # of a period, between colour and its depth: the sensors may run half a period apart
+# share of a period between colour and its depth: the sensors may run half a period apart
+_MAX_GAP = 0.55
+# time of one wait for a frame
 _POLL_S = 0.1
+# the SDK's names of clocks that are the host's
 _HOST_CLOCKS = ("system_time", "global_time")
+# delay of an image above which its stamp is not believed to be the host's
 _MAX_DELAY_NS = NANOSECONDS
+# polls after the end of a recording in which frames may still come
+_POLLS_AFTER_END = 2
+# further stamps of a frame, and its exposure: their names in `times`, and the factor of their units there
 _METADATA = {
     "sensor_timestamp": ("sensor_timestamp_ns", 1000),
     "frame_timestamp": ("frame_timestamp_ns", 1000),
@@ -46,7 +56,8 @@ _METADATA = {
     "time_of_arrival": ("time_of_arrival_ns", 10**6),
     "actual_exposure": ("actual_exposure", 1),
 }
-"""Further stamps of a frame, and its exposure: what they are called in `times`, and their units there."""
+_log = logging.getLogger(__name__)
+# endings of recordings
 _RECORDINGS = (".db3", ".bag")
 
 
@@ -59,8 +70,11 @@ def open_realsense(address: str, settings: CameraSettings, stop: threading.Event
     name = f"realsense:{address}" if address else "realsense"
     if address.endswith(_RECORDINGS):
         return RealSenseRecording(name, Path(address).expanduser(), settings, stop)
-    rs, serial = realsense_sdk.load_sdk(), address
+    rs = realsense_sdk.load_sdk()
     context = rs.context()
+
+    # the serial number of the first device that was opened, so that another one does not take its place
+    serial = address
 
     def open_device() -> RealSenseDevice:
         nonlocal serial
@@ -78,12 +92,13 @@ def open_realsense(address: str, settings: CameraSettings, stop: threading.Event
 class RealSenseRecording(PlayedSource):
     """Plays a recording of the RealSense SDK as the device would: every image once, at its own pace.
 
-    `fps` 0 keeps the recorded pace. Images are captured anew; `times` holds the recorded stamps.
+    `fps` 0 keeps the recorded pace. Images are captured anew. `times` holds the recorded stamps.
     """
 
     def __init__(self, name: str, path: Path, settings: CameraSettings, stop: threading.Event) -> None:
         super().__init__(name, settings.fps, settings.loop, stop)
-        self._path, self._settings = path, settings
+        self._path = path
+        self._settings = settings
         self._rs = realsense_sdk.load_sdk()
         self._lost = 0
         self._device: RealSenseDevice | None = self._open()
@@ -91,23 +106,31 @@ class RealSenseRecording(PlayedSource):
     @property
     def lost(self) -> int:
         """Frame numbers that the recording lacks."""
-        return self._lost + (self._device.lost if self._device is not None else 0)
+        if self._device is None:
+            return self._lost
+        return self._lost + self._device.lost
 
     def close(self) -> None:
         super().close()
         self._release()
 
     def _play(self) -> Iterator[CapturedImage]:
-        device = self._device = self._device or self._open()
+        # the device is open already when the recording is played for the first time
+        if self._device is None:
+            self._device = self._open()
+        device = self._device
         with contextlib.suppress(RecordingEnded):
             while not (self._closed or self._stop.is_set()):
-                image = device.retrieve() if device.grab() else None
+                if not device.grab():
+                    continue
+                image = device.retrieve()
                 if image is not None:
                     yield replace(image, capture_ns=device.stamp_ns)
         self._release()
 
     def _release(self) -> None:
-        device, self._device = self._device, None
+        device = self._device
+        self._device = None
         if device is not None:
             self._lost += device.lost
             device.close()
@@ -136,7 +159,8 @@ class StampedFrame:
     frame: Any
     stamp_ns: int
     domain: str
-    arrival_ns: int  # monotonic
+    arrival_ns: int
+    """Time of the monotonic clock."""
     arrival_unix_ns: int
 
 
@@ -151,17 +175,18 @@ class FramePairer:
     """
 
     def __init__(self, tolerance_ns: int, patience: int = 1) -> None:
-        self._tolerance_ns, self._patience = tolerance_ns, patience
+        self._tolerance_ns = tolerance_ns
+        self._patience = patience
         self._colours: deque[StampedFrame] = deque()
         self._depths: deque[StampedFrame] = deque(maxlen=patience + 1)
 
     def add_colour(self, colour: StampedFrame) -> list[Pair]:
-        """Take a colour image; return the pairs that are complete by it."""
+        """Take a colour image. Return the pairs that it completes."""
         self._colours.append(colour)
         return self._complete(self._patience)
 
     def add_depth(self, depth: StampedFrame) -> list[Pair]:
-        """Take a depth image; return the pairs that are complete by it."""
+        """Take a depth image. Return the pairs that it completes."""
         self._depths.append(depth)
         return self._complete(self._patience)
 
@@ -172,16 +197,18 @@ class FramePairer:
     def _complete(self, patience: int) -> list[Pair]:
         pairs: list[Pair] = []
         while self._colours:
+            # depth that is too early for this image is too early for all later ones
             colour = self._colours[0]
             while self._depths and _gap_ns(colour, self._depths[0]) > self._tolerance_ns:
                 self._depths.popleft()
-            if self._depths:
-                is_pair = -_gap_ns(colour, self._depths[0]) <= self._tolerance_ns
-                pairs.append((colour, self._depths.popleft() if is_pair else None))
-            elif len(self._colours) > patience:
-                pairs.append((colour, None))
-            else:
+
+            # without later depth, an image waits as long as there is patience
+            if not self._depths and len(self._colours) <= patience:
                 break
+            depth = None
+            if self._depths and -_gap_ns(colour, self._depths[0]) <= self._tolerance_ns:
+                depth = self._depths.popleft()
+            pairs.append((colour, depth))
             self._colours.popleft()
         return pairs
 
@@ -200,7 +227,9 @@ def apply_options(rs: Any, colour: Any, depth: Any | None, settings: CameraSetti
     CameraError for a value out of the option's range.
     """
     if settings.exposure_ms:
-        units = _STEREO_UNITS_PER_MS if _is_same(colour, depth) else _UVC_UNITS_PER_MS
+        units = _UVC_UNITS_PER_MS
+        if _is_same(colour, depth):
+            units = _STEREO_UNITS_PER_MS
         _set_exposure(rs, colour, settings.exposure_ms, units, f"{name}: camera.exposure_ms")
     if depth is None:
         return
@@ -215,9 +244,10 @@ def apply_options(rs: Any, colour: Any, depth: Any | None, settings: CameraSetti
 
 
 def _is_same(colour: Any, depth: Any | None) -> bool:
-    return depth is not None and any(
-        profile.stream_type().name == "depth" for profile in colour.get_stream_profiles()
-    )
+    """Return True if the colour sensor is the one of depth."""
+    if depth is None:
+        return False
+    return any(profile.stream_type().name == "depth" for profile in colour.get_stream_profiles())
 
 
 def _set_exposure(rs: Any, sensor: Any, exposure_ms: float, units_per_ms: int, what: str) -> None:
@@ -235,6 +265,7 @@ def _set(sensor: Any, option: Any, value: float, what: str, units: int = 1) -> N
         raise CameraError(
             f"{what}: expected {limits.min / units:g} to {limits.max / units:g}, found {value / units:g}"
         )
+    # the SDK refuses values between the steps
     step = limits.step or 1
     sensor.set_option(option, limits.min + round((value - limits.min) / step) * step)
 
@@ -242,17 +273,23 @@ def _set(sensor: Any, option: Any, value: float, what: str, units: int = 1) -> N
 class RealSenseDevice:
     """A LiveDevice that streams colour, and depth if the camera has it. Raises CameraError if it cannot be opened.
 
-    A recording yields each of its images once. A camera that is read too slowly loses the oldest.
+    A recording yields each of its images once. A camera that is read too slowly loses the oldest images.
     """
 
     def __init__(self, rs: Any, device: Any, settings: CameraSettings, name: str) -> None:
-        self._rs, self._device, self._name = rs, device, name
+        self._rs = rs
+        self._device = device
+        self._name = name
         self.serial = realsense_sdk.read_info(rs, device, "serial_number")
-        self._playback = device.as_playback() if device.is_playback() else None
+        self._playback = None
+        if device.is_playback():
+            self._playback = device.as_playback()
         self._sensors: list[Any] = []
         self._frames: queue.Queue[StampedFrame] = queue.Queue(_QUEUE_FRAMES)
         self._closed = threading.Event()
+        # the clocks of the device, by their domains
         self._fits: dict[str, ClockFit] = {}
+        # complete pairs; the first one is the grabbed one
         self._pairs: deque[Pair] = deque()
         self._heard_s = time.monotonic()
         self._last_number: int | None = None
@@ -263,24 +300,32 @@ class RealSenseDevice:
         try:
             colour, depth = realsense_sdk.choose_streams(rs, device, settings, name)
             if self._playback is None:
-                apply_options(rs, colour.sensor, depth.sensor if depth else None, settings, name)
+                depth_sensor = None if depth is None else depth.sensor
+                apply_options(rs, colour.sensor, depth_sensor, settings, name)
             self._lens = realsense_sdk.read_lens(colour.profile, name)
-            # the streams of a recording come in threads of their own, one of which may be far ahead
-            patience = _QUEUE_FRAMES if self._playback else _LIVE_PATIENCE
+
+            # how long colour waits for depth, which must say how it lies to colour to be aligned
+            patience = 0
+            self._aligner: _Aligner | None = None
+            streams = [colour]
+            if depth is not None:
+                patience = _LIVE_PATIENCE
+                # the streams of a recording come in threads of their own, one of which may be far ahead
+                if self._playback is not None:
+                    patience = _QUEUE_FRAMES
+                if realsense_sdk.has_extrinsics(depth.profile, colour.profile):
+                    self._aligner = _Aligner(rs)
+                streams.append(depth)
             tolerance_ns = round(_MAX_GAP * NANOSECONDS / colour.mode.fps)
-            self._pairer = FramePairer(tolerance_ns, patience if depth else 0)
-            self._aligner = (
-                _Aligner(rs)
-                if depth and realsense_sdk.has_extrinsics(depth.profile, colour.profile)
-                else None
-            )
-            self._start([colour, depth] if depth else [colour])
+            self._pairer = FramePairer(tolerance_ns, patience)
+            self._start(streams)
         except RuntimeError as error:
             raise realsense_sdk.explain(name, error) from error
-        if depth and self._aligner is None:
+        if depth is not None and self._aligner is None:
             _log.warning("%s: the camera does not say how depth lies to colour: depth is not aligned", name)
 
     def grab(self) -> bool:
+        # one frame may complete several pairs
         if len(self._pairs) > 1:
             self._pairs.popleft()
             return True
@@ -290,7 +335,10 @@ class RealSenseDevice:
         except queue.Empty:
             self._check_silence()
             return bool(self._pairs)
-        self._heard_s, self._polls_after_end = time.monotonic(), 0
+
+        # any frame is a sign of life, also one of depth
+        self._heard_s = time.monotonic()
+        self._polls_after_end = 0
         if frame.frame.get_profile().stream_type() == self._rs.stream.color:
             self._count_lost(frame.frame.get_frame_number())
             self._pairs.extend(self._pairer.add_colour(frame))
@@ -306,7 +354,9 @@ class RealSenseDevice:
         try:
             capture_ns = self._map_to_host(colour)
             image = _to_bgr(colour.frame)
-            depth_image = None if depth is None else self._read_depth(colour, depth)
+            depth_image = None
+            if depth is not None:
+                depth_image = self._read_depth(colour, depth)
             times = self._collect_times(colour, depth)
         except RuntimeError as error:
             raise realsense_sdk.explain(self._name, error) from error
@@ -323,6 +373,7 @@ class RealSenseDevice:
 
     def _start(self, streams: Sequence[realsense_sdk.Stream]) -> None:
         """Open all sensors, then start them. A recording pauses meanwhile: it would play from the first start on."""
+        # colour and depth may come from one sensor, which is opened once
         by_sensor: dict[int, tuple[Any, list[Any]]] = {}
         for stream in streams:
             by_sensor.setdefault(id(stream.sensor), (stream.sensor, []))[1].append(stream.profile)
@@ -343,14 +394,19 @@ class RealSenseDevice:
 
     def _take(self, frame: Any) -> None:
         """Queue a frame, in the SDK's thread. A frame_queue of the SDK deadlocks with a recording's reader."""
-        arrival_ns, arrival_unix_ns = time.monotonic_ns(), time.time_ns()
+        arrival_ns = time.monotonic_ns()
+        arrival_unix_ns = time.time_ns()
         domain = frame.get_frame_timestamp_domain().name
         frame.keep()
         stamp_ns = round(frame.get_timestamp() * 1e6)
         stamped = StampedFrame(frame, stamp_ns, domain, arrival_ns, arrival_unix_ns)
+        # a recording waits for its reader; a live camera drops its oldest frame
+        timeout_s = 0.0
+        if self._playback is not None:
+            timeout_s = _POLL_S
         while not self._closed.is_set():
             try:
-                self._frames.put(stamped, timeout=_POLL_S if self._playback is not None else 0.0)
+                self._frames.put(stamped, timeout=timeout_s)
                 return
             except queue.Full:
                 if self._playback is None:
@@ -358,17 +414,19 @@ class RealSenseDevice:
                         self._frames.get_nowait()
 
     def _check_silence(self) -> None:
-        if self._playback is not None:
-            # frames may still be on their way to the queue when the player says that it has stopped
-            stopped = self._playback.current_status() == self._rs.playback_status.stopped
-            self._polls_after_end += stopped
-            if self._polls_after_end > 2:
-                self._pairs.extend(self._pairer.flush())
-                if self._pairs:
-                    return
+        """Raise CameraError for a camera that has been silent too long, RecordingEnded at the end of a recording."""
+        if self._playback is None:
+            if time.monotonic() - self._heard_s > SILENT_S:
+                raise CameraError(f"no image for {SILENT_S:g} s: is the cable loose?")
+            return
+
+        # frames may still be on their way to the queue when the player says that it has stopped
+        if self._playback.current_status() == self._rs.playback_status.stopped:
+            self._polls_after_end += 1
+        if self._polls_after_end > _POLLS_AFTER_END:
+            self._pairs.extend(self._pairer.flush())
+            if not self._pairs:
                 raise RecordingEnded("the recording has ended")
-        elif time.monotonic() - self._heard_s > SILENT_S:
-            raise CameraError(f"no image for {SILENT_S:g} s: is the cable loose?")
 
     def _count_lost(self, number: int) -> None:
         if self._last_number is not None:
@@ -377,21 +435,23 @@ class RealSenseDevice:
 
     def _map_to_host(self, frame: StampedFrame) -> int:
         """Return the Unix time of a frame's stamp: as the SDK says if its clock is the host's, else by the fit."""
+        # the fit sees each frame, so that it is ready if the SDK changes to another clock
         delay_ns = self._fits.setdefault(frame.domain, ClockFit()).delay_ns(frame.stamp_ns, frame.arrival_ns)
         if frame.domain in _HOST_CLOCKS and 0 <= frame.arrival_unix_ns - frame.stamp_ns <= _MAX_DELAY_NS:
             return frame.stamp_ns
         return frame.arrival_unix_ns - delay_ns
 
     def _collect_times(self, colour: StampedFrame, depth: StampedFrame | None) -> dict[str, int | float]:
-        """Return all stamps in nanoseconds of their own clocks; the name of a stamp of the SDK tells its clock."""
+        """Return all stamps in nanoseconds of their own clocks. The name of a stamp of the SDK tells its clock."""
         times: dict[str, int | float] = {}
         for prefix, stamped in (("", colour), ("depth_", depth)):
-            if stamped is not None:
-                times[f"{prefix}{stamped.domain}_ns"] = stamped.stamp_ns
-                for name, (key, unit) in _METADATA.items():
-                    value = getattr(self._rs.frame_metadata_value, name)
-                    if stamped.frame.supports_frame_metadata(value):
-                        times[f"{prefix}{key}"] = stamped.frame.get_frame_metadata(value) * unit
+            if stamped is None:
+                continue
+            times[f"{prefix}{stamped.domain}_ns"] = stamped.stamp_ns
+            for name, (key, unit) in _METADATA.items():
+                value = getattr(self._rs.frame_metadata_value, name)
+                if stamped.frame.supports_frame_metadata(value):
+                    times[f"{prefix}{key}"] = stamped.frame.get_frame_metadata(value) * unit
         times["arrival_ns"] = colour.arrival_unix_ns
         times["clock_drift_ppm"] = round(self._fits[colour.domain].drift_ppm, 3)
         return times
@@ -410,6 +470,7 @@ class _Aligner:
     """Registers depth to colour with the SDK's own filter, which takes both as one set of frames."""
 
     def __init__(self, rs: Any) -> None:
+        # the frames of the set that is being made
         self._waiting: list[Any] = []
         self._sets = rs.frame_queue(1, True)
         self._bundler = rs.processing_block(self._bundle)

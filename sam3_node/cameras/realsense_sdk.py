@@ -11,8 +11,10 @@ from ..settings import CameraSettings
 from ..types import Intrinsics
 from .camera_source import Mode, choose_mode, wanted_mode, warn_about_mode
 
+# words in the SDK's errors: of a camera that another program uses, and of one that this user may not open
 _BUSY = ("busy", "in use", "already", "is streaming")
 _FORBIDDEN = ("permission", "access denied", "errno=13")
+# the formats of colour that are read, the best first
 _COLOUR_FORMATS = ("bgr8", "rgb8", "yuyv", "y8")
 _LIST_HINT = "sam3-node camera list shows the cameras that are found"
 
@@ -37,13 +39,15 @@ def load_sdk() -> Any:
 
 def find_device(rs: Any, devices: Sequence[Any], serial: str) -> Any:
     """Return the device with this serial number, or the only one if it is empty. Raises CameraError otherwise."""
+    # a device that is lost while it is listed has no serial number
     by_serial = {read_info(rs, device, "serial_number"): device for device in devices}
     names = ", ".join(f"{number} ({read_info(rs, each, 'name')})" for number, each in by_serial.items())
     if serial in by_serial:
         return by_serial[serial]
     if not devices:
+        expected = f"a RealSense camera {serial}".rstrip()
         raise CameraError(
-            f"expected a RealSense camera{f' {serial}' if serial else ''}, found none; check its cable and that the "
+            f"expected {expected}, found none; check its cable and that the "
             "udev rules of librealsense are installed, then plug it in again"
         )
     if serial:
@@ -59,13 +63,16 @@ def read_info(rs: Any, device: Any, name: str) -> str:
     """Return a text of the device, such as "serial_number"; "" if it has none, or is lost."""
     key = getattr(rs.camera_info, name)
     try:
-        return str(device.get_info(key)) if device.supports(key) else ""
+        if device.supports(key):
+            return str(device.get_info(key))
     except RuntimeError:
-        return ""
+        pass
+    return ""
 
 
 def explain(name: str, error: RuntimeError) -> CameraError:
     """Return an error of the SDK as a CameraError that says what to do."""
+    # the SDK has one kind of error for everything: its words tell the cause
     text = str(error).lower()
     if any(word in text for word in _BUSY):
         advice = (
@@ -99,15 +106,18 @@ def choose_streams(rs: Any, device: Any, settings: CameraSettings, name: str) ->
             f"{name}: expected a colour stream ({', '.join(_COLOUR_FORMATS)}), found none; "
             "choose a camera with a colour sensor"
         )
-    depth = (
-        _choose(list_streams(rs, device, rs.stream.depth), colour.mode, ("z16",)) if settings.depth else None
-    )
+    # depth as fast and as large as colour, if the camera has it
+    depth = None
+    if settings.depth:
+        depth = _choose(list_streams(rs, device, rs.stream.depth), colour.mode, ("z16",))
     if not device.is_playback():
         usb = read_info(rs, device, "usb_type_descriptor")
         if usb.startswith("2"):
             _log.warning(
                 "%s: expected USB 3, found USB %s, which has few modes: uses %s; use a USB 3 port and its own cable",
-                *(name, usb, colour.mode),
+                name,
+                usb,
+                colour.mode,
             )
         else:
             warn_about_mode(name, colour.mode, wanted)
@@ -127,9 +137,12 @@ def list_streams(rs: Any, device: Any, kind: Any) -> list[Stream]:
 
 
 def _choose(streams: Sequence[Stream], wanted: Mode, forms: Sequence[str]) -> Stream | None:
+    # of several sensors with a mode, the first one counts
     by_mode = {stream.mode: stream for stream in reversed(streams)}
     mode = choose_mode(by_mode, wanted, forms)
-    return None if mode is None else by_mode[mode]
+    if mode is None:
+        return None
+    return by_mode[mode]
 
 
 def has_extrinsics(depth: Any, colour: Any) -> bool:
@@ -143,6 +156,7 @@ def has_extrinsics(depth: Any, colour: Any) -> bool:
 
 def read_lens(profile: Any, name: str) -> Intrinsics | None:
     """Return the intrinsics of a stream as the SDK has them. Warns and returns None for an unknown lens."""
+    # the names are those in recordings of the SDK: brown_conrady becomes Brown Conrady
     lens = profile.get_intrinsics()
     model = lens.model.name.replace("_", " ").title()
     try:

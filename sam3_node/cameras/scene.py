@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
@@ -26,13 +26,18 @@ from .live_source import PlayedSource
 
 Points = npt.NDArray[np.float64]
 
-_RADIUS = 0.13  # of an object, in image heights
-_SHIFT = 4  # polygons are drawn to a 16th of a pixel
-_SHADOW_SHARE = 0.6  # of the light that reaches the table in a shadow
-_SHADOW_OFFSET = 0.012  # of the height, away from the light at the upper left
+# radius of an object, in image heights
+_RADIUS = 0.13
+# polygons are drawn to a 16th of a pixel
+_SHIFT = 4
+# share of the light that reaches the table in a shadow
+_SHADOW_SHARE = 0.6
+# distance of a shadow from its object, in image heights, away from the light at the upper left
+_SHADOW_OFFSET = 0.012
+# time after which all objects are where they began
 _PERIOD_S = 8.0
 
-COLOURS = {  # BGR
+COLOURS = {
     "red": (52, 48, 196),
     "orange": (40, 128, 232),
     "yellow": (66, 196, 236),
@@ -42,11 +47,16 @@ COLOURS = {  # BGR
     "white": (228, 232, 234),
     "pink": (160, 130, 236),
 }
-_PAPER, _TAPE, _STEEL = (236, 240, 242), (170, 205, 222), (196, 192, 188)
+"""Colours of objects, BGR."""
+
+# colours of the parts of objects, BGR
+_PAPER = (236, 240, 242)
+_TAPE = (170, 205, 222)
+_STEEL = (196, 192, 188)
 
 
 class ShapePart(NamedTuple):
-    """A filled polygon [n, 2], in radii from the object's middle, y down; a second one is cut out of it.
+    """A filled polygon [n, 2], in radii from the object's middle, y down. A second polygon is cut out of it.
 
     It has the object's colour, or its own (BGR), times `shade`.
     """
@@ -67,11 +77,14 @@ def _rectangle(left: float, top: float, right: float, bottom: float) -> tuple[Po
 def _ellipse(x: float, y: float, width: float, height: float | None = None) -> tuple[Points]:
     """Return an ellipse with these half axes; a disc without `height`."""
     angles = np.linspace(0, 2 * np.pi, 48, endpoint=False)
-    height = width if height is None else height
+    if height is None:
+        height = width
     return (np.stack([x + width * np.cos(angles), y + height * np.sin(angles)], axis=1),)
 
 
-_LEVELS = np.linspace(0, 1, 9)  # of rounded shapes, from their shaded rim to their lit middle
+# levels of rounded shapes, from their shaded rim to their lit middle
+_LEVELS = np.linspace(0, 1, 9)
+# angle and distance from the middle of the ring's sprinkles
 _SPRINKLES = [(2.4 * k, 0.58 + 0.08 * (k % 3)) for k in range(11)]
 
 SHAPES: dict[str, tuple[ShapePart, ...]] = {
@@ -132,26 +145,27 @@ class SceneParameters(BaseModel):
 
 
 class Scene:
-    """A seeded scene of 1 to 6 objects; id k of the truth is `names[k - 1]`, id 0 the table.
+    """A seeded scene of 1 to 6 objects. Id k of the truth is `names[k - 1]`, id 0 the table.
 
-    Every object is in view at index 0. The source ends after `frames` frames; with 0 it never ends.
+    Every object is in view at index 0. The source ends after `frames` frames. With 0 it never ends.
     """
 
     def __init__(self, **parameters: int | str) -> None:
         chosen = SceneParameters.model_validate(parameters)
-        self.width, self.height, self.frames, self.fps = (
-            chosen.width,
-            chosen.height,
-            chosen.frames,
-            chosen.fps,
-        )
+        self.width = chosen.width
+        self.height = chosen.height
+        self.frames = chosen.frames
+        self.fps = chosen.fps
         rng = np.random.default_rng(chosen.seed)
         self._table = draw_table(rng, self.width, self.height)
         self._shaded_table = (self._table * _SHADOW_SHARE).astype(np.uint8)
-        kinds, colours = rng.permutation(list(SHAPES)).tolist(), rng.permutation(list(COLOURS)).tolist()
-        if kinds[1] == "screwdriver":  # too slim to hide anything
+        kinds = rng.permutation(list(SHAPES)).tolist()
+        colours = rng.permutation(list(COLOURS)).tolist()
+        # the second object hides the first; a screwdriver is too slim for that
+        if kinds[1] == "screwdriver":
             kinds[1], kinds[0] = kinds[0], kinds[1]
-        self._kinds, self._colours = kinds[: chosen.objects], colours[: chosen.objects]
+        self._kinds = kinds[: chosen.objects]
+        self._colours = colours[: chosen.objects]
         self._paths = _choose_paths(rng, self.width / self.height)[: chosen.objects]
         self.names = tuple(map(" ".join, zip(self._colours, self._kinds, strict=True)))
 
@@ -173,6 +187,7 @@ class Scene:
 
     def render(self, index: int) -> tuple[Image, Image]:
         """Return frame `index`: the image, BGR uint8 [h, w, 3], and the id at each pixel, uint8 [h, w]."""
+        # the shadows of all objects first, because they lie on the table
         ids, shadow = np.zeros((2, self.height, self.width), np.uint8)
         drawings = [self._draw(number, index / (self.fps * _PERIOD_S)) for number in range(len(self._paths))]
         for polygons, _ in itertools.chain(*drawings):
@@ -187,26 +202,28 @@ class Scene:
 
     def _draw(self, number: int, cycle: float) -> list[tuple[list[Points], Points]]:
         """Return the polygons in pixels and the colour (BGR) of each part of an object, after `cycle` periods."""
-        x, y, reach_x, reach_y, phase, turns, angle_rad, swing_rad = self._paths[number]
-        t = 2 * math.pi * turns * cycle + phase
-        angle_rad = angle_rad + swing_rad * math.sin(t + 1.0)
-        cosine, sine = _RADIUS * math.cos(angle_rad), _RADIUS * math.sin(angle_rad)
+        # where the object is, and how it is turned
+        path = self._paths[number]
+        t = 2 * math.pi * path.turns * cycle + path.phase
+        angle_rad = path.angle_rad + path.swing_rad * math.sin(t + 1.0)
+        cosine = _RADIUS * math.cos(angle_rad)
+        sine = _RADIUS * math.sin(angle_rad)
         rotation = np.array([[cosine, -sine], [sine, cosine]])
-        centre = x + reach_x * math.sin(t), y + reach_y * math.cos(t)
+        centre = path.x + path.reach_x * math.sin(t), path.y + path.reach_y * math.cos(t)
         middle = self.width / 2, self.height / 2
-        return [
-            (
-                [(outline @ rotation + centre) * self.height + middle for outline in part.outlines],
-                np.multiply(part.colour or COLOURS[self._colours[number]], part.shade),
-            )
-            for part in SHAPES[self._kinds[number]]
-        ]
+
+        drawing = []
+        for part in SHAPES[self._kinds[number]]:
+            polygons = [(outline @ rotation + centre) * self.height + middle for outline in part.outlines]
+            colour = np.multiply(part.colour or COLOURS[self._colours[number]], part.shade)
+            drawing.append((polygons, colour))
+        return drawing
 
 
 class SceneSource(PlayedSource):
-    """A scene as a camera: its frames starting at index 0, at `fps`, or at the scene's own rate if that is 0.
+    """A scene as a camera. It plays the frames from index 0 at `fps`, or at the scene's own rate if that is 0.
 
-    A scene with an end that loops starts again at index 0: the truth of `seq` is the truth of seq % frames.
+    A scene with an end that loops starts again at index 0. The truth of `seq` is the truth of seq % frames then.
     """
 
     def __init__(self, uri: str, fps: float, loop: bool, stop: threading.Event) -> None:
@@ -215,7 +232,10 @@ class SceneSource(PlayedSource):
         self.is_finite = self.scene.frames > 0 and not loop
 
     def _play(self) -> Iterator[CapturedImage]:
-        for index in range(self.scene.frames) if self.scene.frames else itertools.count():
+        indices: Iterable[int] = itertools.count()
+        if self.scene.frames:
+            indices = range(self.scene.frames)
+        for index in indices:
             yield CapturedImage(self.scene.render(index)[0], 0)
 
 
@@ -235,22 +255,41 @@ def _fill(image: Image, polygons: Sequence[Points], colour: Points | int, offset
     cv2.fillPoly(image, points, np.broadcast_to(colour, 3).tolist(), cv2.LINE_8, _SHIFT)
 
 
-def _choose_paths(rng: np.random.Generator, aspect: float) -> Points:
-    """Choose a closed curve and an oscillating rotation for each of six objects.
+class _Path(NamedTuple):
+    """A closed curve and an oscillating rotation of an object.
 
-    Return [6, 8]: the curve's middle and its reach (x, y) in image heights, where the image spans -aspect/2..aspect/2
-    by -0.5..0.5; its phase and runs in one period; the angle and its swing in radians.
+    `x` and `y` are the curve's middle, `reach_x` and `reach_y` its reach, in image heights. The image spans
+    -aspect/2..aspect/2 by -0.5..0.5. The object begins at `phase` (radians), and runs `turns` times in one period. Its
+    angle oscillates about `angle_rad` by `swing_rad`.
     """
+
+    x: float
+    y: float
+    reach_x: float
+    reach_y: float
+    phase: float
+    turns: float
+    angle_rad: float = 0.0
+    swing_rad: float = 0.0
+
+
+def _choose_paths(rng: np.random.Generator, aspect: float) -> list[_Path]:
+    """Choose the paths of six objects."""
     half = aspect / 2
-    paths = np.array(
-        [  # x, y, reach_x, reach_y, phase, turns
-            (0.0, 0.0, half - 0.16, 0.03, -1.3, 1),  # to and fro through the middle, behind the next
-            (0.02, 0.02, 0.05, 0.04, 0.0, 1),
-            (half + 0.04, -0.28, 0.30, 0.04, -1.2, 1),  # out at the right and back
-            (-half + 0.28, 0.29, 0.10, 0.04, 0.6, 1),
-            (0.16, 0.31, 0.08, 0.03, 2.2, 2),
-            (-0.22, -0.32, 0.12, 0.03, 3.5, 1),
-        ]
-    )
-    paths[:, :2] += rng.uniform(-0.02, 0.02, (6, 2))
-    return np.concatenate([paths, rng.uniform(-0.44, 0.44, (6, 1)), rng.uniform(0.14, 0.38, (6, 1))], axis=1)
+    paths = [
+        _Path(0.0, 0.0, half - 0.16, 0.03, -1.3, 1),  # to and fro through the middle, behind the next
+        _Path(0.02, 0.02, 0.05, 0.04, 0.0, 1),
+        _Path(half + 0.04, -0.28, 0.30, 0.04, -1.2, 1),  # out at the right and back
+        _Path(-half + 0.28, 0.29, 0.10, 0.04, 0.6, 1),
+        _Path(0.16, 0.31, 0.08, 0.03, 2.2, 2),
+        _Path(-0.22, -0.32, 0.12, 0.03, 3.5, 1),
+    ]
+
+    # the order of these draws makes a seed's scene
+    moves = rng.uniform(-0.02, 0.02, (6, 2)).tolist()
+    angles_rad = rng.uniform(-0.44, 0.44, 6).tolist()
+    swings_rad = rng.uniform(0.14, 0.38, 6).tolist()
+    chosen = []
+    for path, (x, y), angle_rad, swing_rad in zip(paths, moves, angles_rad, swings_rad, strict=True):
+        chosen.append(path._replace(x=path.x + x, y=path.y + y, angle_rad=angle_rad, swing_rad=swing_rad))
+    return chosen

@@ -1,6 +1,6 @@
 """Reads another project's camera server: tcp://HOST:PORT with camera.dialect (GR00T, lerobot, imagezmq).
 
-The source subscribes to the server and keeps the newest image of each camera, and the camera process publishes each
+The source subscribes to the server and keeps the newest image of each camera. The camera process publishes each camera
 under its own name. Stamps, keys, recording, the watchdog and the node work as with every camera. A server's clock may
 be another than Unix time.
 
@@ -11,9 +11,9 @@ be another than Unix time.
 | imagezmq | JSON `{"msg": name, "dtype", "shape"}`, then the pixels; or `{"msg": name}`, then a JPEG |
 | jpeg | a JPEG or PNG, alone or after a topic that names its camera |
 
-Red and blue: the servers of lerobot and GR00T hand RGB images to OpenCV's JPEG encoder, which takes them for BGR, so
-red and blue are exchanged in their base64 images. The JPEGs that GR00T's server sends as bytes come from a camera's own
-encoder and are right. imagezmq sends OpenCV's BGR. Bare JPEGs are taken as they are.
+Red and blue: the servers of lerobot and GR00T hand RGB images to OpenCV's JPEG encoder, which takes them for BGR. In
+their base64 images red and blue are therefore exchanged. The JPEGs that GR00T's server sends as bytes come from a
+camera's own encoder and are right. imagezmq sends OpenCV's BGR. Bare JPEGs are taken as they are.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ import numpy as np
 
 from ..errors import CameraError, WireError
 from ..processes.signals import WaitingNotice
+from ..resources import closed_on_error
 from ..settings import CameraSettings
 from ..transport.foreign import ForeignHub, ForeignSubscriber
-from ..types import NANOSECONDS, Buffer, Depth, Frame, Image, closed_on_error
+from ..types import NANOSECONDS, Buffer, Depth, Frame, Image
 from ..wire.codec import MAX_INT, MAX_SIDE, Limits, describe, unpack
 from ..wire.images import (
     MAX_FRAME_PIXELS,
@@ -50,32 +51,44 @@ from .live_source import RateLimit
 
 Dialect = Literal["groot", "lerobot", "imagezmq", "jpeg"]
 
-MAX_IMAGES = 32
-"""Maximum number of entries of the images of one message: colour and depth of MAX_CAMERAS."""
-MAX_ITEMS = 4096
-MAX_HEAD_BYTES = 64 << 10
-MAX_TOPIC_BYTES = 256
-_DEPTH_SUFFIX, _DEPTH_ENCODING, _DEPTH_SCALE_M = "_depth", "uint16_mm_png", 0.001
-MAX_LATE_S = 10.0
-"""A stamp up to this long before the arrival counts as Unix time: the image is old, or the clock is off."""
-MAX_EARLY_S = 0.05
-"""The same for a stamp after the arrival. The arrival is used instead."""
-OLD_S = 1.0
-"""Lateness from which a warning names the stamp."""
-_MAX_STAMP_S = 2**62 / NANOSECONDS
-
-_log = logging.getLogger(__name__)
 MAX_CAMERAS = 16
-"""Maximum number of cameras of one server."""
+"""Number of cameras of one server that are read."""
+MAX_IMAGES = 32
+"""Number of images that one message may have: colour and depth of MAX_CAMERAS."""
+MAX_ITEMS = 4096
+"""Number of items that one message of msgpack or JSON may have."""
+MAX_HEAD_BYTES = 64 << 10
+"""Size of the largest header of imagezmq."""
+MAX_TOPIC_BYTES = 256
+"""Number of a topic's first bytes that name the camera of a JPEG."""
+MAX_LATE_S = 10.0
+"""Time before the arrival up to which a stamp counts as Unix time. The image is old then, or the clock is off."""
+MAX_EARLY_S = 0.05
+"""Time after the arrival up to which a stamp counts as Unix time. The arrival is used instead."""
+OLD_S = 1.0
+"""Time before the arrival from which on a stamp is warned about."""
 ANY_CAMERA = "*"
-"""?camera=* publishes all images as one camera, whatever the server calls them."""
-_SHARED_S = 2.0  # until then a name is not taken over by another sender
-_IDLE_S = 10.0  # after it, a silent camera gives way to a new one
+"""Name in ?camera=* that publishes all images as one camera, whatever the server calls them."""
+
+# depth in a map of GR00T: the end of its name, its encoding, and metres per unit
+_DEPTH_SUFFIX = "_depth"
+_DEPTH_ENCODING = "uint16_mm_png"
+_DEPTH_SCALE_M = 0.001
+# stamps from here on do not fit into 63 bits as nanoseconds
+_MAX_STAMP_S = 2**62 / NANOSECONDS
+# time since its last image during which no other sender takes over a camera's name
+_SHARED_S = 2.0
+# time without an image after which a camera gives way to a new one
+_IDLE_S = 10.0
+# time of one wait for an image
 _TURN_S = 0.1
+# what chooses a camera in an address
 _CAMERA = "?camera="
 _HUB = "imagezmq-hub"
 _HUB_HINT = f"; senders in REQ/REP mode need --dialect {_HUB}"
 _SCHEMES = ("tcp://", "ipc://")
+_log = logging.getLogger(__name__)
+# what raw pixels are with red and blue exchanged
 _RAW_SWAPPED = {"bgr8": "rgb8", "rgb8": "bgr8", "mono8": "mono8"}
 
 
@@ -92,8 +105,11 @@ def open_server(
         )
     if not uri.startswith(_SCHEMES):
         raise CameraError(f"expected tcp://HOST:PORT with --dialect {settings.dialect}, found {uri!r}")
+    # only a hub binds an address, to which the senders connect
     if "*" in endpoint and settings.dialect != _HUB:
-        hint = _HUB_HINT if settings.dialect == "imagezmq" else ""
+        hint = ""
+        if settings.dialect == "imagezmq":
+            hint = _HUB_HINT
         raise CameraError(
             f"expected the address of the server, such as tcp://robot:5555, found {endpoint!r}{hint}"
         )
@@ -110,7 +126,7 @@ class StampReader:
 
     A stamp in Unix seconds is kept. For another clock (a monotonic one, or one that is off by more than MAX_LATE_S),
     the capture is the arrival less the delay beyond the shortest one, see ClockFit. An image without a usable stamp
-    gets the time of its arrival. The times always increase, even where the stamps repeat or go back. Each warning is
+    gets the time of its arrival. The times always increase, even if the stamps repeat or go back. Each warning is
     logged once, with `name`.
     """
 
@@ -122,7 +138,10 @@ class StampReader:
 
     def read(self, stamp_s: float | None, arrival_ns: int) -> int:
         """Return the time of the capture. `arrival_ns` is a Unix time."""
-        capture_ns = arrival_ns if stamp_s is None else self._map(stamp_s, arrival_ns)
+        capture_ns = arrival_ns
+        if stamp_s is not None:
+            capture_ns = self._map(stamp_s, arrival_ns)
+        # two frames of a camera never have one time: it is a part of their key
         if capture_ns <= self._last_ns:
             capture_ns = max(arrival_ns, self._last_ns + 1)
         self._last_ns = capture_ns
@@ -131,6 +150,8 @@ class StampReader:
     def _map(self, stamp_s: float, arrival_ns: int) -> int:
         if not 0 < stamp_s < _MAX_STAMP_S:
             return arrival_ns
+
+        # Unix time, if it is near the arrival
         stamp_ns = round(stamp_s * NANOSECONDS)
         late_s = (arrival_ns - stamp_ns) / NANOSECONDS
         if -MAX_EARLY_S <= late_s <= MAX_LATE_S:
@@ -156,7 +177,10 @@ class StampReader:
 
 @dataclass(slots=True)
 class _ServerCamera:
-    """A camera of the server: who sent it last and under which name, and its last image if that has a stamp."""
+    """A camera of the server.
+
+    `origin` is who sent it last, and under which name. `last` is its last image if that has a stamp.
+    """
 
     origin: tuple[bytes, str]
     stamps: StampReader
@@ -180,16 +204,20 @@ class _Counts:
     """Counts of images that were received and not yielded, and why messages could not be read."""
 
     replaced: int = 0
+    """Images that gave way to newer ones."""
     repeated: int = 0
+    """Images that came again with the same stamp."""
     rejected: int = 0
+    """Images and messages that could not be read."""
     last_error: str = ""
-    unread: str = ""  # why the last message could not be read, if no image came since
+    unread: str = ""
+    """Why the last message could not be read, if no image came since."""
 
 
 class ServerSource:
-    """Yields the newest image of each camera of a server. A thread receives; no message can end it.
+    """Yields the newest image of each camera of a server. A thread receives, and no message can end it.
 
-    URI?camera=NAME chooses one camera, which is published under the name of the settings; `*` stands for all. A server
+    URI?camera=NAME chooses one camera, which is published under the name of the settings. `*` stands for all. A server
     that is absent or restarts is connected as soon as it is there. `.counts` says how many images were replaced by
     newer ones, came again with the same stamp, or could not be read. Raises TransportError for an address that cannot
     be used.
@@ -202,20 +230,28 @@ class ServerSource:
     ) -> None:
         self.name = f"{settings.dialect} {endpoint}"
         self.counts = _Counts()
-        self._settings, self._chosen, self._stop = settings, chosen, stop
-        self._dialect = cast(Dialect, "imagezmq" if settings.dialect == _HUB else settings.dialect)
+        self._settings = settings
+        self._chosen = chosen
+        self._stop = stop
+        self._dialect: Dialect = "imagezmq"
+        if settings.dialect != _HUB:
+            self._dialect = cast(Dialect, settings.dialect)
         self._closed = threading.Event()
         self._changed = threading.Condition()
-        self._newest: dict[str, _Arrived] = {}  # the camera that waits longest is first
+        # the newest image of each camera that waits to be taken; the one that waits longest is first
+        self._newest: dict[str, _Arrived] = {}
         self._cameras: dict[str, _ServerCamera] = {}
-        self._others: dict[str, None] = {}  # names that the server sends beside the chosen one
+        # names that the server sends beside the chosen one
+        self._others: dict[str, None] = {}
+
+        # the receiver's thread begins to deliver at once: it comes last
         self._notice = WaitingNotice(self._explain_silence)
+        self._receiver: ForeignHub | ForeignSubscriber
         with closed_on_error(self._notice):
-            self._receiver = (
-                ForeignHub(endpoint, self._deliver, insecure)
-                if settings.dialect == _HUB
-                else ForeignSubscriber(endpoint, self._deliver)
-            )
+            if settings.dialect == _HUB:
+                self._receiver = ForeignHub(endpoint, self._deliver, insecure)
+            else:
+                self._receiver = ForeignSubscriber(endpoint, self._deliver)
 
     @property
     def endpoint(self) -> str:
@@ -224,7 +260,7 @@ class ServerSource:
 
     @property
     def lost(self) -> int:
-        """Images that were lost: because newer ones came before they were taken, or because they could not be read."""
+        """Images that were lost because newer ones came before they were taken, or because they could not be read."""
         return self.counts.replaced + self.counts.rejected + self._receiver.dropped
 
     def __iter__(self) -> Iterator[CapturedImage]:
@@ -235,6 +271,7 @@ class ServerSource:
             if arrived is None:
                 self._receiver.check()
                 continue
+            # decode only what is taken
             try:
                 captured = self._capture(arrived)
             except WireError as error:
@@ -253,21 +290,22 @@ class ServerSource:
         times: dict[str, int | float] = {"arrival_ns": arrived.arrival_ns}
         if arrived.image.stamp_s is not None:
             times["server_stamp_s"] = arrived.image.stamp_s
+
+        image: Frame | Image = frame
         swap = self._settings.swap_red_blue
-        is_swapped = arrived.image.swapped if swap == "auto" else swap == "yes"
-        return CapturedImage(
-            exchange_red_blue(frame) if is_swapped else frame,
-            arrived.capture_ns,
-            depth=frame.depth if self._settings.depth else None,
-            times=times,
-            camera=arrived.camera,
-        )
+        if swap == "yes" or (swap == "auto" and arrived.image.swapped):
+            image = exchange_red_blue(frame)
+        depth = None
+        if self._settings.depth:
+            depth = frame.depth
+        return CapturedImage(image, arrived.capture_ns, depth=depth, times=times, camera=arrived.camera)
 
     def _deliver(self, parts: list[memoryview], arrival_ns: int, sender: bytes) -> None:
         """Take a message. Runs in the receiver's thread, and raises nothing."""
+        # no message may end the thread, however reading fails
         try:
             contents = read_message(self._dialect, parts)
-        except Exception as error:  # no message may end the thread, however reading fails
+        except Exception as error:
             self._reject(error)
             return
         for reason in contents.rejected:
@@ -283,12 +321,21 @@ class ServerSource:
         name = self._choose_name(image.name)
         if name is None:
             return
-        camera = self._find_camera(name, (sender, "" if self._chosen == ANY_CAMERA else image.name))
-        last, camera.last = camera.last, None if image.stamp_s is None else image
-        is_same = last and (last.stamp_s, last.frame.colour) == (image.stamp_s, image.frame.colour)
-        if is_same:  # the server sends it again
+        # with ?camera=* a camera may have any name at the server
+        server_name = image.name
+        if self._chosen == ANY_CAMERA:
+            server_name = ""
+        camera = self._find_camera(name, (sender, server_name))
+
+        # a server that is faster than its camera sends an image again
+        last = camera.last
+        camera.last = image
+        if image.stamp_s is None:
+            camera.last = None
+        if last and (last.stamp_s, last.frame.colour) == (image.stamp_s, image.frame.colour):
             self.counts.repeated += 1
             return
+
         self.counts.unread = ""
         self._notice.progress()
         if not camera.limit.admits(time.monotonic_ns()):
@@ -307,11 +354,15 @@ class ServerSource:
             if len(self._others) < MAX_CAMERAS:
                 self._others[name[:64]] = None
             return None
+        # a name of dots alone cannot be a folder's
         allowed = re.sub(r"[^A-Za-z0-9_.-]", "_", name[:64])
-        return allowed if allowed.strip(".") else self._settings.name
+        if not allowed.strip("."):
+            return self._settings.name
+        return allowed
 
     def _find_camera(self, name: str, origin: tuple[bytes, str]) -> _ServerCamera:
         """Return the camera with this name. Raises WireError for a name of another sender, and for too many names."""
+        # two senders of one name would make one camera that jumps between two views
         now_s = time.monotonic()
         camera = self._cameras.get(name)
         if camera is None:
@@ -323,10 +374,12 @@ class ServerSource:
                 f"camera {name}: expected images of {describe(camera.origin[1])} of one sender, found "
                 f"{describe(origin[1])} or another sender too; give each camera its own name"
             )
-        camera.origin, camera.heard_s = origin, now_s
+        camera.origin = origin
+        camera.heard_s = now_s
         return camera
 
     def _make_place(self, name: str, now_s: float) -> None:
+        """Forget the camera that was silent longest, if there are too many. Raises WireError if none was silent."""
         if len(self._cameras) < MAX_CAMERAS:
             return
         oldest = min(self._cameras, key=lambda name: self._cameras[name].heard_s)
@@ -338,15 +391,18 @@ class ServerSource:
         del self._cameras[oldest]
 
     def _reject(self, error: Exception) -> None:
-        """Count a message or an image that cannot be used, and log why; `logging.limit` bounds the log."""
-        counts, reason = self.counts, str(error) or repr(error)
+        """Count a message or an image that cannot be used, and log why. `logging.limit` bounds the log."""
+        counts = self.counts
+        reason = str(error) or repr(error)
         with self._changed:  # both threads count
             counts.rejected += 1
-            counts.last_error = counts.unread = reason
+            counts.last_error = reason
+            counts.unread = reason
         _log.warning("%s: an image cannot be read: %s (%d so far)", self.name, reason, counts.rejected)
 
     def _explain_silence(self) -> str:
         """Say why no image has come for a while."""
+        # images that were not wanted, that cannot be read, or that do not come
         if self._others and not self._cameras:
             names = ", ".join(describe(name) for name in list(self._others))
             return f"camera: {self.endpoint} sends no camera {self._chosen!r}: choose one of {names}, or ?camera=*"
@@ -359,7 +415,9 @@ class ServerSource:
             )
         if self._receiver.connected:
             return f"camera: {self.endpoint} is connected and sends no new image"
-        hint = _HUB_HINT if self._dialect == "imagezmq" else ""
+        hint = ""
+        if self._dialect == "imagezmq":
+            hint = _HUB_HINT
         return (
             f"camera: no server publishes at {self.endpoint}: start it, or correct the address; it is connected as soon"
             f" as it is there{hint}"
@@ -378,7 +436,7 @@ def exchange_red_blue(frame: Frame) -> Frame | Image:
 
 @dataclass(frozen=True, slots=True)
 class ServerImage:
-    """An image of a server: the server's name of the camera, the encoded image, and the server's stamp if it has one.
+    """An image of a server, with the server's name of the camera, and its stamp if it has one.
 
     `swapped` is True if this kind of server exchanges red and blue. Only sizes and structure are checked so far.
     """
@@ -404,13 +462,15 @@ def read_message(dialect: Dialect, parts: Sequence[memoryview]) -> Contents:
     try:
         return _read(dialect, parts)
     except WireError as error:
+        # the wrong dialect is the most likely mistake: name the right one
         other = detect_dialect(parts)
         if other is None:
             raise
         layout = "frames of a sam3-node camera"
         remedy = "the node reads this endpoint itself: name it in transport.frames"
         if other in _DIALECTS:
-            layout, remedy = _DIALECTS[other].layout, f"use --dialect {other}"
+            layout = _DIALECTS[other].layout
+            remedy = f"use --dialect {other}"
         raise WireError(f"expected {_DIALECTS[dialect].layout}, found {layout}; {remedy}") from error
 
 
@@ -446,10 +506,12 @@ def _merge_cameras(message: dict[Any, Any]) -> dict[Any, Any]:
     inner = [value for value in message.values() if isinstance(value, dict) and "images" in value]
     if not inner:
         return message
-    return {
-        key: {name: value for part in inner for name, value in _read_map(part, key, "groot").items()}
-        for key in ("timestamps", "images")
-    }
+    stamps: dict[Any, Any] = {}
+    images: dict[Any, Any] = {}
+    for part in inner:
+        stamps |= _read_map(part, "timestamps", "groot")
+        images |= _read_map(part, "images", "groot")
+    return {"timestamps": stamps, "images": images}
 
 
 def _read_lerobot(parts: Sequence[memoryview]) -> Contents:
@@ -457,20 +519,25 @@ def _read_lerobot(parts: Sequence[memoryview]) -> Contents:
 
 
 def _read_maps(message: object, dialect: Dialect) -> Contents:
+    """Read the maps of images and stamps of GR00T and lerobot. An image that cannot be used costs no other."""
     if not isinstance(message, dict) or "images" not in message:
         raise WireError(f"expected {_DIALECTS[dialect].layout}, found {describe(message)} without 'images'")
-    images, stamps = (_read_map(message, key, dialect) for key in ("images", "timestamps"))
+    images = _read_map(message, "images", dialect)
+    stamps = _read_map(message, "timestamps", dialect)
     if len(images) > MAX_IMAGES:
         raise WireError(f"{dialect} message: expected at most {MAX_IMAGES} images, found {len(images)}")
     contents = Contents([], [])
     for name, value in images.items():
+        # depth comes with its colour image
+        if not isinstance(name, str) or _is_depth(value) or _names_depth(name, images):
+            continue
         try:
-            if isinstance(name, str) and not (_is_depth(value) or _names_depth(name, images)):
-                image = _read_entry(name, value, stamps.get(name))
-                contents.images.append(image)
-                depth = images.get(f"{name}{_DEPTH_SUFFIX}")
-                if _is_depth(depth):
-                    contents.images[-1] = replace(image, frame=_add_depth(image.frame, depth))
+            image = _read_entry(name, value, stamps.get(name))
+            contents.images.append(image)
+            # colour stays if its depth is damaged
+            depth = images.get(f"{name}{_DEPTH_SUFFIX}")
+            if _is_depth(depth):
+                contents.images[-1] = replace(image, frame=_add_depth(image.frame, depth))
         except WireError as error:
             contents.rejected.append(error)
     return contents
@@ -496,8 +563,11 @@ def _read_entry(name: str, value: object, stamp: object) -> ServerImage:
     else:
         raise WireError(f"{what}: expected a JPEG as base64 text or bytes, found {describe(value)}")
     frame = _read_compressed(data)
-    is_number = type(stamp) in (int, float) and abs(stamp) < MAX_INT  # type: ignore[arg-type]
-    return ServerImage(name, frame, float(stamp) if is_number else None, isinstance(value, str))  # type: ignore[arg-type]
+    stamp_s = None
+    if type(stamp) in (int, float) and abs(stamp) < MAX_INT:  # type: ignore[arg-type]
+        stamp_s = float(stamp)  # type: ignore[arg-type]
+    # only base64 comes from an encoder that took RGB for BGR
+    return ServerImage(name, frame, stamp_s, swapped=isinstance(value, str))
 
 
 def _names_depth(name: str, images: Mapping[Any, Any]) -> bool:
@@ -510,15 +580,14 @@ def _is_depth(value: object) -> bool:
 
 
 def _add_depth(frame: Frame, value: Any) -> Frame:
-    """Return the frame with its depth in millimetres. GR00T's server aligns it to colour; then both have one size."""
+    """Return the frame with its depth in millimetres. GR00T's server aligns it to colour: both have one size then."""
     data = _decode_base64(value.get("data"), "depth image")
     size = compressed_size(data, "png")
     _check_size(*size)
     if not is_depth_png(data):
         raise WireError("depth image: expected a PNG of 16-bit grey, found another kind")
-    return replace(
-        frame, depth=Depth(*size, "png16", _DEPTH_SCALE_M, size == (frame.width, frame.height), data)
-    )
+    is_aligned = size == (frame.width, frame.height)
+    return replace(frame, depth=Depth(*size, "png16", _DEPTH_SCALE_M, is_aligned, data))
 
 
 def _decode_base64(text: object, what: str) -> bytes:
@@ -532,20 +601,32 @@ def _read_imagezmq(parts: Sequence[memoryview]) -> Contents:
     header = _parse_json(parts[0], "imagezmq header", MAX_HEAD_BYTES)
     if not isinstance(header, dict) or "msg" not in header:
         raise WireError(f"imagezmq header: expected a map with 'msg', found {describe(header)}")
-    name, dtype, shape = (header.get(key) for key in ("msg", "dtype", "shape"))
-    frame = _read_compressed(parts[1]) if dtype is None else _read_array(parts[1], dtype, shape)
-    return Contents([ServerImage(name if isinstance(name, str) else "", frame)], [])
+    # pixels have a type and a shape, a JPEG has none
+    if header.get("dtype") is None:
+        frame = _read_compressed(parts[1])
+    else:
+        frame = _read_array(parts[1], header.get("dtype"), header.get("shape"))
+    name = header["msg"]
+    if not isinstance(name, str):
+        name = ""
+    return Contents([ServerImage(name, frame)], [])
 
 
 def _read_jpeg(parts: Sequence[memoryview]) -> Contents:
-    topic = bytes(parts[0][:MAX_TOPIC_BYTES]).decode(errors="replace").strip() if len(parts) == 2 else ""
+    topic = ""
+    if len(parts) == 2:
+        topic = bytes(parts[0][:MAX_TOPIC_BYTES]).decode(errors="replace").strip()
     return Contents([ServerImage(topic, _read_compressed(parts[-1]))], [])
 
 
 def _read_array(data: memoryview, dtype: object, shape: object) -> Frame:
     """Return a raw image: uint8 [h, w], or [h, w, channels] with 1, 3 (BGR) or 4 (BGR and alpha) channels."""
-    sides = shape if isinstance(shape, list) and all(type(side) is int for side in shape) else []
-    channels = sides[2] if len(sides) == 3 else 1
+    sides: list[int] = []
+    if isinstance(shape, list) and all(type(side) is int for side in shape):
+        sides = shape
+    channels = 1
+    if len(sides) == 3:
+        channels = sides[2]
     if dtype != "uint8" or len(sides) not in (2, 3) or channels not in (1, 3, 4):
         raise WireError(
             f"imagezmq image: expected uint8 of shape [h, w], [h, w, 3] or [h, w, 4], found {describe(dtype)} of "
@@ -555,6 +636,7 @@ def _read_array(data: memoryview, dtype: object, shape: object) -> Frame:
     _check_size(width, height)
     if data.nbytes != width * height * channels:
         raise WireError(f"imagezmq image: expected {width * height * channels} bytes, found {data.nbytes}")
+    # alpha has no place in a frame
     if channels == 4:
         pixels = np.frombuffer(data, np.uint8).reshape(height, width, 4)
         data = np.ascontiguousarray(pixels[:, :, :3]).data.cast("B")

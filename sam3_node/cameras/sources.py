@@ -13,8 +13,13 @@ SOURCES = (
     "scene:tabletop, scene:shapes, bag:FILE, video:FILE, images:FOLDER, realsense:SERIAL, rtsp://HOST/PATH, "
     "v4l2:NAME or webcam:INDEX; or tcp://HOST:PORT with camera.dialect"
 )
+"""The kinds of sources, for error messages."""
+
+# schemes that a misspelt one may mean
 _SCHEMES = ("scene", "bag", "video", "images", "realsense", "rtsp", "v4l2", "webcam")
+# endings of videos, for a path without a scheme
 _VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg")
+# recordings of a folder that are listed, and their endings
 _MAX_RECORDINGS = 200
 _SUFFIXES = (".mcap", ".bag", ".db3", ".mp4", ".mov", ".avi", ".mkv", ".webm")
 
@@ -30,13 +35,15 @@ def open_camera(
     """
     scheme, separator, address = uri.partition(":")
     stop = stop or threading.Event()
+    # a dialect makes any address one of a camera server
     if settings.dialect != "none" or scheme in ("tcp", "ipc"):
         from .server_source import open_server
 
         return open_server(uri, settings, stop, insecure)
     if not separator and uri != "realsense":
         scheme = ""
-    path, rate = Path(address).expanduser(), (settings.fps, settings.loop, stop)
+    path = Path(address).expanduser()
+    rate = (settings.fps, settings.loop, stop)
     # each scheme imports its own source, so that a webcam needs no library of recordings
     match scheme:
         case "scene" if uri != "scene:tabletop":
@@ -46,7 +53,9 @@ def open_camera(
         case "scene" | "bag":
             from .playback import TABLETOP, BagSource
 
-            return BagSource(uri, TABLETOP if scheme == "scene" else path, *rate, bool(settings.robot))
+            if scheme == "scene":
+                path = TABLETOP
+            return BagSource(uri, path, *rate, bool(settings.robot))
         case "video" | "images":
             from .playback import open_files
 
@@ -72,6 +81,7 @@ def open_camera(
 
 def _suggest_source(uri: str) -> str:
     """Return "; did you mean SOURCE?" for a path without a scheme, a bare index or a misspelt scheme, else ""."""
+    # a scheme that is none, else a path, an index or a name without a scheme
     _, separator, address = uri.partition(":")
     if separator:
         return did_you_mean(uri, [f"{scheme}:{address}" for scheme in _SCHEMES])
@@ -79,7 +89,9 @@ def _suggest_source(uri: str) -> str:
     if path.suffix.lower() in _VIDEO_SUFFIXES:
         return f"; did you mean video:{uri}?"
     if path.exists() and not uri.startswith("/dev/"):
-        return f"; did you mean bag:{uri}?" if _is_recording(path) else ""
+        if _is_recording(path):
+            return f"; did you mean bag:{uri}?"
+        return ""
     if uri.isdecimal() or uri.startswith("/dev/video"):
         return f"; did you mean webcam:{uri.removeprefix('/dev/video')}?"
     return did_you_mean(f"scene:{uri}", ("scene:tabletop", "scene:shapes"))
@@ -107,6 +119,7 @@ def list_cameras(folder: Path) -> Iterator[str]:
         (f"recordings in {folder}", _list_recordings(folder)),
     ):
         yield f"{title}:"
+        # a kind that cannot be listed, such as for want of an SDK, hides no other
         count = 0
         try:
             for count, line in enumerate(lines, 1):  # noqa: B007 - the number of lines after the loop
@@ -135,10 +148,12 @@ def list_realsense() -> Iterator[str]:
     """
     from .realsense_sdk import explain, list_streams, load_sdk, read_info
 
+    # a device may be unplugged while it is listed
     rs = load_sdk()
     try:
         for device in rs.context().query_devices():
-            name, usb = read_info(rs, device, "name"), read_info(rs, device, "usb_type_descriptor")
+            name = read_info(rs, device, "name")
+            usb = read_info(rs, device, "usb_type_descriptor")
             yield f"realsense:{read_info(rs, device, 'serial_number')}  {name}, USB {usb or 'unknown'}"
             for kind in (rs.stream.color, rs.stream.depth):
                 modes = [stream.mode for stream in list_streams(rs, device, kind)]
@@ -175,5 +190,7 @@ def _describe_recording(path: Path) -> str:
         names = ", ".join(bag.cameras)
     if first is None:
         return f"{names}: no frame that is whole"
-    depth = " with depth" if first.depth is not None else ""
-    return f"{names}: {first.width}x{first.height} {first.encoding}{depth}"
+    text = f"{names}: {first.width}x{first.height} {first.encoding}"
+    if first.depth is not None:
+        text += " with depth"
+    return text

@@ -26,20 +26,36 @@ from ..wire.images import compressed_size
 from .camera_source import CapturedImage, Mode, choose_mode, wanted_mode, warn_about_mode
 from .live_source import DeviceSource
 
+Ask = Callable[[int, bytearray], object]
+"""An ioctl of an open device. It fills the structure of a request. Raises OSError at the end of a list."""
+
 STREAM_TIMEOUT_MS = 5000
 """Time after which a stream of the network that cannot be opened, or that gives nothing, counts as lost."""
-_FFMPEG_OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
 DEVICES = Path("/dev")
-_QUERYCAP, _ENUM_FMT, _ENUM_SIZES, _ENUM_INTERVALS = 0x80685600, 0xC0405602, 0xC02C564A, 0xC034564B
-_CAPTURE, _HAS_DEVICE_CAPS = 0x1, 0x80000000
+"""Folder of the devices."""
+
+# variable of the environment with options of FFmpeg
+_FFMPEG_OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
+# requests of V4L2: capabilities, and the lists of formats, sizes and rates
+_QUERYCAP = 0x80685600
+_ENUM_FMT = 0xC0405602
+_ENUM_SIZES = 0xC02C564A
+_ENUM_INTERVALS = 0xC034564B
+# capabilities: captures video, and has capabilities of its own beside those of the whole device
+_CAPTURE = 0x1
+_HAS_DEVICE_CAPS = 0x80000000
+# kind of a size or rate that is a single one, not a range
 _DISCRETE = 1
+# entries of a list after which reading it ends
 _MAX_ENTRIES = 256
-Ask = Callable[[int, bytearray], object]
-"""An ioctl of an open device: it fills the structure of a request. Raises OSError at the end of a list."""
+# pixel formats, the best first
 _JPEG = ("MJPG", "JPEG")
 _RAW = ("YUYV", "UYVY", "BGR3", "RGB3", "GREY")
-_MANUAL_EXPOSURE = 1  # V4L2_EXPOSURE_MANUAL
-_EXPOSURES_PER_MS = 10  # V4L2 counts in 100 us
+# V4L2_EXPOSURE_MANUAL
+_MANUAL_EXPOSURE = 1
+# V4L2 counts exposure in 100 us
+_EXPOSURES_PER_MS = 10
+# delay of an image above which the kernel's stamp is of another clock
 _MAX_DELAY_NS = NANOSECONDS
 
 
@@ -67,32 +83,39 @@ class OpenCvDevice:
         taken: Any = False
         with contextlib.suppress(cv2.error):  # some backends raise on a damaged image
             taken = method()
-        succeeded, image = taken if isinstance(taken, tuple) else (taken, None)
+        # `grab` returns whether it succeeded, `retrieve` the image, too
+        succeeded = taken
+        image = None
+        if isinstance(taken, tuple):
+            succeeded, image = taken
         if not succeeded:
             raise CameraError("no image")
         return image
 
 
 def open_webcam(address: str, settings: CameraSettings, stop: threading.Event) -> DeviceSource:
-    """Open the device with index `address` at the size and rate of `settings`; CameraError if it is absent."""
+    """Open the device with index `address` at the size and rate of `settings`. Raises CameraError if it is absent."""
     if not (address.isascii() and address.isdigit() and len(address) < 4):
         raise CameraError(f"expected webcam:INDEX with an index from 0, found 'webcam:{address}'")
     return DeviceSource(f"webcam:{address}", lambda: _open_index(int(address), settings), settings.fps, stop)
 
 
 def open_stream(uri: str, settings: CameraSettings, stop: threading.Event) -> DeviceSource:
-    """Open a stream of the network by its address; CameraError if it gives no image.
+    """Open a stream of the network by its address. Raises CameraError if it gives no image.
 
-    RTSP is received over TCP, so that no packet is lost; OPENCV_FFMPEG_CAPTURE_OPTIONS sets other options of FFmpeg.
+    RTSP is received over TCP, so that no packet is lost. OPENCV_FFMPEG_CAPTURE_OPTIONS sets other options of FFmpeg.
     """
     os.environ.setdefault(_FFMPEG_OPTIONS, "rtsp_transport;tcp")
     return DeviceSource(_hide_password(uri), lambda: _open_uri(uri), settings.fps, stop)
 
 
 def _open_uri(uri: str) -> OpenCvDevice:
+    # OpenCV takes names and values in turn
     timeouts = [
-        *(cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, STREAM_TIMEOUT_MS),
-        *(cv2.CAP_PROP_READ_TIMEOUT_MSEC, STREAM_TIMEOUT_MS),
+        cv2.CAP_PROP_OPEN_TIMEOUT_MSEC,
+        STREAM_TIMEOUT_MS,
+        cv2.CAP_PROP_READ_TIMEOUT_MSEC,
+        STREAM_TIMEOUT_MS,
     ]
     with quiet():
         capture = cv2.VideoCapture(uri, cv2.CAP_FFMPEG, timeouts)
@@ -118,12 +141,13 @@ def _open_index(index: int, settings: CameraSettings) -> OpenCvDevice:
         cv2.CAP_PROP_FPS: settings.fps,
         cv2.CAP_PROP_BUFFERSIZE: 1,
     }
-    set_ones = {name: value for name, value in properties.items() if value}
+    # 0 keeps what the camera has
+    chosen = {name: value for name, value in properties.items() if value}
     absent = (
         f"webcam:{index}: expected a camera, found none; check that it is plugged in, that no other program "
         "holds it and that this user may read it"
     )
-    return OpenCvDevice(_open_capture(index, cv2.CAP_ANY, set_ones, absent))
+    return OpenCvDevice(_open_capture(index, cv2.CAP_ANY, chosen, absent))
 
 
 def _open_capture(index: int, backend: int, properties: Mapping[int, float], absent: str) -> cv2.VideoCapture:
@@ -185,7 +209,10 @@ def read_camera(path: Path, ask: Ask) -> V4l2Camera | None:
     data = bytearray(104)
     ask(_QUERYCAP, data)
     _, card, _, _, capabilities, device_caps = struct.unpack_from("=16s32s32sIII", data)
-    if not (device_caps if capabilities & _HAS_DEVICE_CAPS else capabilities) & _CAPTURE:
+    # the whole device may have several files, one of which captures
+    if capabilities & _HAS_DEVICE_CAPS:
+        capabilities = device_caps
+    if not capabilities & _CAPTURE:
         return None
     return V4l2Camera(path, card.split(b"\0")[0].decode("utf-8", "replace"), tuple(_list_modes(ask)))
 
@@ -195,7 +222,8 @@ def _list_modes(ask: Ask) -> Iterator[Mode]:
     for (code,) in _enumerate(ask, _ENUM_FMT, 64, struct.pack("=I", 1), "=I", 44):
         form = struct.pack("=I", code).decode("ascii", "replace").strip()
         for kind, width, height in _enumerate(ask, _ENUM_SIZES, 44, struct.pack("=I", code), "=III", 8):
-            if kind != _DISCRETE:  # a range of sizes, whose smallest says little
+            # the smallest size of a range says little
+            if kind != _DISCRETE:
                 continue
             size = struct.pack("=III", code, width, height)
             for rate_kind, seconds, images in _enumerate(ask, _ENUM_INTERVALS, 52, size, "=III", 16):
@@ -228,16 +256,20 @@ class V4l2Device(OpenCvDevice):
         monotonic_ns = time.monotonic_ns()
         self._stamp_ns = round(self._capture.get(cv2.CAP_PROP_POS_MSEC) * 1e6)
         delay_ns = monotonic_ns - self._stamp_ns
-        self._capture_ns -= delay_ns if 0 <= delay_ns <= _MAX_DELAY_NS else 0
+        if 0 <= delay_ns <= _MAX_DELAY_NS:
+            self._capture_ns -= delay_ns
         return True
 
     def retrieve(self) -> CapturedImage | None:
-        image, times = self._take(self._capture.retrieve), {"v4l2_ns": self._stamp_ns}
+        image = self._take(self._capture.retrieve)
+        times = {"v4l2_ns": self._stamp_ns}
         if self._mode.form not in _JPEG:
             return CapturedImage(image, self._capture_ns, times=times)
         frame = read_jpeg(np.asarray(image, np.uint8).tobytes())
-        self.lost += frame is None
-        return None if frame is None else CapturedImage(frame, self._capture_ns, times=times)
+        if frame is None:
+            self.lost += 1
+            return None
+        return CapturedImage(frame, self._capture_ns, times=times)
 
 
 def read_jpeg(data: bytes) -> Frame | None:
@@ -251,18 +283,21 @@ def read_jpeg(data: bytes) -> Frame | None:
 
 
 def find_camera(name: str, cameras: Sequence[V4l2Camera]) -> V4l2Camera:
-    """Return the camera with this name, file or number; part of a name is enough if only one has it.
+    """Return the camera with this name, file or number. A part of a name is enough if only one camera has it.
 
     Raises CameraError that names the cameras for any other name.
     """
+    # the whole name wins, because it may be a part of another camera's
     exact = [camera for camera in cameras if name in (camera.name, str(camera.path), str(camera.index))]
     if exact:
         return exact[0]
-    partial = [camera for camera in cameras if name and name.casefold() in camera.name.casefold()]
-    if len(partial) == 1:
-        return partial[0]
-    listed = ", ".join(f"{camera.path} ({camera.name})" for camera in partial or cameras) or "none"
-    near = did_you_mean(name, [camera.name for camera in cameras]) if not partial else ""
+    matching = [camera for camera in cameras if name and name.casefold() in camera.name.casefold()]
+    if len(matching) == 1:
+        return matching[0]
+    listed = ", ".join(f"{camera.path} ({camera.name})" for camera in matching or cameras) or "none"
+    near = ""
+    if not matching:
+        near = did_you_mean(name, [camera.name for camera in cameras])
     raise CameraError(
         f"v4l2:{name}: expected the name or file of one camera, found {listed}{near}; "
         "sam3-node camera list shows them with their modes"
@@ -291,7 +326,10 @@ def open_v4l2(address: str, settings: CameraSettings, stop: threading.Event) -> 
 def choose_v4l2_mode(camera: V4l2Camera, settings: CameraSettings) -> Mode:
     """Choose the mode nearest to the settings: JPEG if frames are sent as JPEG, else raw if it is as fast."""
     wanted = wanted_mode(settings)
-    forms = (*_JPEG, *_RAW) if settings.encoding == "jpeg" else (*_RAW, *_JPEG)
+    # a JPEG that is passed on costs neither time nor quality
+    forms = (*_RAW, *_JPEG)
+    if settings.encoding == "jpeg":
+        forms = (*_JPEG, *_RAW)
     mode = choose_mode(camera.modes, wanted, forms)
     if mode is None:
         forms_found = ", ".join(sorted({mode.form for mode in camera.modes})) or "none that can be listed"

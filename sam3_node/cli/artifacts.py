@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..transport.security import KeyFolder
 
 DEFAULT_FOLDER = Path("~/.config/sam3_node/keys")
+"""Folder of keys, unless transport.keys names another."""
 PUBLIC_TEXT_ENCODER = "openai/clip-vit-base-patch32"
 """Model that made the text vectors in public checkpoints of YOLO-World."""
 
@@ -51,8 +52,9 @@ def _add_keys(commands: Commands) -> None:
 def keys_new(args: Namespace, settings: Settings) -> None:
     """Make a key pair and authorise it.
 
-    Make a key pair. Raises AuthenticationError for a name that is taken, OutputError.
+    Raises AuthenticationError for a name that is taken, and OutputError if a file cannot be written.
     """
+    # the usual keys are named after their role
     role = args.role or args.name
     if role not in KEY_ROLES:
         raise AuthenticationError(f"expected --role, one of {', '.join(KEY_ROLES)}, found none")
@@ -61,6 +63,7 @@ def keys_new(args: Namespace, settings: Settings) -> None:
     folder = _open_keys(settings)
     with explain_os_error(OutputError, f"cannot change the keys in {folder.path}"):
         key = folder.create(args.name, role, args.camera)
+    # three things to do next: where the secret goes, where the public part goes, and which setting uses them
     print(f"key {key}: its owner needs {folder.path / key.name}.secret; keep it from all others")
     print(f"other machines need {folder.path / 'authorised' / key.name}.pub, in their folder `authorised`")
     if settings.transport.keys is None:
@@ -70,19 +73,25 @@ def keys_new(args: Namespace, settings: Settings) -> None:
 def keys_list(args: Namespace, settings: Settings) -> None:
     """List the keys: name, role, cameras, and whether the secret is here."""
     folder = _open_keys(settings)
-    own, authorised, revoked = folder.own_names(), folder.authorised(), folder.revoked()
+    own = folder.own_names()
+    authorised = folder.authorised()
+    revoked = folder.revoked()
+    # the revoked keys, too: a refused owner asks which of them it has
     print(f"{'name':20} {'role':9} {'cameras':20} {'public key':41} state")
     for keys, state in ((authorised, "authorised"), (revoked, "revoked")):
         for key in sorted(keys.values(), key=lambda key: key.name):
-            has_secret = ", secret here" if key.name in own and state == "authorised" else ""
+            if key.name in own and state == "authorised":
+                note = ", secret here"
+            else:
+                note = ""
             cameras = ",".join(key.cameras)
-            print(printable(f"{key.name:20} {key.role:9} {cameras:20} {key.public:41} {state}{has_secret}"))
+            print(printable(f"{key.name:20} {key.role:9} {cameras:20} {key.public:41} {state}{note}"))
 
 
 def keys_revoke(args: Namespace, settings: Settings) -> None:
     """Withdraw a key; running processes cut off its owner.
 
-    Withdraw a key. Raises AuthenticationError for a key that is not authorised, OutputError.
+    Raises AuthenticationError for a key that is not authorised, and OutputError if a file cannot be moved.
     """
     folder = _open_keys(settings)
     with explain_os_error(OutputError, f"cannot change the keys in {folder.path}"):
@@ -132,8 +141,11 @@ def vocabulary_build(args: Namespace, settings: Settings) -> None:
     require("safetensors", "node")
     from ..detection.vocabulary import build_vocabulary, read_phrases, read_source
 
+    # an output that cannot be written is refused before vectors are computed, which takes long
     prepare_output(args.out)
-    phrases = [*args.phrases, *(read_phrases(args.phrase_file) if args.phrase_file else [])]
+    phrases = list(args.phrases)
+    if args.phrase_file:
+        phrases += read_phrases(args.phrase_file)
     sources = [read_source(path, args.model) for path in args.sources]
     vocabulary = build_vocabulary(phrases, sources, _load_encoder(args.encoder, args.model))
     vocabulary.save(args.out)
@@ -146,8 +158,11 @@ def vocabulary_list(args: Namespace, settings: Settings) -> None:
     from ..detection.detectors import NANO, VOCABULARY
     from ..detection.vocabulary import Vocabulary
 
+    # the file that the detector would read: named by a setting, or beside its weights
     detector = settings.detector
-    folder = NANO if detector.name == "nano" else Path(detector.name)
+    folder = Path(detector.name)
+    if detector.name == "nano":
+        folder = NANO
     path = args.file or detector.vocabulary or folder / VOCABULARY
     vocabulary = Vocabulary.load(path)
     print(_describe_vocabulary(path, vocabulary))
@@ -166,6 +181,7 @@ def weights_convert(args: Namespace, settings: Settings) -> None:
     print(
         f"{args.out}: YOLO-World, {millions:.1f} M parameters, phrase vectors of {model.config.text_channels}"
     )
+    # a public checkpoint brings vectors for its own classes: a vocabulary to begin with
     vocabulary = _read_vocabulary(args.file)
     if vocabulary is not None:
         vocabulary.save(args.out / VOCABULARY)
@@ -188,6 +204,7 @@ def _read_vocabulary(checkpoint: Path) -> Vocabulary | None:
     from ..detection.vocabulary import Vocabulary
     from ..models.yolo.convert import read_phrase_vectors
 
+    # the checkpoint is converted all the same: a vocabulary may come from elsewhere
     named_vectors = read_phrase_vectors(checkpoint)
     try:
         if named_vectors is None:

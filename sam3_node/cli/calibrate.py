@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import CalibrationError, require
 from ..processes.signals import print_notice, stop_on_signals
@@ -27,10 +27,25 @@ BOARD_HELP = (
 LIVE = "live"
 """Source that means the frames of a running camera."""
 EVERY = 5
+"""Interval between the frames of a recording that are used. Neighbours show the same view."""
 MAX_GAP_MS = 100
-MAX_CHECK_PX, MAX_HAND_EYE_MM = 1.0, 10.0
+"""Longest time between two poses of the robot to interpolate between."""
+MAX_CHECK_PX = 1.0
+"""Median error of the board's corners, in pixels, up to which a check passes."""
+MAX_HAND_EYE_MM = 10.0
+"""Leave-one-out error of a hand-eye calibration up to which a check passes."""
 _EXTRA = "calibration"
-Pairs = tuple[list["HandEyeView"], list[Any], dict[str, str], bool]
+
+
+class PairedViews(NamedTuple):
+    """Views with the robot's poses, and what was left out."""
+
+    pairs: list[HandEyeView]
+    rejected: list[Any]
+    inputs: dict[str, str]
+    """digests of the files, by name"""
+    scaled: bool
+    """True if the covariances lack a factor"""
 
 
 def add_commands(commands: Commands) -> None:
@@ -38,6 +53,7 @@ def add_commands(commands: Commands) -> None:
     group = commands.add_group(
         "calibrate", "calibrate a camera and its place on a robot, or the scales of FP8 engines"
     )
+    # in the order in which a user needs them: a board, the lens, the place on the robot, and a check
     board = group.add("board", calibrate_board)
     board.add("board BOARD", BOARD_HELP)
     board.add_path("-o, --out FILE.pdf", "file to write", required=True)
@@ -90,10 +106,14 @@ def _add_hand_eye(group: Commands) -> None:
 
 
 def _add_views(parser: CommandParser, required: bool) -> None:
-    parser.add("sources SOURCE", SOURCES_HELP, nargs="+" if required else "*")
+    count = "*"
+    if required:
+        count = "+"
+    parser.add("sources SOURCE", SOURCES_HELP, nargs=count)
     parser.add("--board BOARD", BOARD_HELP, required=required)
     parser.add("--topic NAME", "camera of a recording with several", default="")
     parser.add("--every N", f"use every N-th frame of a recording [{EVERY}]", int, EVERY)
+    # commands without these options collect views, too
     parser.set_defaults(count=0, pose_stream="")
 
 
@@ -120,6 +140,7 @@ def calibrate_intrinsics(args: Namespace, settings: Settings) -> None:
     from ..visualization import write_image
     from .calibration_views import make_intrinsics_file, print_result, replace_calibration
 
+    # a mistake in the options must not cost the user the views that were held before the camera
     if args.out is None:
         raise CalibrationError("expected -o FILE.toml for the result, found none")
     board = _parse_board(args.board)
@@ -136,10 +157,14 @@ def calibrate_intrinsics(args: Namespace, settings: Settings) -> None:
         rejected=views.rejected,
         report=print,
     )
-    camera = settings.camera.name if _is_live(args) else ""
+    # images in files may be of any camera
+    camera = ""
+    if _is_live(args):
+        camera = settings.camera.name
     calibration = make_intrinsics_file(result, views.inputs, camera)
     replace_calibration(args.out, calibration)
     write_image(args.out.with_suffix(".intrinsics.png"), draw_intrinsics(result))
+    # what was left out, what the file holds now, and which views would help most
     print_result(args.out, calibration, result.rejected)
     for advice in result.advice:
         print(f"better with: {advice}")
@@ -153,28 +178,32 @@ def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
     from ..visualization import write_image
     from . import calibration_views
 
+    # the file of the intrinsics is completed, unless another one is named
     out = args.out or args.calibration
     if args.calibration is None or out is None:
         raise CalibrationError("expected --calibration FILE.toml with the intrinsics, found none")
     calibration = load_calibration(args.calibration)
     board = _parse_board(args.board)
-    pairs, rejected, inputs, scaled = _pair(args, settings, board, calibration)
+    paired = _pair(args, settings, board, calibration)
+    # what the refinement needs of the board and of the camera
     centre = tuple(map(float, board.points.mean(axis=0)))
     size = (calibration.intrinsics.height_px, calibration.intrinsics.width_px)
     sight = hand_eye.Sight(calibration.intrinsics_for(size), size, board.points, board.pitch_m)
     result = hand_eye.calibrate_hand_eye(
-        pairs,
+        paired.pairs,
         args.mount,
         board_centre_m=centre,
-        scaled=scaled,
-        rejected=rejected,
-        sight=sight if scaled else None,
+        scaled=paired.scaled,
+        rejected=paired.rejected,
+        sight=sight if paired.scaled else None,
     )
-    section = calibration_views.make_hand_eye_section(result, board, inputs)
+    # the result goes to the file and to a picture
+    section = calibration_views.make_hand_eye_section(result, board, paired.inputs)
     calibration = calibration.model_copy(update={"hand_eye": section})
     calibration_views.replace_calibration(out, calibration)
     write_image(out.with_suffix(".hand_eye.png"), draw_hand_eye(result))
-    used = [view for view in pairs if view.name in result.views]
+    # other methods on the same views: a large difference means that the views are poor
+    used = [view for view in paired.pairs if view.name in result.views]
     rows = {hand_eye.REFINED: result.leave_one_out} | hand_eye.compare_methods(used, args.mount, centre)
     calibration_views.print_comparison(rows)
     calibration_views.print_result(out, calibration, result.rejected)
@@ -189,8 +218,6 @@ def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
 def calibrate_check(args: Namespace, settings: Settings) -> int:
     """Validate a calibration file, and test it on new images.
 
-    Print what a calibration file holds, and test it.
-
     Return 1 if the views of the hand-eye calibration did not agree, or, with images, if the error of the board's
     corners is too large.
     """
@@ -200,6 +227,7 @@ def calibrate_check(args: Namespace, settings: Settings) -> int:
 
     calibration = load_calibration(args.file)
     print(*describe_calibration(calibration), sep="\n")
+    # each part of the file is judged for itself; the exit code says whether all of them pass
     results = []
     if calibration.hand_eye is not None and calibration.hand_eye.measured is not None:
         results.append(judge_hand_eye(calibration.hand_eye.measured, args.hand_eye_limit))
@@ -216,12 +244,17 @@ def _check_corners(args: Namespace, settings: Settings, calibration: Calibration
     board = _parse_board(args.board)
     views = _collect(args, settings, board)
     intrinsics = calibration.intrinsics_for(views.size)
+    # errors of both coordinates as a distance
     errors = {view.name: locate_board(view, board, intrinsics)[2] * 2**0.5 for view in views.views}
+    # the median decides: one bad view among many is no bad calibration
     worst = max(errors, key=lambda name: errors[name])
     middle = sorted(errors.values())[len(errors) // 2]
     passed = middle <= args.limit
+    verdict = "FAILED"
+    if passed:
+        verdict = "passed"
     return passed, (
-        f"{'passed' if passed else 'FAILED'}: median error of the corners {middle:.2f} px in {len(errors)} views, "
+        f"{verdict}: median error of the corners {middle:.2f} px in {len(errors)} views, "
         f"{errors[worst]:.2f} px in {worst}; the limit is {args.limit:g} px"
     )
 
@@ -246,17 +279,22 @@ def _collect(args: Namespace, settings: Settings, board: Board) -> Views:
     return collect_live(settings, board, stop_on_signals(), args.pose_stream, args.count)
 
 
-def _pair(args: Namespace, settings: Settings, board: Board, calibration: Calibration) -> Pairs:
-    """Return pairs of poses, rejected views, digests of the inputs, and True if covariances lack a factor."""
+def _pair(args: Namespace, settings: Settings, board: Board, calibration: Calibration) -> PairedViews:
+    """Pair the views of the board, or its poses in a file, with the robot's poses."""
     from ..calibration.poses import read_poses
     from .calibration_views import compute_digest, pair_board_poses, pair_views
 
-    poses: list[RobotPose] = read_poses(args.poses) if args.poses else []
-    inputs = {args.poses.name: compute_digest(args.poses)} if args.poses else {}
+    poses: list[RobotPose] = []
+    inputs: dict[str, str] = {}
+    if args.poses:
+        poses = read_poses(args.poses)
+        inputs[args.poses.name] = compute_digest(args.poses)
+    # without images, the file of poses must have the board's poses, too
     if not args.sources:
         if not poses:
             raise CalibrationError("expected images, a recording or live, and --poses FILE; found neither")
-        return pair_board_poses(poses, board, calibration), [], inputs, True
+        return PairedViews(pair_board_poses(poses, board, calibration), [], inputs, scaled=True)
+    # with images, each view needs the robot's pose at that moment
     if not board.has_unique_pose:
         raise CalibrationError(
             f"{board} looks the same after half a turn: hand-eye needs a chessboard with an even number of corners on "
@@ -264,4 +302,4 @@ def _pair(args: Namespace, settings: Settings, board: Board, calibration: Calibr
         )
     views = _collect(args, settings, board)
     pairs, rejected = pair_views(views, poses, board, calibration, args.max_gap_ms)
-    return pairs, [*views.rejected, *rejected], inputs | views.inputs, False
+    return PairedViews(pairs, [*views.rejected, *rejected], inputs | views.inputs, scaled=False)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -41,10 +41,16 @@ from ..wire import decode_image, pose_topic
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 GUIDE_VIEWS = 15
 """Minimum number of live views before the calibration begins."""
-
-_STILL_SHARE, _NEW_SHARE = 0.004, 0.04  # of the width: motion between frames, distance from the views so far
-MAX_LEAVE_ONE_OUT_MM, MAX_LEAVE_ONE_OUT_DEG = 10.0, 2.0
-"""Largest leave-one-out errors of a hand-eye calibration that passes a check."""
+_STILL_SHARE = 0.004
+"""Motion of the board between two frames, as a share of the width, below which it is at rest."""
+_NEW_SHARE = 0.04
+"""Distance from all views so far, as a share of the width, from which on a view is new."""
+POSE_WAIT_MS = 500
+"""Longest time to wait for the robot's pose after the last image, which is interpolated with it."""
+MAX_LEAVE_ONE_OUT_MM = 10.0
+"""Largest leave-one-out error of a hand-eye calibration's position that passes a check."""
+MAX_LEAVE_ONE_OUT_DEG = 2.0
+"""The same for its rotation, in degrees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,29 +79,32 @@ def collect_views(sources: Sequence[str], board: Board, camera: str, every: int)
 
     Raises CalibrationError if the images differ in size or no image shows the board, with the reason.
     """
-    views, sizes, advice = Views(), dict[tuple[int, int], list[str]](), ""
+    views = Views()
+    sizes: dict[tuple[int, int], list[str]] = {}  # the images of each size
+    advice = ""
     for picture in _open_sources(sources, camera, every, views.inputs):
         sizes.setdefault((picture.image.shape[0], picture.image.shape[1]), []).append(picture.name)
         corners = board.detect(picture.image)
         if corners is not None:
             views.views.append(BoardView(picture.name, corners.ids, corners.pixels, picture.stamp_ns))
             continue
+        # the first image without the board is explained, while no other has shown it
         if not views.views and not advice:
             advice = explain_absence(board, picture.image) or ""
+        # of a recording, frames without the board are usual, and too many to list
         if picture.stamp_ns is None:
             views.rejected.append(Rejected(picture.name, "the board was not found"))
     _require_one_size(sizes)
     if not views.views:
         total = sum(map(len, sizes.values()))
-        raise CalibrationError(
-            f"expected {board} in the images, found it in 0 of {total}"
-            + (f": {advice}" if advice else "; check the board's description, light and sharpness")
-        )
+        advice = f": {advice}" if advice else "; check the board's description, light and sharpness"
+        raise CalibrationError(f"expected {board} in the images, found it in 0 of {total}{advice}")
     views.size = next(iter(sizes))
     return views
 
 
 def _require_one_size(sizes: dict[tuple[int, int], list[str]]) -> None:
+    # the lens is calibrated for one size: another mode of the camera crops or scales in a way of its own
     if len(sizes) > 1:
         listed = "; ".join(f"{len(names)} of {w}x{h} ({names[0]})" for (h, w), names in sizes.items())
         raise CalibrationError(
@@ -108,7 +117,10 @@ def _open_sources(
 ) -> Iterator[Picture]:
     for source in sources:
         path = Path(source)
-        images = sorted(path.iterdir(), key=natural_order) if path.is_dir() else [path]
+        images = [path]
+        if path.is_dir():
+            images = sorted(path.iterdir(), key=natural_order)
+        # a folder of images, or else one that is a recording
         images = [image for image in images if image.suffix.lower() in IMAGE_SUFFIXES]
         if images:
             yield from (_read_image(image, inputs) for image in images)
@@ -119,8 +131,11 @@ def _open_sources(
 def _read_image(path: Path, inputs: dict[str, str]) -> Picture:
     with explain_os_error(CalibrationError, f"cannot read {path}"):
         data = path.read_bytes()
+    # the lens is calibrated in the pixels of the sensor: a turned phone picture must not be turned back
     flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
-    image = cv2.imdecode(np.frombuffer(data, np.uint8), flags) if data else None
+    image = None
+    if data:
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
     if image is None:
         raise CalibrationError(f"{path}: expected an image file, found other data")
     if path.name in inputs:
@@ -130,7 +145,8 @@ def _read_image(path: Path, inputs: dict[str, str]) -> Picture:
 
 
 def _read_recording(path: Path, camera: str, every: int, inputs: dict[str, str]) -> Iterator[Picture]:
-    with open_bag(path, (camera,) if camera else ()) as bag:
+    cameras = (camera,) if camera else ()
+    with open_bag(path, cameras) as bag:
         if len(bag.cameras) > 1:
             raise CalibrationError(
                 f"{path} has the cameras {', '.join(bag.cameras)}: choose one with --topic"
@@ -138,7 +154,11 @@ def _read_recording(path: Path, camera: str, every: int, inputs: dict[str, str])
         for number, frame in enumerate(bag):
             if number % every == 0 and (image := _decode(frame)) is not None:
                 yield Picture(f"{path.name}#{frame.seq}", image, frame.capture_ns)
-    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+    # a recording may be a folder of files; the digest of each goes into the result
+    files = [path]
+    if path.is_dir():
+        files = sorted(path.rglob("*"))
+    for file in files:
         if file.is_file():
             inputs[str(file.relative_to(path.parent))] = compute_digest(file)
 
@@ -181,13 +201,18 @@ class CapturedViews:
         if self.found.size == (0, 0):
             self.found.size = size
         _require_one_size({self.found.size: ["earlier frames"]} | {size: [picture.name]})
-        corners, last, self._last = self._board.detect(picture.image), self._last, None
+        # motion is measured between frames that follow each other: without the board, there is none
+        last = self._last
+        self._last = None
+        corners = self._board.detect(picture.image)
         if corners is None:
             return False
         view = BoardView(picture.name, corners.ids, corners.pixels, picture.stamp_ns)
-        place = self._last = outline(view, self._board, size)
+        place = outline(view, self._board, size)
+        self._last = place
         if place is None or last is None or _differ(place, last) >= _STILL_SHARE:
             return False
+        # a view like another one adds nothing but weight
         if any(_differ(place, other) < _NEW_SHARE for other in self._outlines):
             return False
         self._outlines.append(place)
@@ -197,10 +222,15 @@ class CapturedViews:
         return True
 
     def _print(self, view: BoardView) -> None:
+        # what is missing comes first: more views of the usual kind would not help
         missing = describe_missing(self.found.views, self._board, self.found.size)
         more = GUIDE_VIEWS - len(self.found.views)
-        text = f"{more} more views, different from the others" if more > 0 else "complete"
-        text = missing[0] if missing else text
+        if missing:
+            text = missing[0]
+        elif more > 0:
+            text = f"{more} more views, different from the others"
+        else:
+            text = "complete"
         print_notice(f"view {len(self.found.views)}: {len(view.ids)} corners. Next: {text}")
 
 
@@ -220,26 +250,31 @@ def collect_live(
     With the endpoint `poses`, poses of the gripper are collected beside them. The guide says which view comes next.
     Raises CalibrationError without any view, and TransportError for a malformed endpoint.
     """
-    guide, clock = CapturedViews(board), ""
+    guide = CapturedViews(board)
+    clock = ""  # of the newest frame
     print_notice(
         f"looking for {board} from camera {settings.camera.name}; hold the board still for each view"
     )
-    transport, cameras = settings.transport, [settings.camera.name]
+    transport = settings.transport
+    cameras = [settings.camera.name]
     security = Security.from_settings(transport)
-    with (
-        FrameSubscriber(transport.frames, cameras=cameras, security=security) as frames,
-        PoseSubscriber(poses, [pose_topic("gripper")], security) if poses else nullcontext() as subscriber,
-    ):
+    with ExitStack() as stack:
+        frames = stack.enter_context(FrameSubscriber(transport.frames, cameras=cameras, security=security))
+        subscriber: PoseSubscriber | None = None
+        if poses:
+            subscriber = PoseSubscriber(poses, [pose_topic("gripper")], security)
+            stack.enter_context(subscriber)
         while not stop.is_set() and not guide.is_enough(count):
             received = frames.take(200)
             if received is not None and (image := _decode(received.frame)) is not None:
-                frame, clock = received.frame, received.frame.clock
+                frame = received.frame
+                clock = frame.clock
                 digest = hashlib.sha256(frame.colour).hexdigest()
                 guide.offer(Picture(f"seq {frame.seq}", image, frame.capture_ns, digest))
             if subscriber is not None:
                 guide.found.poses += _take_poses(subscriber, 0)
         if subscriber is not None:  # the pose after the last image
-            guide.found.poses += _take_poses(subscriber, 500)
+            guide.found.poses += _take_poses(subscriber, POSE_WAIT_MS)
             _require_one_clock(guide.found.poses, clock)
     if not guide.found.views:
         raise CalibrationError(f"expected views of {board} from camera {settings.camera.name}, found none")
@@ -251,6 +286,7 @@ def _take_poses(subscriber: PoseSubscriber, timeout_ms: int) -> list[FramePose]:
 
 
 def _require_one_clock(poses: Sequence[FramePose], clock: str) -> None:
+    # a pose is paired with an image by its time, which means nothing on another clock
     others = {pose.clock for pose in poses} - {clock}
     if others and clock:
         raise CalibrationError(
@@ -292,7 +328,8 @@ def pair_views(
         raise CalibrationError("expected an image or a stamp_ns for each pose, found poses with neither")
     find = _PoseFinder(views, poses, max_gap_ms)
     rejected: list[Rejected] = []
-    located: list[tuple[str, Array, Array, Array, float]] = []
+    located: list[_LocatedView] = []
+    # a view counts if the robot's pose at its time is known, and the board's pose in it can be found
     for view in views.views:
         try:
             robot = find(view.name, view.stamp_ns)
@@ -300,12 +337,24 @@ def pair_views(
         except CalibrationError as error:
             rejected.append(Rejected(view.name, str(error)))
             continue
-        located.append((view.name, robot, pose, covariance, sigma))
+        located.append(_LocatedView(view.name, robot, pose, covariance, sigma))
     if not located:
         reasons = "; ".join(f"{item.name}: {item.reason}" for item in rejected[:3])
         raise CalibrationError(f"no view of the board has a pose of the robot: {reasons}")
-    noise = float(np.median([sigma for *_, sigma in located])) ** 2
-    return [HandEyeView(name, robot, pose, part * noise) for name, robot, pose, part, _ in located], rejected
+    # all views have the noise of the same detector: their median estimates it better than each alone
+    noise = float(np.median([view.sigma for view in located])) ** 2
+    pairs = [HandEyeView(view.name, view.robot, view.pose, view.covariance * noise) for view in located]
+    return pairs, rejected
+
+
+class _LocatedView(NamedTuple):
+    """A view with the robot's pose, and the board's pose in it with its covariance and the noise of its corners."""
+
+    name: str
+    robot: Array
+    pose: Array
+    covariance: Array
+    sigma: float
 
 
 class _PoseFinder:
@@ -315,6 +364,7 @@ class _PoseFinder:
         self._by_name = {PurePath(pose.image).name: pose for pose in poses if pose.image}
         self._max_gap_ns = int(max_gap_ms * 1e6)
         self._track = PoseTrack()
+        # poses of the file and of the stream make one track in time
         for pose in poses:
             if pose.stamp_ns is not None:
                 self._track.add_matrix(pose.stamp_ns, pose.base_from_gripper)
@@ -322,10 +372,13 @@ class _PoseFinder:
             self._track.add(message)
 
     def __call__(self, name: str, stamp_ns: int | None) -> Array:
+        # a name in the file of poses is exact; a time needs poses around it
         if name in self._by_name:
             return self._by_name[name].base_from_gripper
         if stamp_ns is None or not len(self._track):
-            named = f"; it names {', '.join(list(self._by_name)[:3])}" if self._by_name else ""
+            named = ""
+            if self._by_name:
+                named = f"; it names {', '.join(list(self._by_name)[:3])}"
             raise CalibrationError(f"the file of poses names no pose for this image{named}")
         return self._track.at(stamp_ns, self._max_gap_ns)
 
@@ -335,8 +388,11 @@ def make_intrinsics_file(result: IntrinsicsResult, inputs: dict[str, str], camer
     solution = result.solution
     fx, fy, cx, cy = map(float, solution.camera)
     counts = measure_coverage(result.views, result.size)
+    shape = "shape of the board estimated"
+    if result.flat:
+        shape = "flat board"
     record = {
-        "method": f"bundle adjustment, {'flat board' if result.flat else 'shape of the board estimated'}",
+        "method": f"bundle adjustment, {shape}",
         **_describe_views(result, result.board, inputs),
         "rms_px": result.rms_px,
         "held_out_px": result.held_out_px,
@@ -344,6 +400,7 @@ def make_intrinsics_file(result: IntrinsicsResult, inputs: dict[str, str], camer
         "board_bend_mm": result.bend_mm,
         "sd_px": result.sd,
     }
+    # the layout of the file: numbers of the lens, its distortion, and how they were measured
     distortion = {"model": solution.intrinsics.model, "coeffs": solution.intrinsics.coeffs}
     section: dict[str, Any] = {"width_px": result.size[1], "height_px": result.size[0]}
     section |= {"fx_px": fx, "fy_px": fy, "cx_px": cx, "cy_px": cy}
@@ -365,6 +422,7 @@ def _describe_views(
 
 def make_hand_eye_section(result: HandEyeResult, board: Board, inputs: dict[str, str]) -> HandEye:
     """Return the section [hand_eye] of a calibration file for a measured pose."""
+    # millimetres and degrees, for the people who read the file
     pose = result.parent_from_camera
     record = {
         "method": "joint refinement of camera and board over all views",
@@ -389,6 +447,7 @@ def make_hand_eye_section(result: HandEyeResult, board: Board, inputs: dict[str,
 
 def describe_calibration(calibration: Calibration) -> list[str]:
     """Return a few lines on what a calibration file holds."""
+    # the lens, and how well it was measured
     lens = calibration.intrinsics
     lines = [
         f"intrinsics: {lens.width_px}x{lens.height_px}, fx {lens.fx_px:.2f} fy {lens.fy_px:.2f} cx {lens.cx_px:.2f} "
@@ -399,6 +458,7 @@ def describe_calibration(calibration: Calibration) -> list[str]:
             f"  {measured.date:%Y-%m-%d}, {measured.views} views of {measured.board}: rms {measured.rms_px:.3f} px, "
             f"held out {measured.held_out_px:.3f} px, coverage {100 * measured.coverage:.0f} %"
         )
+    # the place on the robot, and how well it was measured
     hand_eye = calibration.hand_eye
     if hand_eye is not None:
         x, y, z = (1e3 * value for value in hand_eye.translation_m)
@@ -421,9 +481,13 @@ def describe_calibration(calibration: Calibration) -> list[str]:
 
 def judge_hand_eye(measured: HandEyeMeasured, limit_mm: float = MAX_LEAVE_ONE_OUT_MM) -> tuple[bool, str]:
     """Return whether the record of a hand-eye calibration passes, and a line that says why."""
+    # both errors count: a turn of a degree moves a far object by centimetres
     passed = measured.leave_one_out_mm <= limit_mm and measured.leave_one_out_deg <= MAX_LEAVE_ONE_OUT_DEG
+    verdict = "FAILED"
+    if passed:
+        verdict = "passed"
     return passed, (
-        f"{'passed' if passed else 'FAILED'}: leave-one-out error of the hand-eye calibration "
+        f"{verdict}: leave-one-out error of the hand-eye calibration "
         f"{measured.leave_one_out_mm:.2f} mm and {measured.leave_one_out_deg:.3f} degrees; the limits are "
         f"{limit_mm:g} mm and {MAX_LEAVE_ONE_OUT_DEG:g} degrees"
     )
@@ -434,12 +498,17 @@ def replace_calibration(path: Path, calibration: Calibration) -> None:
 
     Raises OutputError.
     """
+    # a hand-eye calibration takes an hour with a robot: it is never overwritten without a copy
     if path.exists():
+        # a file of another kind is replaced, too, but kept beside
         try:
             before: Calibration | None = load_calibration(path)
         except SettingsError:
             before = None
-        lost = f"{path} was no calibration file" if before is None else _describe_change(before, calibration)
+        if before is None:
+            lost = f"{path} was no calibration file"
+        else:
+            lost = _describe_change(before, calibration)
         if lost:
             print(f"{lost}; the old file is kept as {back_up(path)}")
     save_calibration(path, calibration)
@@ -447,18 +516,25 @@ def replace_calibration(path: Path, calibration: Calibration) -> None:
 
 def _describe_change(before: Calibration, after: Calibration) -> str:
     """Return what is lost of the hand-eye calibration and the depth scale in a file, "" for nothing."""
-    old, new = before.hand_eye, after.hand_eye
+    old = before.hand_eye
+    new = after.hand_eye
+    # a section that the new file does not have at all
     if old is None or new is None:
         lost = [name for name in ("hand_eye", "depth") if getattr(before, name) and not getattr(after, name)]
-        text = f"{' and '.join(lost)} of the file before are not in the new one: measure them again"
-        return text if lost else ""
+        if not lost:
+            return ""
+        return f"{' and '.join(lost)} of the file before are not in the new one: measure them again"
     if old.kind != new.kind:
         return f"the hand-eye calibration is replaced: it was {old.kind}, and is {new.kind}"
+    # the camera's motion between both results, as one turn and one shift
     motion = to_motions((invert(old.parent_from_camera) @ new.parent_from_camera)[None])[0]
-    moved_mm, moved_deg = 1e3 * np.linalg.norm(motion[:3]), np.degrees(np.linalg.norm(motion[3:]))
+    moved_mm = 1e3 * np.linalg.norm(motion[:3])
+    moved_deg = np.degrees(np.linalg.norm(motion[3:]))
     if moved_mm < 1e-3 and moved_deg < 1e-4:
         return ""
-    date = f" of {old.measured.date:%Y-%m-%d}" if old.measured is not None else ""
+    date = ""
+    if old.measured is not None:
+        date = f" of {old.measured.date:%Y-%m-%d}"
     moved = f"the camera moved by {moved_mm:.2f} mm and {moved_deg:.3f} degrees"
     return f"the hand-eye calibration{date} is replaced: {moved}"
 

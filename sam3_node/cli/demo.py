@@ -33,13 +33,24 @@ from ..types import NANOSECONDS, Image, Mask, MaskFrame
 from ..visualization import VideoWriter, contact_sheet, overlay, write_image
 from ..wire import pack_masks
 
-SOURCE, CAMERA = "scene:tabletop", "cam0"
+SOURCE = "scene:tabletop"
+CAMERA = "cam0"
 ANY_PORT = "tcp://127.0.0.1:*"
-READY_S, SILENCE_S = 180.0, 20.0
-MIN_PIXELS, MIN_FRACTION = 150, 0.25  # of an object in view
+READY_S = 180.0
+"""Longest time until a process is ready. A first start may build or load much."""
+SILENCE_S = 20.0
+"""Longest time without any masks, at the start and beyond the expected end."""
+MIN_PIXELS = 150
+"""Pixels from which on an object counts as in view."""
+MIN_FRACTION = 0.25
+"""The same, as a share of the object's largest mask in the recording."""
 MAX_SLOWDOWN = 3.0
-NAME_SEARCH_S = 3.0  # before objects without a detection are added by boxes
-SHEET_IMAGES, SHEET_COLUMNS = 9, 3
+"""Multiple of the recording's duration after which the demonstration gives up."""
+NAME_SEARCH_S = 3.0
+"""Seconds of the search by name. Objects without a detection are then added by boxes."""
+SHEET_IMAGES = 9
+"""Pictures on the contact sheet."""
+SHEET_COLUMNS = 3
 FILES = "overlay.mp4, contact.png, picture.jpg, masks.mcap and summary.json"
 
 
@@ -50,20 +61,29 @@ def run_demo(out: Path, seconds: float | None, settings: Settings) -> DemoResult
     with the last lines of output, when a process ends or no masks arrive; OutputError when `out` cannot be written; and
     BagError for a damaged recording.
     """
+    # an output that cannot be written is an error before anything is started
     prepare_output(out / "overlay.mp4")
     recording = LabelledClip.load(TABLETOP)
-    frames = len(recording) if seconds is None else max(2, round(seconds * recording.fps))
+    frames = len(recording)
+    if seconds is not None:
+        frames = max(2, round(seconds * recording.fps))
     duration_s = frames / recording.fps
     announce(f"demo: {SOURCE} at {recording.fps:.0f} fps for {duration_s:.0f} s; each part is a process")
     with tempfile.TemporaryDirectory(prefix="sam3-demo-") as folder, Group(echo=announce) as group:
         frames_endpoint = f"ipc://{folder}/frames"
-        robot_endpoint = f"ipc://{folder}/robot" if importlib.util.find_spec("yourdfpy") else ""
+        # without the library that reads it, the robot is left out
+        robot_endpoint = ""
+        if importlib.util.find_spec("yourdfpy"):
+            robot_endpoint = f"ipc://{folder}/robot"
         masks_endpoint, control_endpoint = _start_node(group, settings, frames_endpoint, robot_endpoint)
         with PerceptionClient(masks_endpoint, control_endpoint, timeout_ms=10_000) as client:
             # start the camera after the node, so that the node receives the first frame of the recording
             _start_camera(group, frames_endpoint, robot_endpoint)
-            prompter_class = BoxPrompter if settings.detector.kind == "none" else NamePrompter
-            results = _collect(group, client, prompter_class(recording, client), frames)
+            # without a detector, nothing is found by name
+            prompter: BoxPrompter = NamePrompter(recording, client)
+            if settings.detector.kind == "none":
+                prompter = BoxPrompter(recording, client)
+            results = _collect(group, client, prompter, frames)
     announce("drawing the results ...")
     write_results(out, results)
     announce(results.table())
@@ -76,7 +96,9 @@ def _start_node(
     group: Group, settings: Settings, frames_endpoint: str, robot_endpoint: str
 ) -> tuple[str, str]:
     """Start the node on free ports of this machine. Return its masks and control endpoints."""
-    robot, spatial = settings.robot, settings.spatial
+    robot = settings.robot
+    spatial = settings.spatial
+    # the arm of the recorded scene; its base is the camera, which stands still
     if robot_endpoint:
         robot = RobotSettings(urdf=TABLETOP.with_suffix(".urdf"), base="camera")
         spatial = SpatialSettings(calibration=(TABLETOP.with_suffix(".toml"),), poses=robot_endpoint)
@@ -114,14 +136,18 @@ def make_environment(**sections: BaseModel) -> dict[str, str]:
 
 def _collect(group: Group, client: PerceptionClient, prompter: BoxPrompter, frames: int) -> DemoResults:
     """Receive masks and prompt for objects until the camera has published `frames` frames."""
-    recording, received = prompter.recording, list[MaskFrame]()
+    recording = prompter.recording
+    received: list[MaskFrame] = []
     status = client.status()
-    start, deadline = time.monotonic(), time.monotonic() + MAX_SLOWDOWN * frames / recording.fps + SILENCE_S
+    start = time.monotonic()
+    deadline = start + MAX_SLOWDOWN * frames / recording.fps + SILENCE_S
     due_s = 1.0  # of the next line of progress
     while not received or received[-1].seq < frames - 1:
+        # a process that has ended raises here, with its last lines
         group.check()
         masks = client.latest(200)
         if masks is not None:
+            # the camera plays in a loop: the next round is none of the frames that were asked for
             if received and masks.seq >= frames:
                 break
             received.append(masks)
@@ -155,7 +181,9 @@ class BoxPrompter:
         self.prompted_at: dict[int, int] = {}
         self.events: list[tuple[int, str]] = []
         self._client = client
+        # objects that were not added yet
         self._waiting = dict(recording.labels)
+        # an object that is partly hidden, or at the edge, is added later
         self._min_pixels = {
             truth: max(MIN_PIXELS, MIN_FRACTION * recording.areas(truth).max()) for truth in self._waiting
         }
@@ -164,6 +192,7 @@ class BoxPrompter:
         """Add the objects that are in view on the frame of `masks` and not added yet. Retry failures later."""
         if not self._waiting:
             return
+        # an object at the edge of the picture would be prompted by a part of it
         for truth, inside in self.recording.truth(masks.seq).items():
             if truth not in self._waiting or inside.sum() < self._min_pixels[truth]:
                 continue
@@ -195,10 +224,12 @@ class NamePrompter(BoxPrompter):
         """Send the names on the first frame, register new ids, and later add missing objects by boxes."""
         if not self.prompted_at:
             self._send_names(masks.seq)
+        # a new id with a name that is looked for is the object of that name
         truths = {name: truth for truth, name in self.recording.labels.items()}
         for instance in masks.instances:
             if instance.id not in self.truth_ids and instance.label in truths:
-                self.truth_ids[instance.id] = truth = truths[instance.label]
+                truth = truths[instance.label]
+                self.truth_ids[instance.id] = truth
                 self._waiting.pop(truth, None)
                 self._log_event(masks.seq, f"found {instance.id}, {instance.label}")
         if masks.seq - min(self.prompted_at.values()) >= NAME_SEARCH_S * self.recording.fps:
@@ -215,6 +246,7 @@ class NamePrompter(BoxPrompter):
         """Withdraw the names without a detection; only the first call has an effect."""
         if self._search_ended or not self._waiting:
             return
+        # names without a detection would otherwise find the object later, beside the one that was added by its box
         self._search_ended = True
         names = [name for truth, name in self.recording.labels.items() if truth not in self._waiting]
         self._client.set_prompts(names, most=dict.fromkeys(names, 1))
@@ -240,7 +272,10 @@ class DemoResults:
     @property
     def ids(self) -> list[int]:
         """Ids of all tracked objects."""
-        return sorted({instance.id for masks in self.frames for instance in masks.instances})
+        found: set[int] = set()
+        for masks in self.frames:
+            found.update(instance.id for instance in masks.instances)
+        return sorted(found)
 
     def score(self, masks: MaskFrame) -> float:
         """Compute the IoU with the truth of each object that is in view and was prompted on an earlier frame.
@@ -251,25 +286,38 @@ class DemoResults:
         predicted = {self.truth_ids.get(instance.id): instance.mask for instance in masks.instances}
         for truth, inside in self.recording.truth(masks.seq).items():
             if masks.seq > self.prompted_at.get(truth, masks.seq):
-                mask = predicted[truth].full() if truth in predicted else np.zeros_like(inside)
+                mask = np.zeros_like(inside)
+                if truth in predicted:
+                    mask = predicted[truth].full()
                 ious[truth] = float((mask & inside).sum() / (mask | inside).sum())
                 self.ious[truth].append(ious[truth])
-        return min(ious.values()) if ious.keys() == self.recording.labels.keys() else 0.0
+        # a frame that shows only some of the objects is no picture of the demonstration
+        if ious.keys() != self.recording.labels.keys():
+            return 0.0
+        return min(ious.values())
 
     def summary(self) -> dict[str, Any]:
         """Return the figures. Each IoU is the mean over the frames on which the object is in view."""
         ages_ns = [masks.published_ns - masks.age_origin_ns for masks in self.frames]
+        # the age of masks, when they leave the node
         p50, p99 = np.percentile(ages_ns, [50, 99]) / 1e6
         span_s = (self.frames[-1].published_ns - self.frames[0].published_ns) / NANOSECONDS
+        # from the first message to the last, as a watcher would count
+        rate = 0.0
+        if span_s > 0:
+            rate = (len(self.frames) - 1) / span_s
         per_object = {truth: float(np.mean(values)) for truth, values in self.ious.items()}
+        mean_iou = None
+        if per_object:
+            mean_iou = round(float(np.mean(list(per_object.values()))), 4)
         return {
             "frames": len(self.frames),
-            "frames_per_s": round((len(self.frames) - 1) / span_s, 2) if span_s > 0 else 0.0,
+            "frames_per_s": round(rate, 2),
             "skipped": sum(masks.skipped for masks in self.frames[1:]),
             "age_p50_ms": round(float(p50), 2),
             "age_p99_ms": round(float(p99), 2),
             "ids": self.ids,
-            "mean_iou": round(float(np.mean(list(per_object.values()))), 4) if per_object else None,
+            "mean_iou": mean_iou,
             "objects": [self._summarise_object(truth, per_object) for truth in sorted(self.prompted_at)],
             "events": [{"seq": seq, "what": what} for seq, what in self.events],
             "model": self.status["model"],
@@ -279,20 +327,27 @@ class DemoResults:
     def _summarise_object(self, truth: int, ious: dict[int, float]) -> dict[str, Any]:
         """Return the figures of one object. It has several ids if it was lost and detected again."""
         ids = [object_id for object_id in self.ids if self.truth_ids.get(object_id) == truth]
-        count = sum(instance.id in ids for masks in self.frames for instance in masks.instances)
-        iou = round(ious[truth], 4) if truth in ious else None
+        # messages in which the object was, by any of its ids
+        count = 0
+        for masks in self.frames:
+            count += sum(instance.id in ids for instance in masks.instances)
+        iou = None
+        if truth in ious:
+            iou = round(ious[truth], 4)
         return {"ids": ids, "label": self.recording.labels[truth], "frames": count, "mean_iou": iou}
 
     def _compute_stages_us(self) -> dict[str, int]:
-        names = dict.fromkeys(name for masks in self.frames for name in masks.stages_us)
-        return {
-            name: int(np.median([masks.stages_us[name] for masks in self.frames if name in masks.stages_us]))
-            for name in names
-        }
+        """Return the median time of each stage, over the frames that have it."""
+        times_us: dict[str, list[int]] = {}
+        for masks in self.frames:
+            for name, us in masks.stages_us.items():
+                times_us.setdefault(name, []).append(us)
+        return {name: int(np.median(values)) for name, values in times_us.items()}
 
     def table(self) -> str:
         """Return the figures as text for the terminal."""
         figures = self.summary()
+        # one line for each object, then the figures of the whole
         lines = ["", f"{'id':>4}  {'label':<24} {'frames':>6}  {'mean IoU':>8}"]
         for row in figures["objects"]:
             iou = "-" if row["mean_iou"] is None else f"{row['mean_iou']:.3f}"
@@ -315,16 +370,18 @@ def write_results(out: Path, results: DemoResults) -> None:
     The picture is the frame whose worst mask is the best. Raises OutputError when that folder cannot be written.
     """
     frames = results.frames
-    sampled = set(
-        np.linspace(0, len(frames) - 1, min(SHEET_IMAGES, len(frames))).round().astype(int).tolist()
-    )
+    # frames of the contact sheet, spread evenly over the whole
+    count = min(SHEET_IMAGES, len(frames))
+    sampled = set(np.linspace(0, len(frames) - 1, count).round().astype(int).tolist())
     pictures: list[Image] = []
+    # scoring fills the figures of `summary`, so it comes before the rate is read
     best = int(np.argmax([results.score(masks) for masks in frames]))
     rate = max(1.0, float(results.summary()["frames_per_s"]))
     with (
         VideoWriter(out / "overlay.mp4", rate) as video,
         RecordingWriter(out / "masks.mcap", overwrite=True) as bag,
     ):
+        # one pass over the recording: each picture is decoded once
         for number, masks in enumerate(frames):
             picture = overlay(results.recording.image(masks.seq), masks)
             video.write(picture)

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from ..cameras.sources import list_realsense
 from ..errors import Sam3NodeError, find_version, install_advice
@@ -24,7 +24,7 @@ from ..settings import Settings, TransportSettings
 
 PYTHON = ">=3.11"
 OTHER_ENVIRONMENTS = ("dev", "lerobot-policy")
-"""Extras that the node's environment is not advised to install: lerobot has an older torch than the node."""
+"""Extras that the command does not advise for the node's environment: lerobot has an older torch."""
 OPENCV = ">=4.14,<5"
 NODE_TIMEOUT_MS = 1000
 OPENCV_BUILDS = (
@@ -34,6 +34,23 @@ OPENCV_BUILDS = (
     "opencv-contrib-python-headless",
 )
 CLOCK_SYNC_FILES = ("/run/systemd/timesync/synchronized", "/run/chrony/chronyd.pid", "/var/run/ntpd.pid")
+"""Files that time services have while they run."""
+WEIGHTS_GB = 0.92
+"""GB of 461 million weights in bfloat16."""
+CONTEXT_GB = 0.6
+"""GB of the libraries on the GPU."""
+FRAME_GB = 0.0106
+"""GB of the features of a frame that is kept for prompts."""
+SLOT_GB = 72 * 72 * 64 * 2 / 1e9
+"""GB of a memory of one object on one frame."""
+PROMPTED_FRAMES = 4
+"""Prompted frames that the bank holds beside the recent ones."""
+KEPT_FRAMES = 60
+"""Frames whose features are kept: 2 s at 30 FPS."""
+BATCH = 64
+"""Objects that read their memories at once."""
+OBJECT_GB = 0.09
+"""GB of keys, values and tokens of a read, for each object."""
 
 Status = Literal["ok", "warn", "fix"]
 ABSENT = "not installed"
@@ -50,32 +67,41 @@ class CheckResult(NamedTuple):
 
 def run_doctor(settings: Settings) -> int:
     """Print the results of all checks. Return 1 if any of them is `fix`, else 0."""
+    # all checks run before anything is printed, so that the columns have one width
     results = list(run_checks(settings))
     width = max(len(result.name) for result in results)
     for result in results:
-        hint = f"  -> {result.hint}" if result.hint else ""
-        print(f"{result.status:<4}  {result.name:<{width}}  {result.detail}{hint}")
+        line = f"{result.status:<4}  {result.name:<{width}}  {result.detail}"
+        if result.hint:
+            line += f"  -> {result.hint}"
+        print(line)
     faults = sum(result.status == "fix" for result in results)
-    print(f"{faults} to fix" if faults else "the core works")
-    return 1 if faults else 0
+    if faults:
+        print(f"{faults} to fix")
+        return 1
+    print("the core works")
+    return 0
 
 
 def run_checks(settings: Settings) -> Iterator[CheckResult]:
     """Run all checks and yield their results."""
     python = ".".join(map(str, sys.version_info[:3]))
+    # from what everything needs to what only some machines have
     yield _check_version("python", python, PYTHON, "fix", "install Python 3.11 or newer")
     yield from _check_dependencies()
     yield from _check_opencv()
     yield from _check_torch()
     yield from _check_options(settings)
-    yield _check("realsense", _describe_realsense, "warn", "only RealSense cameras need it")
+    yield _check_realsense()
     yield CheckResult("cpu", "ok", f"{_count_cpus()} threads for this process")
     yield _check("keys", partial(_describe_keys, settings.transport))
     for path in filter(None, (settings.camera.calibration, *settings.spatial.calibration)):
         yield _check("calibration", partial(_describe_calibration, path))
     for what in ("model", "detector"):
         yield _check_weights(what, settings)
-    if (node := _check_node(settings)).status != "ok":
+    # a node that runs holds its endpoints: only without one can they be tried
+    node = _check_node(settings)
+    if node.status != "ok":
         for name in ("masks", "control"):
             describe = partial(_describe_endpoint, getattr(settings.transport, name), settings.transport)
             hint = f"no problem if a node runs there; else choose another --transport.{name}"
@@ -93,27 +119,40 @@ def _check_dependencies() -> Iterator[CheckResult]:
         return
     yield CheckResult("sam3-node", "ok", version)
     extras: dict[str, list[CheckResult]] = {}
+    # requirements of the metadata by the extra that asks for them; "" is the core
     for requirement in map(Requirement, metadata.requires("sam3-node") or []):
         marked = re.search(r'extra == "([^"]+)"', str(requirement.marker))
-        extra = marked[1] if marked else ""
+        extra = ""
+        if marked:
+            extra = marked[1]
         applies = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
         if applies and requirement.name != "sam3-node" and extra not in OTHER_ENVIRONMENTS:
             extras.setdefault(extra, []).append(_check_dependency(requirement, extra))
     yield from extras.pop("", ())
-    absent = sorted(
-        name for name, found in extras.items() if any(result.detail == ABSENT for result in found)
-    )
-    yield from (result for found in extras.values() for result in found if result.detail != ABSENT)
+    # an extra counts as absent if any of its packages is; its other packages are still compared
+    absent = []
+    for name, found in extras.items():
+        if any(result.detail == ABSENT for result in found):
+            absent.append(name)
+        yield from (result for result in found if result.detail != ABSENT)
+    absent.sort()
     present = ", ".join(sorted(extras.keys() - set(absent))) or "none"
-    hint = f"not installed: {', '.join(absent)}; {install_advice('EXTRA')}" if absent else ""
+    hint = ""
+    if absent:
+        hint = f"not installed: {', '.join(absent)}; {install_advice('EXTRA')}"
     yield CheckResult("extras", "ok", present, hint)
 
 
 def _check_dependency(requirement: Requirement, extra: str) -> CheckResult:
-    version, bounds = find_version(requirement.name), str(requirement.specifier)
+    version = find_version(requirement.name)
+    bounds = str(requirement.specifier)
     hint = f"pip install '{requirement.name}{bounds}'"
-    title = f"{requirement.name} [{extra}]" if extra else requirement.name
-    status: Status = "warn" if extra else "fix"
+    # a package of the core is a fault, one of an extra limits what can be done
+    title = requirement.name
+    status: Status = "fix"
+    if extra:
+        title = f"{requirement.name} [{extra}]"
+        status = "warn"
     if version is None:
         return CheckResult(title, status, ABSENT, hint)
     return _check_version(title, version, bounds, status, hint)
@@ -121,17 +160,24 @@ def _check_dependency(requirement: Requirement, extra: str) -> CheckResult:
 
 def _check_version(title: str, version: str, bounds: str, status: Status, hint: str) -> CheckResult:
     """Compare a version with bounds such as `>=2.11,<2.14`. Pre-release and local tags are ignored."""
-    if SpecifierSet(bounds).contains(Version(version).base_version):
+    try:
+        release = Version(version).base_version
+    except InvalidVersion:
+        # a build from source may have a version such as 4.14.0-12-gabcdef, which does not tell the release
+        release = "0"
+    if SpecifierSet(bounds).contains(release):
         return CheckResult(title, "ok", version)
     return CheckResult(title, status, f"{version}, expected {bounds}", hint)
 
 
 def _check_opencv() -> Iterator[CheckResult]:
+    # all of them install the same module: the last one wins, with parts of the others
     builds = [name for name in OPENCV_BUILDS if find_version(name)]
     if len(builds) > 1:
         hint = f"pip uninstall {' '.join(builds)}, then pip install 'opencv-python{OPENCV}'"
         yield CheckResult("cv2", "fix", f"{' and '.join(builds)} overwrite each other", hint)
         return
+    # imported, because a library of the system may be missing although the package is there
     try:
         cv2 = importlib.import_module("cv2")
     except ImportError as error:
@@ -150,11 +196,14 @@ def _check_torch() -> Iterator[CheckResult]:
         yield CheckResult("torch", "warn", f"does not import: {error}", hint)
         return
     yield CheckResult("torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} CPU threads")
+    # a GPU that torch finds, one that it does not find, or none
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             yield _check_gpu(torch, index)
     elif shutil.which("nvidia-smi"):
-        build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
+        build = "CPU only"
+        if torch.version.cuda:
+            build = f"CUDA {torch.version.cuda}"
         hint = "install the torch build for this machine's CUDA, and check nvidia-smi"
         yield CheckResult(
             "gpu", "warn", f"nvidia-smi is installed, but torch, built for {build}, finds no device", hint
@@ -170,13 +219,15 @@ def _check_gpu(torch: object, index: int) -> CheckResult:
     properties = cuda.get_device_properties(index)
     capability = f"{properties.major}.{properties.minor}"
     memory = f"{properties.total_memory / 2**30:.0f} GiB"
-    advice = ", no units for bfloat16: leave model.dtype auto" if properties.major < 8 else ""
-    detail = f"{properties.name}, capability {capability}, {memory}{advice}"
+    detail = f"{properties.name}, capability {capability}, {memory}"
+    if properties.major < 8:
+        detail += ", no units for bfloat16: leave model.dtype auto, which then takes float16"
     return CheckResult(f"gpu {index}", "ok", detail)
 
 
 def _check_options(settings: Settings) -> Iterator[CheckResult]:
     """Say which options a GPU serves with and why, and how much of its memory SAM 3 would take."""
+    # imported by the check of torch; without torch or a GPU there are no options
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return
@@ -184,6 +235,7 @@ def _check_options(settings: Settings) -> Iterator[CheckResult]:
 
     for reason in describe(settings):
         yield CheckResult("options", "ok", reason)
+    # an estimate by the settings, because nothing is loaded here
     tracker = settings.tracker
     needed_gb = estimate_gpu_gb(tracker.max_objects, tracker.bank_size, tracker.max_cameras)
     held_gb = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory / 1e9
@@ -198,11 +250,6 @@ def _check_options(settings: Settings) -> Iterator[CheckResult]:
         yield CheckResult("gpu memory", "warn", detail, hint)
 
 
-WEIGHTS_GB, CONTEXT_GB, FRAME_GB = 0.92, 0.6, 0.0106
-SLOT_GB = 72 * 72 * 64 * 2 / 1e9
-PROMPTED_FRAMES, KEPT_FRAMES, BATCH, OBJECT_GB = 4, 60, 64, 0.09
-
-
 def estimate_gpu_gb(objects: int, bank_size: int = 7, cameras: int = 1) -> float:
     """Estimate the GB of GPU memory that SAM 3 takes at 1008 pixels in bfloat16; it is not measured.
 
@@ -210,19 +257,23 @@ def estimate_gpu_gb(objects: int, bank_size: int = 7, cameras: int = 1) -> float
     of 4 prompted frames, the features of 2 s at 30 FPS, and the keys, values and tokens of an eager read of up to 64
     objects at once. objects: of each camera.
     """
-    bank = objects * (bank_size + PROMPTED_FRAMES) * SLOT_GB
-    return (
-        WEIGHTS_GB + CONTEXT_GB + cameras * (bank + KEPT_FRAMES * FRAME_GB) + min(objects, BATCH) * OBJECT_GB
-    )
+    bank_gb = objects * (bank_size + PROMPTED_FRAMES) * SLOT_GB
+    camera_gb = bank_gb + KEPT_FRAMES * FRAME_GB
+    read_gb = min(objects, BATCH) * OBJECT_GB
+    return WEIGHTS_GB + CONTEXT_GB + cameras * camera_gb + read_gb
 
 
-def _describe_realsense() -> str:
-    """List the RealSense cameras. The SDK may be missing: other cameras do not need it."""
-    cameras = [line for line in list_realsense() if line.startswith("realsense:")]
-    return ", ".join(cameras) or (
-        "the SDK loads, and finds no camera; if one is plugged in, install the udev rules of librealsense, and plug it "
-        "in again"
-    )
+def _check_realsense() -> CheckResult:
+    """Check that the RealSense SDK loads, and list its cameras. It may be missing: other cameras do not need it."""
+    try:
+        cameras = [line for line in list_realsense() if line.startswith("realsense:")]
+    except Sam3NodeError as error:
+        return CheckResult("realsense", "warn", str(error), "only RealSense cameras need it")
+    # the SDK works, but without the rules of the system only root may open a camera
+    if not cameras:
+        hint = "if one is plugged in: install the udev rules of librealsense, and plug it in again"
+        return CheckResult("realsense", "ok", "the SDK loads, and finds no camera", hint)
+    return CheckResult("realsense", "ok", ", ".join(cameras))
 
 
 def _check(name: str, describe: Callable[[], str], failed: Status = "fix", hint: str = "") -> CheckResult:
@@ -238,6 +289,7 @@ def _describe_keys(transport: TransportSettings) -> str:
 
     if transport.keys is None:
         return "none: sockets are plain, and reachable from this machine only"
+    # a key that is missing raises, with the advice how to make one
     Security.from_settings(transport).client_keys("node")
     folder = open_folder(transport.keys.expanduser().absolute())
     roles = sorted({key.role for key in folder.authorised().values()})
@@ -255,6 +307,7 @@ def _describe_calibration(path: Path) -> str:
 def _check_weights(what: str, settings: Settings) -> CheckResult:
     """Check the files of the weights of `model` or `detector`, without loading them."""
     name = getattr(settings, what).name
+    # `none` needs no weights, whatever the name says
     if what == "detector" and settings.detector.kind == "none":
         return CheckResult("weights", "ok", "detector: none")
     try:
@@ -270,28 +323,34 @@ def _check_node(settings: Settings) -> CheckResult:
     """Ask the running node, if there is one, who it is and what it does."""
     from ..transport import ControlClient, Security
 
-    endpoint, own = settings.transport.control, find_version("sam3-node")
+    endpoint = settings.transport.control
+    own = find_version("sam3-node")
     try:
         with ControlClient(endpoint, NODE_TIMEOUT_MS, Security.from_settings(settings.transport)) as client:
-            status, versions = client.call("status"), client.call("describe")["versions"]
+            status = client.call("status")
+            versions = client.call("describe")["versions"]
     except Sam3NodeError as error:
         return CheckResult("node", "warn", f"{error}", "no problem if none should run")
-    ages = [
-        f"{camera} {'no masks yet' if age is None else f'masks {age:.0f} ms old'}"
-        for camera, age in ((name, stats.get("masks_age_ms")) for name, stats in status["cameras"].items())
-    ]
-    theirs, state = versions.get("sam3-node"), "paused" if status["paused"] else "running"
+    ages = []
+    for camera, stats in status["cameras"].items():
+        age_ms = stats.get("masks_age_ms")
+        ages.append(f"{camera} no masks yet" if age_ms is None else f"{camera} masks {age_ms:.0f} ms old")
+    theirs = versions.get("sam3-node")
+    state = "paused" if status["paused"] else "running"
     detail = (
         f"{endpoint}: {state} for {status['uptime_s']:.0f} s, version {theirs}, {status['model']} on "
         f"{status['device']}; {', '.join(ages) or 'no camera'}"
     )
+    # an old node goes on to serve after a new version was installed
     if own is not None and theirs != own:
         return CheckResult("node", "warn", detail, f"this installation is {own}: restart the node")
     return CheckResult("node", "ok", detail)
 
 
 def _count_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # Linux: the CPUs that this process may use
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _describe_endpoint(endpoint: str, transport: TransportSettings) -> str:

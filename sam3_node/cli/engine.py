@@ -22,10 +22,13 @@ if TYPE_CHECKING:
     from ..types import Image
 
 COLUMNS = ("ENGINE", "MODEL", "PRECISION", "SIZE", "OBJECTS", "GPU", "LIBRARY", "MB", "BUILT", "GATE")
-DETECTOR_WITH_ENGINE = "yolo-world"  # TensorRT only
+DETECTOR_WITH_ENGINE = "yolo-world"
+"""Detector that has a TensorRT engine of its own."""
 INDUCTOR = "inductor"
 CALIBRATION_FRAMES = 32
+"""Frames from which the range of the encoder's numbers is measured."""
 TUNED_OBJECTS = (1, 4, 16)
+"""Numbers of objects that `tune` times by default."""
 SOURCE_HELP = "a recording (.mcap), a video or a folder of images"
 
 
@@ -79,7 +82,7 @@ def tune(args: Namespace, settings: Settings) -> None:
     _require_node()
     from ..engines.tune import list_rows
     from ..engines.tune import tune as time_options
-    from ..perception.perception import load_to_serve
+    from ..perception.loading import load_to_serve
 
     with closing(ProgressBar("trials")) as bar:
 
@@ -96,6 +99,7 @@ def engine_build(args: Namespace, settings: Settings) -> None:
     from ..engines.build import build_engines, read_quantisation
     from ..engines.detector import build_detector
 
+    # scales and recipe are read first: a mistake there must not cost the minutes of a build
     quantisation = read_quantisation(args.scales, args.recipe)
     with closing(ProgressBar("%")) as bars:
         print(build_engines(settings, args.gpu, quantisation, bars.report).folder)
@@ -109,6 +113,7 @@ def engine_list(args: Namespace, settings: Settings) -> None:
     from ..engines.engine_store import EngineStore
 
     store = EngineStore(settings.engine.folder)
+    # read from each engine's manifest: nothing is loaded
     rows = [_make_row(stored, settings) for stored in store.all()]
     if not rows:
         print(f"no engines in {store.folder}")
@@ -125,12 +130,14 @@ def engine_check(args: Namespace, settings: Settings) -> int:
     from ..engines.detector import check_detector
     from ..engines.slot import check_tracker
 
+    # the tracker's gate first, then the detector's, which may refuse while the tracker passes
     reports = [check_tracker(settings, args.source)]
     print(*reports[0].lines(), sep="\n")
     if _has_detector_engine(settings):
         reports.append(check_detector(settings, args.source))
         print(*reports[1].lines(), sep="\n")
-    return 0 if all(report.passed for report in reports) else 1
+    passed = all(report.passed for report in reports)
+    return 0 if passed else 1
 
 
 def engine_export_triton(args: Namespace, settings: Settings) -> None:
@@ -138,6 +145,7 @@ def engine_export_triton(args: Namespace, settings: Settings) -> None:
     _require_node()
     from ..engines.triton_server import Serving, export_repository
 
+    # how large a call may be, and how many of them run at once
     serving = Serving(args.batch, args.instances)
     with closing(ProgressBar("%")) as bars:
         written = export_repository(
@@ -157,7 +165,8 @@ def _require_node() -> None:
 
 
 def _make_row(stored: StoredEngine, settings: Settings) -> tuple[str, ...]:
-    manifest, key = stored.manifest, stored.manifest.key
+    manifest = stored.manifest
+    key = manifest.key
     return (
         stored.folder.name,
         key.model,
@@ -176,10 +185,13 @@ def _read_verdict(stored: StoredEngine, settings: Settings) -> str:
     """Return the gate's verdict by the thresholds of the settings."""
     from ..engines.slot import apply_thresholds, read_report
 
+    # the report is kept with the engine; the thresholds are those of today's settings
     report = read_report(stored)
     if report is None:
         return "not yet"
-    return "passed" if apply_thresholds(report, settings.engine).passed else "refused"
+    if apply_thresholds(report, settings.engine).passed:
+        return "passed"
+    return "refused"
 
 
 def calibrate_fp8(args: Namespace, settings: Settings) -> None:
@@ -191,7 +203,10 @@ def calibrate_fp8(args: Namespace, settings: Settings) -> None:
     prepare_output(args.out)
     source = settings.model
     recipe = load_recipe(args.recipe)
-    dtype = "float32" if source.dtype == "auto" else source.dtype
+    # ranges are measured in the reference precision, unless the settings name another
+    dtype = source.dtype
+    if dtype == "auto":
+        dtype = "float32"
     model = load_tracker(source.name, device=source.device, dtype=dtype, image_size=source.image_size)
     images = _read_images(args.sources, args.frames)
     with closing(ProgressBar()) as bar:
@@ -205,5 +220,6 @@ def _read_images(sources: list[str], count: int) -> Iterator[Image]:
     from ..bags.bag import sample_images
 
     for index, source in enumerate(sources):
+        # whole shares whose sum is exactly `count`
         share = (index + 1) * count // len(sources) - index * count // len(sources)
         yield from sample_images(source, share)

@@ -13,24 +13,31 @@ from .parser import DEVICE_FAILED, FAILED, NO_ANSWER, CommandParser, Commands, m
 from .progress import printable
 
 EXIT_CODES: dict[type[Sam3NodeError], int] = {NoAnswerError: NO_ANSWER, DeviceError: DEVICE_FAILED}
+"""Exit codes of errors that a script may want to tell apart. All others exit with FAILED."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Sam3NodeErrors are printed on stderr."""
-    supervised, Watchdog.began = is_supervised(), False
+    # a supervisor repeats a start that may succeed later; a person at a terminal decides that alone
+    supervised = is_supervised()
+    Watchdog.began = False
     try:
         args = _parser().parse(arguments)
         handler = install_log_handler()
+        # options with a point in their name are settings, all others are the command's own
         overrides = {name: value for name, value in vars(args).items() if "." in name}
         settings = load_settings(args.profile, overrides)
         handler.configure(settings.logging.format, settings.logging.limit)
         code = args.run(args, settings)
+        # a reader that has gone is noticed here, and not in the interpreter's flush at exit
         sys.stdout.flush()
         return code or 0
     except Sam3NodeError as error:
         print("sam3-node: error:", printable(str(error), line_feeds=True), file=sys.stderr)
         code = EXIT_CODES.get(type(error), FAILED)
-        return TRY_AGAIN if code == FAILED and supervised and (error.may_pass or Watchdog.began) else code
+        if code == FAILED and supervised and (error.may_pass or Watchdog.began):
+            return TRY_AGAIN
+        return code
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -53,6 +60,7 @@ def _parser() -> CommandParser:
     parser.add_argument(
         "--version", action="version", version=f"sam3-node {find_version('sam3-node') or '(not installed)'}"
     )
+    # each module adds its own commands, in the order of the help
     commands = Commands(parser, make_settings_parser(), title="commands")
     services.add_commands(commands)
     requests.add_commands(commands)

@@ -14,12 +14,19 @@ from ..errors import did_you_mean
 from ..settings import Settings, options
 
 MAX_TIMEOUT_S = 86_400.0
+"""Longest --timeout: a day. A longer one is a mistake, such as milliseconds."""
 ANSWER_TIMEOUT_S = 3.0
-FAILED, NO_ANSWER, DEVICE_FAILED = 2, 3, 4
-"""Exit codes of errors. argparse exits with 2, too."""
+"""Seconds that a command waits for the node's answer, unless --timeout says otherwise."""
+FAILED = 2
+"""Exit code of all errors that have none of their own. argparse exits with 2, too."""
+NO_ANSWER = 3
+"""Exit code when the node does not answer in time."""
+DEVICE_FAILED = 4
+"""Exit code when the GPU has failed, so that a new process may help."""
 
 T = TypeVar("T")
 NUMBERS = {int: "a whole number", float: "a number"}
+"""What an error names as expected, by the type of an argument."""
 
 Command = Callable[[argparse.Namespace, Settings], int | None]
 """A command. It returns its exit code; None means 0."""
@@ -33,6 +40,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def parse(self, arguments: Sequence[str] | None) -> argparse.Namespace:
         """Parse all arguments. For an unknown one, print the usage of its command and exit with 2."""
+        # `parse_args` would name the whole program in its error, not the command
         parsed, unknown = self.parse_known_args(arguments)
         if unknown:
             parser: CommandParser = getattr(parsed, "parser", self)
@@ -41,8 +49,10 @@ class CommandParser(argparse.ArgumentParser):
 
     def refuse(self, word: str) -> NoReturn:
         """Print the usage and the option that is most similar to an unknown word, and exit with 2."""
-        nearest = did_you_mean(word.partition("=")[0], self._option_string_actions)
-        self.error(f"unknown argument {word}{nearest if word.startswith('-') else ''}")
+        hint = ""
+        if word.startswith("-"):
+            hint = did_you_mean(word.partition("=")[0], self._option_string_actions)
+        self.error(f"unknown argument {word}{hint}")
 
     def add(
         self, spec: str, help: str, type: Any = None, default: Any = None, group: Any = None, **options: Any
@@ -81,13 +91,16 @@ class CommandParser(argparse.ArgumentParser):
         self.add("--timeout S", text, parse_timeout, ANSWER_TIMEOUT_S)
 
     def format_help(self) -> str:
-        """Return the help: no settings but those that people use most with this command, and examples of it."""
-        name, more = self.prog.partition(" ")[2], load_examples()
+        """Return the help: the settings that people use most with this command, and its examples."""
+        name = self.prog.partition(" ")[2]
+        more = load_examples()
+        # the few settings that belong to this command, in a section of their own
         settings = {action.dest: action for action in self._actions if _is_setting(action)}
         formatter = self._get_formatter()
         formatter.start_section("settings that are used most (all: --help-settings, or of one GROUP)")
         formatter.add_arguments([settings[used] for used in more["settings"].get(name, ())])
         formatter.end_section()
+        # a group of commands has no examples itself: the first one of each of its commands stands for them
         inner = [lines[0] for key, lines in more["examples"].items() if key.startswith(f"{name} ")]
         examples = "".join(f"  {line}\n" for line in more["examples"].get(name, inner))
         text = self._format_help_of(lambda group: not _holds_settings(group))
@@ -95,10 +108,14 @@ class CommandParser(argparse.ArgumentParser):
 
     def format_settings(self, section: str | None = None) -> str:
         """Return the help of the settings alone, of all sections or of one."""
-        end = "" if section is None else f"{section} settings"
+        # argparse titles each section of settings so
+        end = ""
+        if section is not None:
+            end = f"{section} settings"
         return self._format_help_of(lambda group: _holds_settings(group) and end in ("", group.title))
 
     def _format_help_of(self, is_shown: Callable[[Any], bool]) -> str:
+        # argparse formats all groups that it knows: hide the others meanwhile
         groups = self._action_groups
         self._action_groups = [group for group in groups if is_shown(group)]
         try:
@@ -112,12 +129,15 @@ class CommandParser(argparse.ArgumentParser):
         try:
             return kind(arg_string)
         except ValueError as error:
-            expected = NUMBERS.get(kind)
-            text = f"expected {expected}, found {arg_string!r}" if expected else str(error)
+            # a type such as int says nothing that a user understands
+            text = str(error)
+            if kind in NUMBERS:
+                text = f"expected {NUMBERS[kind]}, found {arg_string!r}"
             raise argparse.ArgumentError(action, text) from None
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
+            # argparse would list the choices, and not say which of them is meant
             names = list(map(str, action.choices))
             raise argparse.ArgumentError(
                 action, f"expected one of {', '.join(names)}, found {value!r}{did_you_mean(value, names)}"
@@ -135,6 +155,7 @@ class Commands:
 
     def add(self, name: str, run: Command) -> CommandParser:
         """Add a command with its function. Its help is the beginning of the function's docstring."""
+        # the docstring says it once, as a sentence; the help has it without capital and point
         said = " ".join((run.__doc__ or "").partition("\n\n")[0].split()).removesuffix(".")
         text = said[:1].lower() + said[1:]
         parser: CommandParser = self._parsers.add_parser(
@@ -193,18 +214,25 @@ def make_settings_parser() -> argparse.ArgumentParser:
     )
     groups: dict[str, Any] = {}
     for option in options():
-        section, _, name = option.name.partition(".")
+        # a setting that is no text can be set in a profile only
         if not option.is_text:
             continue
+        section, _, name = option.name.partition(".")
         if section not in groups:
             groups[section] = parser.add_argument_group(f"{section} settings")
+        metavar = name.upper()
+        if option.choices:
+            metavar = "{" + ",".join(option.choices) + "}"
+        # a flag may stand alone, which means true
+        flag: dict[str, Any] = {"nargs": "?", "const": "true"} if option.is_flag else {}
         groups[section].add_argument(
             f"--{option.name}",
             default=argparse.SUPPRESS,
-            metavar="{" + ",".join(option.choices) + "}" if option.choices else name.upper(),
+            metavar=metavar,
             help=f"{option.help} [{option.default}]".replace("%", "%%"),
-            **({"nargs": "?", "const": "true"} if option.is_flag else {}),
+            **flag,
         )
+    # known only now, because the sections come from the settings
     listing.choices = list(groups)
     return parser
 
@@ -220,6 +248,8 @@ def parse_named(parse: Callable[[str], T], what: str = "NUMBER") -> Callable[[st
     """Return a parser of NAME=NUMBER, or of what else `parse` reads."""
 
     def named(text: str) -> tuple[str, T]:
+        # the name may contain =, the value may not
+        # the error of `parse` would not name the form of the whole
         name, _, value = text.rpartition("=")
         try:
             parsed = parse(value)
@@ -234,6 +264,7 @@ def parse_named(parse: Callable[[str], T], what: str = "NUMBER") -> Callable[[st
 
 def _parse_numbers(text: str, count: int) -> tuple[float, ...]:
     try:
+        # text that is no number at all has the same error as a wrong count
         values = tuple(map(float, text.split(",")))
     except ValueError:
         values = ()
@@ -242,13 +273,16 @@ def _parse_numbers(text: str, count: int) -> tuple[float, ...]:
     return values
 
 
-parse_point, parse_box = partial(_parse_numbers, count=2), partial(_parse_numbers, count=4)
-"""Parse X,Y and X0,Y0,X1,Y1."""
+parse_point = partial(_parse_numbers, count=2)
+"""Parse X,Y."""
+parse_box = partial(_parse_numbers, count=4)
+"""Parse X0,Y0,X1,Y1."""
 
 
 def parse_timeout(text: str) -> float:
     """Parse a number of seconds, more than 0 and at most a day."""
     try:
+        # this comparison refuses NaN, too
         seconds = float(text)
     except ValueError:
         seconds = 0.0

@@ -1,6 +1,6 @@
-"""Text of other processes, made safe for a terminal.
+"""Show text of other processes safely in a terminal, and the progress of long work.
 
-Progress of long work: a bar on a terminal, and otherwise a line every few seconds.
+`ProgressBar` draws a bar on a terminal, and otherwise prints a line every few seconds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-TERMINAL_S, LOG_S = 0.2, 10.0
+TERMINAL_S = 0.2
+"""Shortest time between two states of a bar."""
+LOG_S = 10.0
+"""Shortest time between two lines of progress where there is no terminal."""
 
 
 def printable(text: str, line_feeds: bool = False) -> str:
@@ -20,7 +23,10 @@ def printable(text: str, line_feeds: bool = False) -> str:
 
     With `line_feeds`, line feeds stay.
     """
-    kept = "\n" if line_feeds else ""
+    kept = ""
+    if line_feeds:
+        kept = "\n"
+    # names come from other processes: an escape sequence could rewrite what the terminal shows
     return "".join(letter if letter.isprintable() or letter in kept else "?" for letter in text)
 
 
@@ -37,11 +43,13 @@ class ProgressBar:
     """
 
     def __init__(self, unit: str = "frames", out: TextIO | None = None) -> None:
-        self._unit, self._out = unit, out or sys.stderr
+        self._unit = unit
+        self._out = out or sys.stderr
         self._bar: tqdm[Any] | None = None
         self._task: str | None = None
-        self._begin_s = self._next_s = 0.0
-        self._first = 0
+        self._begin_s = 0.0  # of the current task
+        self._next_s = 0.0  # of the next line
+        self._first = 0  # units that were done when the task began: a replay may continue
 
     def __call__(self, what: str, done: int, total: int | None = None, note: str = "") -> None:
         """Show that `done` of `total` units of the task `what` are done; None if the total is not known.
@@ -56,6 +64,7 @@ class ProgressBar:
         if note:
             self._bar.set_postfix_str(note, refresh=False)
         self._bar.update(done - self._bar.n)
+        # tqdm draws nothing without a terminal, so this writes lines in its place
         if self._bar.disable:
             self._log(done, total, note)
 
@@ -66,14 +75,21 @@ class ProgressBar:
     def close(self) -> None:
         """End the current bar, so that other output starts on a new line. Idempotent."""
         if self._bar is not None:
+            # tqdm leaves out what comes too soon, so the last state may not be shown yet
             self._bar.refresh()
             self._bar.close()
-        self._bar = self._task = None
+        self._bar = None
+        self._task = None
 
     def _start(self, what: str, done: int, total: int | None, note: str) -> tqdm[Any]:
         self.close()
-        self._task, self._first = what, done
+        self._task = what
+        self._first = done
         self._begin_s = time.monotonic()
+        # a note takes the place of the rate, which tqdm would add by itself
+        bar_format = None
+        if note:
+            bar_format = "{l_bar}{bar}| {n_fmt}/{total_fmt}{unit}{postfix}"
         self._next_s = self._begin_s + LOG_S
         return tqdm(
             desc=what,
@@ -85,24 +101,33 @@ class ProgressBar:
             miniters=0,
             dynamic_ncols=True,
             postfix=note or None,
-            bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt}{unit}{postfix}" if note else None,
+            bar_format=bar_format,
             disable=not self._out.isatty(),
         )
 
     def _log(self, done: int, total: int | None, note: str) -> None:
+        # a line now and then, and one at the end
         now_s = time.monotonic()
         if now_s < self._next_s and done != total:
             return
         self._next_s = now_s + LOG_S
-        count = f"{done}/{total}" if total is not None else f"{done}"
-        rest = f", {note}" if note else self._rate(done, total, now_s - self._begin_s)
+        count = f"{done}" if total is None else f"{done}/{total}"
+        if note:
+            rest = f", {note}"
+        else:
+            rest = self._rate(done, total, now_s - self._begin_s)
         print(f"{self._task}: {count} {self._unit}{rest}", file=self._out, flush=True)
 
     def _rate(self, done: int, total: int | None, seconds: float) -> str:
-        rate = (done - self._first) / seconds if seconds > 0 else 0.0
+        rate = 0.0
+        if seconds > 0:
+            rate = (done - self._first) / seconds
+        # at the end the rate of the whole, before it the time that is left at this rate
         if done == total:
             return f", {rate:.1f} {self._unit}/s, done in {seconds:.1f} s"
-        left = f", {format_duration((total - done) / rate)} left" if total is not None and rate else ""
+        left = ""
+        if total is not None and rate:
+            left = f", {format_duration((total - done) / rate)} left"
         return f", {rate:.1f} {self._unit}/s{left}"
 
 
@@ -110,4 +135,6 @@ def format_duration(seconds: float) -> str:
     """Format seconds as 3:07 or 2:03:07."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    if hours:
+        return f"{hours}:{minutes:02}:{rest:02}"
+    return f"{minutes}:{rest:02}"

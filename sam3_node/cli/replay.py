@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from threading import Event
@@ -26,9 +26,12 @@ if TYPE_CHECKING:
 
 OUTPUTS = ("mcap", "mcap-images", "coco", "png", "overlay", "images", "lerobot", "report")
 ALIASES = {"davis": "png"}
+"""Outputs by another name: DAVIS is the layout of the PNG files."""
 STRATEGIES = ("forward", "bidirectional", "multi-shot")
 INTERRUPTED = 130
+"""Exit code after a signal, as shells have it. The same command continues."""
 REPORT = "bill.json"
+"""File with the time and cost of a run over many recordings."""
 
 
 def add_commands(commands: Commands) -> None:
@@ -56,6 +59,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def _add_mode(parser: CommandParser) -> None:
+    # options that exclude each other; their common destination is the mode
     mode = parser.add_mutually_exclusive_group()
     for name, text in (
         ("as-recorded", "repeat the live node's steps and edits: the same masks, bit for bit"),
@@ -83,6 +87,7 @@ def _add_prompts(parser: CommandParser) -> None:
     parser.add_path("--objects FILE", text)
     text = "the box around an object on the first frame, in pixels"
     parser.add_repeated("--box X0,Y0,X1,Y1", text, parse_box, dest="boxes")
+    # a photo may be named in the place of the first frame
     place = "[FILE:]X0,Y0,X1,Y1"
     like = "detect all that is like this box on the first frame or a photo, and call it NAME"
     for name, text in (("exemplar", like), ("unlike", "but not what is like this box")):
@@ -102,6 +107,7 @@ def _add_part(parser: CommandParser) -> None:
     )
     parser.add_flag("--depth-aligned", "depth is registered to colour, though the recording does not say so")
     time_help = "seconds from the first frame, a date such as 2026-05-01T12:00:00Z, or Unix time in ns"
+    # both ends of the part have the same forms
     for name, text in (("from", "first moment to replay"), ("to", "moment to end before")):
         parser.add(f"--{name} TIME", f"{text}: {time_help}", _parse_time, dest=f"{name}_ns")
     parser.add("--frames N", "end after N frames, of all cameras together", parse_count)
@@ -130,8 +136,6 @@ def _add_ray(parser: CommandParser) -> None:
 def replay(args: Namespace, settings: Settings) -> int:
     """Run recordings through the node's pipeline, without sockets.
 
-    Replay each recording.
-
     Returns 0 if all are done, 1 if --compare finds a difference or no frame was stepped, 130 if interrupted.
     """
     # set before torch is imported: threads that spin long at barriers take cores from the decoding threads
@@ -141,6 +145,7 @@ def replay(args: Namespace, settings: Settings) -> int:
     require("mcap", "bags")
     from ..replay.completion import StoppedError
 
+    # contradictions of the options are errors before anything is loaded
     job = _make_job(args, settings)
     if args.compare and args.mode != "as-recorded":
         raise ReplayError(
@@ -148,13 +153,17 @@ def replay(args: Namespace, settings: Settings) -> int:
         )
     if args.connect and args.ray:
         raise ReplayError("--connect: expected no --ray with it; a node can run one replay at a time")
-    stop, code = stop_on_signals(once=True), 0
+    stop = stop_on_signals(once=True)
     if not args.ray and (args.by_camera or args.segment_frames):
         raise ReplayError("--by-camera, --segment-frames: expected --ray with them, such as --ray local")
     if args.ray:
         code = _replay_many(args, job, stop)
-        return code or (max(map(_compare, job.split_by_recording())) if args.compare else 0)
+        if code or not args.compare:
+            return code
+        return max(map(_compare, job.split_by_recording()))
+    # one after the other, so that each has the whole machine
     run = _make_runner(args, settings, stop)
+    code = 0
     for single in job.split_by_recording():
         try:
             code |= _replay(single, args, run)
@@ -172,12 +181,19 @@ def _make_runner(args: Namespace, settings: Settings, stop: Event) -> Callable[.
         return partial(run_job, load=PerceptionCache(), stop=stop, again=args.again)
     from ..replay.live import Endpoints, run_live
 
-    named = settings.transport.model_fields_set
+    # an endpoint that was not set is asked from the node: the default of this machine may be another node's
+    transport = settings.transport
+    frames = None
+    masks = None
+    if "frames" in transport.model_fields_set:
+        frames = transport.frames[0]
+    if "masks" in transport.model_fields_set:
+        masks = transport.masks
     endpoints = Endpoints(
         args.connect,
-        settings.transport.frames[0] if "frames" in named else None,
-        settings.transport.masks if "masks" in named else None,
-        settings.transport,
+        frames,
+        masks,
+        transport,
     )
     return partial(run_live, endpoints=endpoints, stop=stop, again=args.again)
 
@@ -185,6 +201,7 @@ def _make_runner(args: Namespace, settings: Settings, stop: Event) -> Callable[.
 def _replay(job: Job, args: Namespace, run: Callable[..., Summary]) -> int:
     from ..replay.run import read_finished_summary
 
+    # asked before the run, which would make it true
     was_finished = not args.again and read_finished_summary(job) is not None
     with closing(ProgressBar()) as bar:
         summary = run(job, progress=bar)
@@ -196,7 +213,9 @@ def _replay(job: Job, args: Namespace, run: Callable[..., Summary]) -> int:
     if summary.failed == summary.frames:
         print(f"{job.bags[0]}: no frame was replayed: expected frames, found none ({summary.failed} failed)")
         return 1
-    return _compare(job) if args.compare else 0
+    if args.compare:
+        return _compare(job)
+    return 0
 
 
 def _compare(job: Job) -> int:
@@ -204,14 +223,20 @@ def _compare(job: Job) -> int:
 
     comparison = compare_job(job)
     print(comparison)
-    return 0 if comparison.is_identical else 1
+    if comparison.is_identical:
+        return 0
+    return 1
 
 
 def _make_job(args: Namespace, settings: Settings) -> Job:
     from ..calibration import load_calibration
     from ..replay.job import Job, chosen_settings
 
+    # files named here replace the calibration that the recording carries
     files = args.calibration or settings.spatial.calibration
+    outputs = args.outputs
+    if args.with_images:
+        outputs = _add_images(outputs)
     return Job(
         bags=tuple(args.bags),
         out=args.out,
@@ -220,7 +245,7 @@ def _make_job(args: Namespace, settings: Settings) -> Job:
         names=tuple(args.names),
         objects=_read_objects(args),
         topics=args.topics,
-        outputs=_add_images(args.outputs) if args.with_images else args.outputs,
+        outputs=outputs,
         settings=chosen_settings(settings),
         allow_gaps=args.allow_gaps,
         stop=args.frames,
@@ -236,18 +261,26 @@ def _read_objects(args: Namespace) -> tuple[ObjectOnFrame, ...]:
     from ..replay.job import ObjectOnFrame, read_prompts
 
     boxes = [ObjectOnFrame(box=box) for box in args.boxes]
+    # what is meant, then what is not
     for like, shown in ((1, args.exemplar), (0, args.unlike)):
-        boxes += [ObjectOnFrame(label=name, photo=photo, box=box, like=like) for name, (photo, box) in shown]
-    return (*boxes, *(read_prompts(args.objects) if args.objects else ()))
+        for name, (photo, box) in shown:
+            boxes.append(ObjectOnFrame(label=name, photo=photo, box=box, like=like))
+    marked: Sequence[ObjectOnFrame] = ()
+    if args.objects:
+        marked = read_prompts(args.objects)
+    return (*boxes, *marked)
 
 
 def _add_images(outputs: tuple[str, ...]) -> tuple[Any, ...]:
     """Return the outputs with the frames beside masks: in the recording, and as files beside COCO."""
-    named = tuple("mcap-images" if kind == "mcap" else kind for kind in outputs)
-    return (*named, "images") if "coco" in named and "images" not in named else named
+    named = ["mcap-images" if kind == "mcap" else kind for kind in outputs]
+    if "coco" in named and "images" not in named:
+        named.append("images")
+    return tuple(named)
 
 
 def _parse_place(text: str) -> tuple[str | None, tuple[float, ...]]:
+    # a path may contain : itself, a box does not
     photo, _, box = text.rpartition(":")
     return photo or None, parse_box(box)
 
@@ -287,6 +320,7 @@ def _replay_many(args: Namespace, job: Job, stop: Event) -> int:
             Split(args.by_camera, args.segment_frames, args.overlap),
             args.again,
         )
+    # the table for people, the file for programs
     _print_report(report)
     open_store(job.out).write(REPORT, report.to_json().encode())
     if report.is_complete:
@@ -303,8 +337,10 @@ def describe_progress(run: RunProgress) -> str:
 
 
 def _print_report(report: UsageReport) -> None:
+    # what was wrong with each recording, then the table of all
     for bag in report.bags:
-        print(*bag.notes, sep="\n", end="\n" if bag.notes else "")
+        if bag.notes:
+            print(*bag.notes, sep="\n")
     print(*align_rows(report.rows()), sep="\n")
     if report.is_stopped:
         print("stopped; results so far are kept, the same command continues")

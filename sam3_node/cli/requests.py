@@ -14,7 +14,7 @@ from ..files import explain_os_error, make_folder, prepare_output, safe_file_nam
 from ..processes.signals import WaitingNotice, print_notice
 from ..settings import Settings
 from ..types import Mask, Priority
-from ..wire.operations import OPERATIONS
+from ..wire.operations import SetPrompts
 from .parser import CommandParser, Commands, parse_box, parse_named, parse_point
 from .progress import printable
 
@@ -27,6 +27,7 @@ SETS_FOLDER = Path("prompts")
 """Folder of prompt sets, beside the profile or in the working directory."""
 SUFFIX = ".json"
 MAX_SET_BYTES = 1 << 20
+"""Size of the largest file with a set of prompts."""
 FRAME_SIZE_MS = 500
 """Longest time to wait for masks before a box is sent."""
 
@@ -71,6 +72,7 @@ def _send(ask: Ask, waits: Callable[[Namespace], bool], args: Namespace, setting
     from ..transport import Security
     from .watch import NodeProbe
 
+    # two connections: the probe asks why the node does not answer, while the request waits for its answer
     transport = settings.transport
     with NodeProbe(settings) as probe:
         with (
@@ -85,6 +87,7 @@ def _send(ask: Ask, waits: Callable[[Namespace], bool], args: Namespace, setting
         ):
             for line in ask(client, args) or ():
                 print(line)
+        # the request is done, but its effect needs a frame: say why none is processed
         if waits(args) and (reason := probe.explain_frames()):
             print_notice(f"nothing happens yet: {reason}")
 
@@ -138,7 +141,7 @@ def _add_objects(commands: Commands) -> None:
 def object_add(client: PerceptionClient, args: Namespace) -> Iterator[str]:
     """Track a new object and print its id.
 
-    Track an object and print its id alone on a line, so that scripts can read it.
+    The id stands alone on its line, so that scripts can read it.
     """
     prompt = {**_make_prompt(args), "mask": _read_mask(args.mask), "choice": args.choice}
     if args.box and args.seq is None:
@@ -164,7 +167,9 @@ def object_rename(client: PerceptionClient, args: Namespace) -> None:
 def object_list(client: PerceptionClient, args: Namespace) -> Iterator[str]:
     """List the tracked objects."""
     for tracked in client.list_objects(camera=args.camera):
-        unseen = f"  unseen for {tracked.frames_since_seen}" if tracked.frames_since_seen else ""
+        unseen = ""
+        if tracked.frames_since_seen:
+            unseen = f"  unseen for {tracked.frames_since_seen}"
         yield (
             f"{printable(tracked.camera):<12} {tracked.id:>4}  {printable(tracked.label):<24} {tracked.state:<10} "
             f"score {tracked.score:.2f}  age {tracked.age}{unseen}"
@@ -188,8 +193,9 @@ def _add_segment(commands: Commands) -> None:
 def segment(client: PerceptionClient, args: Namespace) -> Iterator[str]:
     """Segment a recent frame once, without tracking.
 
-    Segment a recent frame once, print a line about the mask, and write it if --out is given.
+    Print a line about the mask, and write the mask if --out is given.
     """
+    # an output that cannot be written is refused before the node works for it
     if args.out is not None:
         prepare_output(args.out)
     segmentation = client.segment(**_make_prompt(args), multimask=args.multimask)
@@ -216,7 +222,7 @@ def _add_segment_everything(commands: Commands) -> None:
 def segment_everything(client: PerceptionClient, args: Namespace) -> Iterator[str]:
     """Segment everything on a recent frame once, without prompts and tracking.
 
-    Segment everything on a recent frame once, print a line about each mask, and write them if --out is given.
+    Print a line about each mask, and write the masks if --out is given.
     """
     if args.out is not None:
         prepare_output(args.out)
@@ -260,7 +266,8 @@ def add_exemplar(client: PerceptionClient, args: Namespace) -> None:
     """Look for all that is like boxes on a frame or a photo."""
     with explain_os_error(SettingsError, f"cannot read {args.photo}"):
         photo = args.photo and args.photo.read_bytes()
-    boxes, labels = [*args.box, *args.exclude], [1] * len(args.box) + [0] * len(args.exclude)
+    boxes = [*args.box, *args.exclude]
+    labels = [1] * len(args.box) + [0] * len(args.exclude)  # 1: what is meant, 0: what is not
     client.add_exemplar(
         args.name, boxes, labels, text=args.text, photo=photo, seq=args.seq, camera=args.camera
     )
@@ -305,6 +312,7 @@ def snapshot_fetch(client: PerceptionClient, args: Namespace) -> Iterator[str]:
 def prompts_save(client: PerceptionClient, args: Namespace) -> Iterator[str]:
     """Keep the prompts of the running node, with their limits."""
     status = client.status()
+    # a set is text, and boxes on a frame are not: a snapshot has both
     if shown := status.get("exemplars"):
         raise SettingsError(
             f"expected names alone, found exemplars of {', '.join(map(printable, shown))}; use snapshot save"
@@ -334,9 +342,10 @@ def prompts_list(args: Namespace, settings: Settings) -> None:
 
 
 def _folder(args: Namespace) -> Path:
-    beside = args.profile.parent if args.profile else Path()
-    folder: Path = args.folder or beside / SETS_FOLDER
-    return folder
+    folder: Path | None = args.folder
+    if folder is None and args.profile:
+        folder = args.profile.parent / SETS_FOLDER
+    return folder or SETS_FOLDER
 
 
 def _path_of(args: Namespace) -> Path:
@@ -350,6 +359,7 @@ def _list_sets(folder: Path) -> list[Path]:
 
 
 def _read_set(path: Path) -> dict[str, Any]:
+    # one byte more than is allowed tells a longer file, whatever its size is now
     try:
         with path.open("rb") as file:
             data = file.read(MAX_SET_BYTES + 1)
@@ -361,11 +371,12 @@ def _read_set(path: Path) -> dict[str, Any]:
         ) from None
     except OSError as error:
         raise SettingsError(f"{path}: cannot read the set of prompts: {error.strerror}") from error
+    # checked as the node would check it: an error names this file, and nothing was changed yet
     try:
         if len(data) > MAX_SET_BYTES:
             raise ValueError(f"more than {MAX_SET_BYTES} bytes")
         content = dict(json.loads(data))
-        OPERATIONS["set_prompts"].read("set_prompts", content)
+        SetPrompts.read(content)
     except (ValueError, TypeError, RecursionError, RequestError, WireError) as error:
         raise SettingsError(
             f'{path}: expected JSON such as {{"prompts": ["red mug"], "scores": {{"red mug": 0.3}}, "most": {{}}}}, '
@@ -387,8 +398,12 @@ def _add_prompt_options(parser: CommandParser, default_frame: str) -> None:
 
 
 def _make_prompt(args: Namespace) -> dict[str, Any]:
-    points, labels = [*args.point, *args.exclude], [1] * len(args.point) + [0] * len(args.exclude)
-    marked = [*(value for point in points for value in point), *(args.box or ())]
+    points = [*args.point, *args.exclude]
+    labels = [1] * len(args.point) + [0] * len(args.exclude)  # 1 inside, 0 outside
+    # numbers in 0..1 alone are probably shares of the frame, which the node would take for its first pixel
+    marked: list[float] = [*(args.box or ())]
+    for point in points:
+        marked.extend(point)
     if marked and all(0 <= value <= 1 for value in marked):
         print_notice(
             "sam3-node: warning: the prompt marks only the first pixel; expected pixels of the camera's frame, not "
@@ -426,6 +441,7 @@ def _label_image(masks: Sequence[Mask]) -> Any:
     import numpy as np
 
     labels = np.zeros(masks[0].size, np.uint16)
+    # large masks first, so that smaller ones within them are drawn over
     for number in sorted(range(len(masks)), key=lambda number: -masks[number].area):
         labels[masks[number].full()] = number + 1
     return labels

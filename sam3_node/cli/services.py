@@ -123,7 +123,8 @@ def record(args: Namespace, settings: Settings) -> None:
     """Record frames, masks and events to MCAP files."""
     from ..recording.recorder import Trigger, run_record
 
-    stop, trigger = stop_on_signals(), Trigger()
+    stop = stop_on_signals()
+    trigger = Trigger()
     if settings.record.ring_s:
         trigger.listen(sys.stdin)
     with _begin_service(settings) as watchdog, _notify_about_frames("record", settings):
@@ -139,6 +140,7 @@ def _add_console(commands: Commands) -> None:
 
 def console(args: Namespace, settings: Settings) -> None:
     """Serve a web page that shows masks live, and sends clicks and names."""
+    # asked before anything is opened: the error names the extra to install
     for module in ("starlette", "uvicorn", "websockets"):
         require(module, "console")
     from ..console.serve import run_console
@@ -190,9 +192,12 @@ def _run_bridge(settings: Settings, viewer: Viewer, place: str) -> None:
     with _begin_service(settings) as watchdog, _notify_about_frames("bridge", settings):
         announce(f"bridge: {place}")
         outcome = run_bridge(settings, viewer, stop, watchdog)
-    skipped = f"; {outcome.skipped} were skipped for newer ones" if outcome.skipped else ""
-    dropped = f"; {outcome.dropped} messages were dropped unread" if outcome.dropped else ""
-    announce(f"bridge: showed {outcome.shown} pictures{skipped}{dropped}")
+    text = f"bridge: showed {outcome.shown} pictures"
+    if outcome.skipped:
+        text += f"; {outcome.skipped} were skipped for newer ones"
+    if outcome.dropped:
+        text += f"; {outcome.dropped} messages were dropped unread"
+    announce(text)
     if not outcome.closed:
         print_notice(f"bridge: the viewer has taken nothing for {VIEWER_CLOSE_S:g} s, and is left")
         os._exit(0)  # its SDK would wait for it without limit
@@ -208,7 +213,7 @@ def demo(args: Namespace, settings: Settings) -> None:
 def doctor(args: Namespace, settings: Settings) -> int:
     """Check the installation and the GPU, and name what to fix.
 
-    Check the installation. Return 0 if the core works.
+    Return 0 if the core works.
     """
     from .doctor import run_doctor
 

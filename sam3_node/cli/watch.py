@@ -23,22 +23,30 @@ from ..client.diagnosis import Wanted, diagnose, find_sending_camera
 from ..errors import AuthenticationError, OutputError, Sam3NodeError, WireError
 from ..files import child_path, prepare_output
 from ..processes.signals import WaitingNotice, print_notice
+from ..resources import Closeable
 from ..settings import Settings
 from ..transport import ControlClient, FrameSubscriber, MaskSubscriber, Security
 from ..transport.mask_pairing import MaskPair, MaskPairing
-from ..types import NANOSECONDS, Closeable, Frame, Instance, MaskFrame, keep_newest
+from ..types import NANOSECONDS, Frame, Instance, MaskFrame, keep_newest
 from ..visualization import VideoWriter, overlay
 from ..wire import decode_image
 from .progress import printable
 
 REDRAW_S = 0.1
+"""Shortest time between two pictures of the table: a terminal is slow."""
 RATE_WINDOW = 30
+"""Messages of a camera over which its rate is measured."""
 MAX_AGES = 100_000
+"""Newest ages from which the percentiles are computed."""
 MAX_CAMERAS = 64
+"""Cameras that are shown. Beyond them, the one that is silent for longest is forgotten."""
 SUFFIXES = (".mp4", ".mov", ".mkv", ".avi")
 MAX_MESSAGES = 16
+"""Pairs of frame and masks that wait to be drawn. Others are dropped and counted."""
 MAX_VIDEOS = 16
+"""Cameras that have a video: each has an encoder."""
 PROBE_TIMEOUT_MS = 1000
+"""Longest time to wait for the node's description of itself."""
 
 
 def run_watch(
@@ -50,7 +58,8 @@ def run_watch(
     Raises SettingsError for an overlay with lossless delivery, TransportError for a malformed endpoint, and OutputError
     when the video cannot be written.
     """
-    screen, statistics = Screen(out or sys.stdout), Statistics()
+    screen = Screen(out or sys.stdout)
+    statistics = Statistics()
     transport = settings.transport
     if overlay is not None:
         check_video_path(overlay)
@@ -65,6 +74,7 @@ def run_watch(
         ) as notice,
     ):
         screen.print_line(f"watch masks from {transport.masks}")
+        # masks are taken in short turns, so that a signal ends the command at once
         while not stop.is_set() and (not frames or statistics.frames < frames):
             masks = subscriber.take(100)
             if masks is None:
@@ -93,6 +103,7 @@ def _open_overlay(settings: Settings, path: Path | None, screen: Screen) -> Iter
     finally:
         for line in video.close():
             screen.print_line(line)
+    # an error of the last messages; one of earlier messages was raised by `draw`
     video.check()
 
 
@@ -119,8 +130,9 @@ class Statistics:
     def fps(self, camera: str) -> float:
         """Return messages per second over the last RATE_WINDOW messages of a camera; 0 with fewer than two messages."""
         arrivals = self._arrivals.get(camera, deque())
-        span_s = arrivals[-1] - arrivals[0] if len(arrivals) > 1 else 0.0
-        return (len(arrivals) - 1) / span_s if span_s > 0 else 0.0
+        if len(arrivals) < 2 or arrivals[-1] <= arrivals[0]:
+            return 0.0
+        return (len(arrivals) - 1) / (arrivals[-1] - arrivals[0])
 
     def summary(self) -> str:
         """Return one line of totals."""
@@ -133,18 +145,22 @@ class Statistics:
 def format_lines(masks: MaskFrame, age_ms: float, fps: float) -> list[str]:
     """Return one line for a message, and one line for each of its objects."""
     stages = " ".join(f"{printable(stage)} {us / 1000:.1f}" for stage, us in masks.stages_us.items())
-    shed = f"  shed {masks.shed.level}" if masks.shed else ""
-    head = f"{masks.camera} #{masks.seq}  age {age_ms:.1f} ms  {fps:.1f} fps  skipped {masks.skipped}{shed}"
+    head = f"{masks.camera} #{masks.seq}  age {age_ms:.1f} ms  {fps:.1f} fps  skipped {masks.skipped}"
+    if masks.shed:
+        head += f"  shed {masks.shed.level}"
     return [f"{head}  [{stages}]", *map(_format_object, masks.instances)]
 
 
 def _format_object(instance: Instance) -> str:
     label = printable(instance.label)
-    unseen = f" (unseen for {instance.frames_since_seen})" if instance.frames_since_seen else ""
-    doubt = f" doubtful {instance.confidence or 0:.2f}" if instance.doubtful else ""
-    if instance.doubtful and instance.name_confidence is not None:
-        doubt += f", name {instance.name_confidence:.2f}"
-    state, box = f"{instance.state}{unseen}{doubt}", ",".join(map(str, instance.box))
+    state: str = instance.state
+    if instance.frames_since_seen:
+        state += f" (unseen for {instance.frames_since_seen})"
+    if instance.doubtful:
+        state += f" doubtful {instance.confidence or 0:.2f}"
+        if instance.name_confidence is not None:
+            state += f", name {instance.name_confidence:.2f}"
+    box = ",".join(map(str, instance.box))
     return (
         f"  {instance.id:>3} {label:<20} {state:<24} {instance.score:4.2f} {instance.area:>8} px  box {box}"
     )
@@ -182,10 +198,16 @@ class Screen:
         print_notice(f"watch: {line}")
 
     def _redraw(self) -> None:
+        # no more than fits: a line that wraps would move the table at the next redraw
         columns, rows = shutil.get_terminal_size()
-        lines = [line for camera in sorted(self._latest) for line in self._latest[camera]]
+        lines: list[str] = []
+        for camera in sorted(self._latest):
+            lines.extend(self._latest[camera])
         lines = [line[: columns - 1] for line in lines[: rows - 1]]
-        cursor_up = f"\x1b[{self._drawn_lines}F\x1b[J" if self._drawn_lines else ""
+        # back to the first line of the table that was drawn last, and clear what is below
+        cursor_up = ""
+        if self._drawn_lines:
+            cursor_up = f"\x1b[{self._drawn_lines}F\x1b[J"
         self._drawn_lines = len(lines)
         self._write(cursor_up + "\n".join(lines) + "\n")
 
@@ -213,7 +235,8 @@ class OverlayVideo:
     def __init__(self, settings: Settings, path: Path) -> None:
         settings.transport.require_newest("watch --overlay")
         self._path = path
-        self._unpaired = self._dropped = 0
+        self._unpaired = 0  # messages whose frame has not come
+        self._dropped = 0  # messages that were not drawn
         self._failure: Exception | None = None
         self._videos: dict[str, VideoWriter] = {}
         self._pairing = MaskPairing(MAX_CAMERAS)
@@ -241,6 +264,7 @@ class OverlayVideo:
 
     def close(self) -> list[str]:
         """Draw the queued messages and finish the files. Return lines about the files and the missed messages."""
+        # no more frames, then no more pairs: the drawing thread ends after those that wait
         self._subscriber.close()
         self._receiving.join()
         self._waiting.put(None)
@@ -262,6 +286,7 @@ class OverlayVideo:
     def _queue(self, pair: MaskPair | None) -> None:
         if pair is None or pair.frame is None or pair.masks is None:
             return
+        # one that is dropped has had its frame: it counts once
         self._unpaired -= 1
         try:
             self._waiting.put_nowait(pair)
@@ -270,6 +295,7 @@ class OverlayVideo:
 
     def _run(self) -> None:
         for pair in iter(self._waiting.get, None):
+            # after a failure, pairs are still taken, so that `draw` never finds a full queue for ever
             if self._failure is None:
                 self._try(self._draw, pair.frame, pair.masks)
         for video in self._videos.values():
@@ -285,6 +311,7 @@ class OverlayVideo:
         try:
             image = decode_image(frame)
         except WireError:
+            # a damaged frame is none to draw on
             with self._lock:
                 self._unpaired += 1
             return
@@ -296,7 +323,11 @@ class OverlayVideo:
 
     def _get_video(self, camera: str) -> VideoWriter:
         if camera not in self._videos:
-            name = f"{self._path.stem}-{camera}{self._path.suffix}" if self._videos else self._path.name
+            # one camera has the name that was given; further ones get theirs from the camera
+            if self._videos:
+                name = f"{self._path.stem}-{camera}{self._path.suffix}"
+            else:
+                name = self._path.name
             path = child_path(self._path.parent, name)
             self._videos[camera] = VideoWriter(path)
         return self._videos[camera]
@@ -319,6 +350,7 @@ class NodeProbe(Closeable):
     def explain_masks(self, connected: Callable[[], bool]) -> str:
         """Say why no masks arrive. `connected` returns True if the masks endpoint has a peer."""
         description = self._describe()
+        # a key that is refused explains everything
         if self._refusal:
             return self._refusal
         if connected() and find_sending_camera(description, ()):
@@ -332,6 +364,7 @@ class NodeProbe(Closeable):
             return self._refusal
         if find_sending_camera(description, ()) and not description["paused"]:
             return None
+        # this command has no delivery of its own: it asks for the frames of a recorder or bridge
         delivery = description["settings"]["transport"]["delivery"]
         return diagnose(description, self._wanted._replace(delivery=delivery), connected=True)
 
@@ -349,6 +382,7 @@ class NodeProbe(Closeable):
         self._client.close()
 
     def _describe(self) -> dict[str, Any] | None:
+        # each call asks anew: the node may have been started meanwhile
         self._refusal = ""
         try:
             return cast(dict[str, Any], self._client.call("describe"))

@@ -33,6 +33,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    # imported when it is asked for: asyncio slows the start of a client that does not use it
     if name == "AsyncPerceptionClient":
         from .async_client import AsyncPerceptionClient
 

@@ -5,39 +5,28 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
-from functools import partial, wraps
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from functools import partial
+from typing import Self, TypeVar
 
 from ..errors import NodeRestarted, TransportError
+from ..resumable import resume
 from ..transport import Security
-from ..types import Delivery, MaskFrame, resume
+from ..types import Delivery, MaskFrame
 from . import values
 from .mask_reader import Deadline, FoundObject, LabelSearch
 from .perception_client import CONTROL_ENDPOINT, MASKS_ENDPOINT, POLL_S, PerceptionClient
+from .requests import AwaitedRequests
 
-P = ParamSpec("P")
 T = TypeVar("T")
 MAX_REQUEST_THREADS = 32
-"""Requests of one client take turns: those that wait must not use up the time of the next."""
+"""Threads for the requests of one client. Requests take turns, and each waits for its turn in a thread."""
 
 
-def _awaited(
-    method: Callable[Concatenate[PerceptionClient, P], T],
-) -> Callable[Concatenate[AsyncPerceptionClient, P], Coroutine[Any, Any, T]]:
-    """Return a request of the client as a coroutine that runs in a thread."""
-
-    @wraps(method)
-    async def call(self: AsyncPerceptionClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._run(partial(method, self._client, *args, **kwargs))
-
-    return call
-
-
-class AsyncPerceptionClient:
+class AsyncPerceptionClient(AwaitedRequests):
     """The asyncio counterpart of PerceptionClient: its arguments, methods and errors, with `await` and `async for`.
 
     It is an async context manager, for one event loop. Masks are awaited without a thread of their own for each call;
@@ -57,7 +46,8 @@ class AsyncPerceptionClient:
         security: Security | None = None,
     ) -> None:
         self._on_restart = on_restart
-        self._client = PerceptionClient(
+        # the same client, whose blocking calls run in threads; its errors of restarts come back to the event loop
+        self._client: PerceptionClient = PerceptionClient(
             masks,
             control,
             delivery=delivery,
@@ -68,6 +58,7 @@ class AsyncPerceptionClient:
             security=security,
         )
         self._threads = ThreadPoolExecutor(MAX_REQUEST_THREADS, "sam3-node requests")
+        # bound at the first use: the client may be made before the loop runs
         self._loop: asyncio.AbstractEventLoop | None = None
         self._arrival: asyncio.Future[None]
 
@@ -107,6 +98,7 @@ class AsyncPerceptionClient:
         self, cameras: Sequence[str], timeout_ms: int | None = None, max_spread_ms: float = math.inf
     ) -> values.MasksOfCameras | None:
         """Return the newest masks of each of `cameras`, as `PerceptionClient.latest_of_all` does."""
+        # checked at once, before the first wait
         values.check_names(cameras, "cameras")
         self._client._require_open()
         return await self._wait(
@@ -128,7 +120,7 @@ class AsyncPerceptionClient:
         self, id: int, timeout_ms: int | None = 30_000, *, camera: str | None = None
     ) -> FoundObject:
         """Wait until the gripper holds an object, as `PerceptionClient.wait_for_held` does."""
-        return await self._wait_for(self._client._search(str(id), camera, held=True), timeout_ms)
+        return await self._wait_for(self._client._search_held(id, camera), timeout_ms)
 
     async def _wait_for(self, search: LabelSearch, timeout_ms: int | None) -> FoundObject:
         deadline = Deadline(timeout_ms)
@@ -142,41 +134,26 @@ class AsyncPerceptionClient:
             await asyncio.sleep(POLL_S)
         return camera
 
-    add_object = _awaited(PerceptionClient.add_object)
-    refine_object = _awaited(PerceptionClient.refine_object)
-    remove_object = _awaited(PerceptionClient.remove_object)
-    rename_object = _awaited(PerceptionClient.rename_object)
-    list_objects = _awaited(PerceptionClient.list_objects)
-    pin_frame = _awaited(PerceptionClient.pin_frame)
-    segment = _awaited(PerceptionClient.segment)
-    segment_everything = _awaited(PerceptionClient.segment_everything)
-    points = _awaited(PerceptionClient.points)
-    grasps = _awaited(PerceptionClient.grasps)
-    set_prompts = _awaited(PerceptionClient.set_prompts)
-    add_exemplar = _awaited(PerceptionClient.add_exemplar)
-    reset = _awaited(PerceptionClient.reset)
-    pause = _awaited(PerceptionClient.pause)
-    resume = _awaited(PerceptionClient.resume)
-    status = _awaited(PerceptionClient.status)
-    diagnosis = _awaited(PerceptionClient.diagnosis)
-    snapshot = _awaited(PerceptionClient.snapshot)
-    fetch_snapshot = _awaited(PerceptionClient.fetch_snapshot)
-    restore = _awaited(PerceptionClient.restore)
+    async def diagnosis(self) -> str:
+        """Return one line that says what keeps masks from arriving, as `PerceptionClient.diagnosis` does."""
+        return await self._run(self._client.diagnosis)
 
     async def close(self) -> None:
         """Close both connections. Coroutines that wait for masks return None, later ones raise. Idempotent."""
         if self._client._is_forked:  # its threads are not here
             self._client.close()
             return
+        # closing waits for threads, which must not stop the event loop
         await asyncio.get_running_loop().run_in_executor(None, self._client.close)
         self._threads.shutdown(wait=False)
 
     async def _run(self, call: Callable[[], T]) -> T:
         """Run a call of the client in a thread, and return its result."""
         self._client._require_open()
+        # the context goes along, so that the request has the id of the caller's block
         try:
             return await self._bind().run_in_executor(self._threads, copy_context().run, call)
-        except RuntimeError as error:
+        except RuntimeError as error:  # the executor was shut down meanwhile
             if self._client.closed:
                 raise TransportError("this client is closed: make another one") from error
             raise
@@ -186,6 +163,7 @@ class AsyncPerceptionClient:
         self._bind()
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
+            # the future is taken before the look: an arrival during the look ends the wait at once
             arrival = self._arrival
             found = find()
             if found is not None or self._client.closed:
@@ -200,8 +178,10 @@ class AsyncPerceptionClient:
         loop = asyncio.get_running_loop()
         self._client._require_process()
         if self._loop is None:
-            self._loop, self._arrival = loop, loop.create_future()
+            self._loop = loop
+            self._arrival = loop.create_future()
             self._client._masks.newest.listen(self._wake)
+        # a future belongs to its loop, so a second one would wait for ever
         if self._loop is not loop:
             raise TransportError("this client belongs to another event loop: open one in each")
         return loop
@@ -213,13 +193,16 @@ class AsyncPerceptionClient:
                 self._loop.call_soon_threadsafe(self._announce)
 
     def _announce(self) -> None:
-        arrival, self._arrival = self._arrival, asyncio.get_running_loop().create_future()
+        # a new future for the next arrival, before those wake that wait for this one
+        arrival = self._arrival
+        self._arrival = asyncio.get_running_loop().create_future()
         arrival.set_result(None)
 
     def _pass_on(self, restart: NodeRestarted) -> None:
         """Call `on_restart` in the event loop."""
         if self._on_restart is None or self._loop is None:
             return
+        # called in the loop by `newest`, or in a thread by a request
         try:
             is_here = asyncio.get_running_loop() is self._loop
         except RuntimeError:

@@ -7,7 +7,7 @@ from ..transport.channels import Arrivals
 from ..types import CAMERA_SILENT_S, Delivery
 
 DEFAULT_PORTS = "by default, masks are at port 5551, frames at 5550 and control at 5552"
-_KINDS = {"frame/": "frames of a camera", "pose/": "poses of a robot"}
+_KINDS = {"frame/": "frames of a camera", "pose/": "poses of a robot"}  # by the beginning of the topic
 NO_FRAME_YET = "no camera has sent a frame yet; start one: sam3-node camera …"
 
 
@@ -40,9 +40,11 @@ def diagnose(
     `description` is None if no node answers; `connected` says whether the masks endpoint has a peer, and `arrivals`
     what has come from it.
     """
+    # from what is seen to what is said: messages, then the node's answer, then its settings and cameras
     found = _diagnose_arrivals(description, wanted, arrivals)
     if found is not None:
         return found
+    # nothing came that tells more: what does the node say?
     if description is None:
         return _diagnose_no_answer(wanted, connected, arrivals)
     transport = description["settings"]["transport"]
@@ -65,10 +67,14 @@ def _diagnose_arrivals(
     """Say what comes from the endpoint instead of masks; None if masks come, or nothing else does."""
     if arrivals is None or arrivals.masks:
         return None
-    transport = description["settings"]["transport"] if description else {}
-    advice = f"the node binds its masks at {transport['masks']}" if transport else DEFAULT_PORTS
+    transport: Mapping[str, Any] = {}
+    advice = DEFAULT_PORTS
+    if description is not None:
+        transport = description["settings"]["transport"]
+        advice = f"the node binds its masks at {transport['masks']}"
     if wanted.masks in transport.get("frames", ()):
         return f"{wanted.masks} is an endpoint of frames: expected the endpoint of masks; {advice}"
+    # masks of other cameras only, masks that cannot be read, or no masks at all
     others = {topic: count for topic, count in arrivals.sample.items() if not topic.startswith("masks/")}
     cameras = [topic.removeprefix("masks/") for topic in arrivals.sample]
     if cameras and not others and wanted.cameras and not set(cameras) & set(wanted.cameras):
@@ -81,9 +87,10 @@ def _diagnose_arrivals(
     if not others or len(others) < len(arrivals.sample):
         return None
     topic, count = next(iter(others.items()))
-    kind = next(
-        (kind for root, kind in _KINDS.items() if topic.startswith(root)), "messages of another program"
-    )
+    kind = "messages of another program"
+    for root, known in _KINDS.items():
+        if topic.startswith(root):
+            kind = known
     return (
         f"{count} messages were looked at that {wanted.masks} sends, and none were masks: they are {kind}"
         f" ({topic[:40]!r}); expected the endpoint of masks; {advice}"
@@ -101,6 +108,7 @@ def _describe_count(arrivals: Arrivals | None) -> str:
 
 
 def _diagnose_no_answer(wanted: Wanted, connected: bool, arrivals: Arrivals | None) -> str:
+    # half of the node is reached: a wrong port, or a node that does not answer yet
     if connected:
         sender = f"masks come from {wanted.masks}"
         if arrivals is not None and not (arrivals.masks or arrivals.sample):
@@ -117,6 +125,8 @@ def _diagnose_no_answer(wanted: Wanted, connected: bool, arrivals: Arrivals | No
 
 def _diagnose_cameras(description: Description, cameras: Sequence[str]) -> str:
     """Say which state of node or cameras keeps masks from a client that is connected."""
+    # the first reason that holds for all cameras
+    # nothing is processed at all, then no camera, no wanted camera, no frames, and frames that fail
     if description["paused"]:
         return "the node is paused: resume it with client.resume() or sam3-node resume"
     if not description["cameras"]:
@@ -136,7 +146,9 @@ def _diagnose_cameras(description: Description, cameras: Sequence[str]) -> str:
 
 def _select(description: Description | None, cameras: Sequence[str]) -> dict[str, Any]:
     """Return the counts of the node's cameras that are among `cameras`, which means all if it is empty."""
-    served = description["cameras"] if description else {}
+    if description is None:
+        return {}
+    served = description["cameras"]
     return {camera: stats for camera, stats in served.items() if not cameras or camera in cameras}
 
 

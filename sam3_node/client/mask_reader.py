@@ -17,6 +17,12 @@ from ..errors import AmbiguousError, NodeRestarted, RequestError, did_you_mean
 from ..transport import MaskSubscriber
 from ..types import CAMERA_SILENT_S, Instance, MaskFrame, keep_newest
 
+REASON_S = 1.0
+"""Seconds at the end of a wait for finding out why it fails."""
+GRACE_S = 0.15
+"""Seconds by which finding the reason may overrun the end of a wait."""
+MAX_CAMERAS = 1024
+"""Cameras whose epochs are remembered. A peer that invents names must not fill the memory."""
 log = logging.getLogger(__name__)
 
 OnMasks = Callable[[MaskFrame], object]
@@ -36,18 +42,21 @@ class CallbackThread:
     """
 
     def __init__(self, read: Callable[[], MaskFrame | None], is_over: Callable[[], bool]) -> None:
-        self._read, self._is_over = read, is_over
+        self._read = read
+        self._is_over = is_over
         self._callbacks: tuple[_Callback, ...] = ()
         self._thread = threading.Thread(target=self._run, name="sam3-node callbacks", daemon=True)
 
     def add(self, on_masks: OnMasks, on_error: OnError | None) -> None:
         """Call `on_masks` from the next masks on. The first one starts the thread."""
+        # a new tuple: the thread may go through the old one meanwhile
         self._callbacks = (*self._callbacks, _Callback(on_masks, on_error))
         if len(self._callbacks) == 1:
             self._thread.start()
 
     def join(self) -> None:
         """Wait until no callback runs any more. It returns at once in a callback."""
+        # a callback that closes the client runs in this thread, which cannot wait for itself
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -58,6 +67,7 @@ class CallbackThread:
             except BaseException as error:  # NodeRestarted, or what the client's on_restart has raised
                 for callback in self._callbacks:
                     _report(callback, error)
+                # a restart is reported, and the masks go on; a failure of the subscriber ends them
                 if self._is_over():
                     return
                 continue
@@ -72,6 +82,7 @@ class CallbackThread:
 
 def _report(callback: _Callback, error: BaseException) -> None:
     """Pass an error to the callback's `on_error`, or to the log."""
+    # an error of the handler itself is logged beside the one that it was to handle
     if callback.on_error is not None:
         try:
             callback.on_error(error)
@@ -79,9 +90,6 @@ def _report(callback: _Callback, error: BaseException) -> None:
         except BaseException as another:
             log.error("on_error of a callback has raised", exc_info=another)
     log.error("a callback of masks: %s: %s", type(error).__name__, error, exc_info=error)
-
-
-REASON_S, GRACE_S = 1.0, 0.15
 
 
 class Deadline:
@@ -92,23 +100,31 @@ class Deadline:
 
     def __init__(self, timeout_ms: int | None) -> None:
         self.timeout_ms = timeout_ms
-        self._end_s = math.inf if timeout_ms is None else time.monotonic() + timeout_ms / 1000
-        self._reason_s = 0.0 if timeout_ms is None else min(REASON_S, timeout_ms / 2000)
+        # half of a short wait, at most, is for the reason
+        self._end_s = math.inf
+        self._reason_s = 0.0
+        if timeout_ms is not None:
+            self._end_s = time.monotonic() + timeout_ms / 1000
+            self._reason_s = min(REASON_S, timeout_ms / 2000)
 
     @property
     def left_s(self) -> float | None:
         """Seconds that are left, not below 0; None without an end."""
-        return None if self.timeout_ms is None else max(0.0, self._end_s - time.monotonic())
+        if self.timeout_ms is None:
+            return None
+        return max(0.0, self._end_s - time.monotonic())
 
     @property
     def left_ms(self) -> int | None:
         """The same in milliseconds, rounded up."""
-        return None if self.left_s is None else math.ceil(self.left_s * 1000)
+        left_s = self.left_s
+        return None if left_s is None else math.ceil(left_s * 1000)
 
     @property
     def before_reason_s(self) -> float | None:
         """Seconds that are left before the reason is looked for."""
-        return None if self.left_s is None else max(0.0, self.left_s - self._reason_s)
+        left_s = self.left_s
+        return None if left_s is None else max(0.0, left_s - self._reason_s)
 
     def limit_ms(self, timeout_ms: int) -> int:
         """Return the time for a part of the work that would take up to `timeout_ms`."""
@@ -127,7 +143,8 @@ class LabelSearch:
     """Looks for a tracked object with `label` in the masks of cameras that send. Upper and lower case count as equal.
 
     Without `camera`, it searches all cameras. With `sure_only`, a doubtful object does not count. Of more
-    objects than `most` on one camera, none is chosen. With `held`, the label is the id of an object that is held.
+    objects than `most` on one camera, none is chosen. With `held_id`, it looks for the object with this id, whatever
+    its label, and only while the gripper holds it.
     """
 
     subscriber: MaskSubscriber
@@ -136,15 +153,24 @@ class LabelSearch:
     sure_only: bool
     has_ended: Callable[[str, int | None], bool]
     most: int | None = None
-    held: bool = False
+    held_id: int | None = None
+
+    @property
+    def target(self) -> str:
+        """What it looks for, as errors name it."""
+        if self.held_id is not None:
+            return f"object {self.held_id}"
+        return f"object {self.label!r}"
 
     def find(self) -> FoundObject | None:
         """Return the object. Of several, it is the surest one of the camera that sent last.
 
         Raises AmbiguousError, which names them, for more than `most`.
         """
+        # the camera whose masks came last is asked first
         for masks in reversed(self._list_masks()):
             found = [instance for instance in masks.instances if self._fits(instance)]
+            # of several objects the surest is meant, unless the caller has said how many there may be
             if self.most is not None and len(found) > self.most:
                 raise AmbiguousError(describe_rivals(self.label, found, self.most, masks.camera))
             if found:
@@ -156,38 +182,67 @@ class LabelSearch:
         sent = self._list_masks()
         if not sent:
             return None
-        seen = Counter(
-            f"{instance.label or 'unnamed'} ({instance.state}{', doubtful' * instance.doubtful})"
-            for masks in sent
-            for instance in masks.instances
-        )
-        prompts = sorted({prompt for masks in sent for prompt in masks.prompts})
-        labels = {instance.label for masks in sent for instance in masks.instances}
-        names = ", ".join(f"{count} {name}" if count > 1 else name for name, count in sorted(seen.items()))
+        # an id that is not held needs other advice than a label that is not seen
+        cameras = ", ".join(masks.camera for masks in sent)
+        if self.held_id is not None:
+            return f"the newest masks of {cameras} have {self._describe_held(sent)}"
+        # equal objects are counted: "2 cup (tracked)"
+        seen: Counter[str] = Counter()
+        labels: set[str] = set()
+        prompts: set[str] = set()
+        for masks in sent:
+            prompts.update(masks.prompts)
+            for instance in masks.instances:
+                labels.add(instance.label)
+                seen[_describe_state(instance)] += 1
+        names = []
+        for name, count in sorted(seen.items()):
+            names.append(f"{count} {name}" if count > 1 else name)
         return (
-            f"the newest masks of {', '.join(masks.camera for masks in sent)} have {names or 'no objects'}"
-            f"{did_you_mean(self.label, labels)}; the node looks for {', '.join(prompts) or 'no names'}: set_prompts "
-            "names objects to look for, add_object marks one"
+            f"the newest masks of {cameras} have {', '.join(names) or 'no objects'}"
+            f"{did_you_mean(self.label, labels)}; the node looks for {', '.join(sorted(prompts)) or 'no names'}: "
+            "set_prompts names objects to look for, add_object marks one"
+        )
+
+    def _describe_held(self, sent: Sequence[MaskFrame]) -> str:
+        """List the objects by id with their state, and say what the node needs to see that one is held."""
+        # the ids that there are, for a caller who has kept a wrong one
+        objects = []
+        for masks in sent:
+            for instance in masks.instances:
+                held = ", held" if instance.held else ""
+                objects.append(f"{instance.id} {instance.label or 'unnamed'} ({instance.state}{held})")
+        return (
+            f"{', '.join(sorted(objects)) or 'no objects'}; the node needs depth and the robot's poses (spatial.poses) "
+            "to tell what the gripper holds"
         )
 
     def _list_masks(self) -> list[MaskFrame]:
         """Return the newest masks of the cameras that are searched, send, and have not begun new ids since."""
-        return [
-            masks
-            for masks in self.subscriber.newest.get_all()
-            if self.camera in (None, masks.camera)
-            and (self.subscriber.silent_s(masks.camera) or 0.0) < CAMERA_SILENT_S
-            and not self.has_ended(masks.camera, masks.epoch)
-        ]
+        # a camera that is silent, or whose node was started again, shows nothing that is still true
+        found = []
+        for masks in self.subscriber.newest.get_all():
+            is_wanted = self.camera in (None, masks.camera)
+            silent_s = self.subscriber.silent_s(masks.camera) or 0.0
+            has_ended = self.has_ended(masks.camera, masks.epoch)
+            if is_wanted and silent_s < CAMERA_SILENT_S and not has_ended:
+                found.append(masks)
+        return found
 
     def _fits(self, instance: Instance) -> bool:
-        if self.held:
-            return instance.held and str(instance.id) == self.label
+        if self.held_id is not None:
+            return instance.held and instance.id == self.held_id
+        # a doubtful object counts unless the client's user wants sure ones only
         return (
             instance.label.casefold() == self.label.casefold()
             and instance.state == "tracked"
             and not (self.sure_only and instance.doubtful)
         )
+
+
+def _describe_state(instance: Instance) -> str:
+    doubt = ", doubtful" if instance.doubtful else ""
+    return f"{instance.label or 'unnamed'} ({instance.state}{doubt})"
 
 
 def describe_rivals(label: str, found: Sequence[Instance], most: int, camera: str | None) -> str:
@@ -201,11 +256,10 @@ def describe_rivals(label: str, found: Sequence[Instance], most: int, camera: st
 
 
 def _describe_rival(instance: Instance) -> str:
-    sure = "" if instance.name_confidence is None else f", name {instance.name_confidence:.2f}"
+    sure = ""
+    if instance.name_confidence is not None:
+        sure = f", name {instance.name_confidence:.2f}"
     return f"object {instance.id} {instance.label!r} at {instance.box}{sure}"
-
-
-MAX_CAMERAS = 1024
 
 
 class KnownEpoch(NamedTuple):
@@ -218,7 +272,7 @@ class KnownEpoch(NamedTuple):
 class KnownEpochs:
     """The epoch of each camera that the user of a client has seen last. Threads may share it.
 
-    None is the epoch of a node that sends none. Beyond MAX_CAMERAS, the one of which nothing came for longest is
+    None is the epoch of a node that sends none. Beyond MAX_CAMERAS, the camera that was silent for longest is
     forgotten.
     """
 
@@ -230,6 +284,7 @@ class KnownEpochs:
     def meet(self, camera: str, epoch: int | None, node: str | None = None) -> NodeRestarted | None:
         """Note the epoch of masks or of a result. Return the error to raise if the camera had another one before."""
         with self._lock:
+            # the new epoch is remembered before it is reported: the next call goes on with it
             known = camera in self._epochs
             old = self._epochs.get(camera)
             keep_newest(self._epochs, camera, epoch, MAX_CAMERAS)
@@ -237,6 +292,7 @@ class KnownEpochs:
                 keep_newest(self._ended, camera, old, MAX_CAMERAS)
         if not known or old == epoch:
             return None
+        # the first masks of a camera begin no epoch anew
         return NodeRestarted(
             f"object ids of camera {camera} have begun again (epoch {old}, now {epoch}): the node was started again, "
             "or served the camera anew; forget its ids, add its objects again, and go on: the next call returns masks",
@@ -249,6 +305,7 @@ class KnownEpochs:
     def find(self, camera: str | None) -> KnownEpoch | None:
         """Return the epoch to send with a request; None if there is none. Without `camera`, take the only camera."""
         with self._lock:
+            # with one camera its name may be left out
             if camera is None and len(self._epochs) == 1:
                 camera = next(iter(self._epochs))
             epoch = self._epochs.get(camera) if camera is not None else None
@@ -263,6 +320,7 @@ class KnownEpochs:
         """Return the camera whose object a request names. Ids of several cameras are equal, so it must be clear."""
         with self._lock:
             names = tuple(self._epochs)
+        # an id alone does not say which camera's object is meant
         if camera is None and len(names) > 1:
             raise RequestError(
                 f"camera: expected a name, as this client has seen ids of several: {', '.join(names)}"

@@ -9,30 +9,31 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
 from ..errors import AuthenticationError, NodeRestarted, NotSeenError, RequestError, TransportError
-from ..transport import ControlClient, MaskSubscriber, Security, ask_server
-from ..transport.sockets import SocketOwner
-from ..types import Delivery, Job, MaskFrame, Priority, closed_on_error, resume
-from ..wire import Fields
+from ..resources import closed_on_error
+from ..resumable import Resumable, resume
+from ..transport import ControlClient, MaskSubscriber, Security
+from ..types import Delivery, MaskFrame
+from ..wire import operations as ops
 from . import values
 from .diagnosis import Wanted, diagnose, find_sending_camera
 from .mask_reader import CallbackThread, Deadline, FoundObject, KnownEpochs, LabelSearch, OnError, OnMasks
+from .requests import ClientRequests
 
 MASKS_ENDPOINT = "tcp://127.0.0.1:5551"
 CONTROL_ENDPOINT = "tcp://127.0.0.1:5552"
-GRASPGEN_ENDPOINT = "tcp://127.0.0.1:5556"
-GRASP_POINTS = 2000
 POLL_S = 0.05
+"""Time between two questions for a camera that sends."""
 SAMPLE_MS = 1000
 """Longest time to look at what comes instead of masks."""
 
 
-class PerceptionClient(SocketOwner):
+class PerceptionClient(ClientRequests):
     """A client of one node: it reads masks at endpoint `masks` and sends requests to `control`.
 
     It is a context manager: `with PerceptionClient() as node:` connects to the node on this machine, at its default
@@ -70,9 +71,10 @@ class PerceptionClient(SocketOwner):
     ) -> None:
         cameras = values.check_names(cameras, "cameras")
         self._wanted = Wanted(masks, control, delivery, tuple(cameras))
-        self._on_restart, self._sure_only = on_restart, sure_only
+        self._on_restart = on_restart
+        self._sure_only = sure_only
         self._epochs = KnownEpochs()
-        self._held: deque[MaskFrame] = deque()
+        self._held: deque[MaskFrame] = deque()  # masks whose NodeRestarted was raised in their place
         self._together: dict[str, MaskFrame] = {}  # of each camera, for `latest_of_all`
         self._callbacks: CallbackThread | None = None
         self._starting = threading.Lock()
@@ -102,6 +104,7 @@ class PerceptionClient(SocketOwner):
         self._require_open()
         self._require_newest("newest")
         masks = self._masks.newest.get(camera)
+        # masks of an ended epoch were on their way when the node was started again
         if masks is None or self._epochs.has_ended(masks.camera, masks.epoch):
             return None
         self._report(self._epochs.meet(masks.camera, masks.epoch, masks.node))
@@ -177,6 +180,7 @@ class PerceptionClient(SocketOwner):
         come any more.
         """
         self._require_open()
+        # two threads may add the first callback at once, but only one thread may call them
         with self._starting:
             self._require_open()
             if self._callbacks is None:
@@ -209,7 +213,7 @@ class PerceptionClient(SocketOwner):
 
         The node needs the robot's poses and depth. Raises the errors of `wait_for`.
         """
-        return self._wait_for(self._search(str(id), camera, held=True), timeout_ms)
+        return self._wait_for(self._search_held(id, camera), timeout_ms)
 
     def _wait_for(self, search: LabelSearch, timeout_ms: int | None) -> FoundObject:
         deadline = Deadline(timeout_ms)
@@ -227,10 +231,11 @@ class PerceptionClient(SocketOwner):
             time.sleep(POLL_S)
         return camera
 
-    def _search_camera(self, timeout_ms: int | None) -> Job[str]:
+    def _search_camera(self, timeout_ms: int | None) -> Resumable[str]:
         """Ask the node for a camera that sends, once in each turn."""
         self._require_open()
-        deadline, reason = Deadline(timeout_ms), ""
+        deadline = Deadline(timeout_ms)
+        reason = ""
         while not self._closed:
             description = None
             if self.connected:  # without a node, a request would wait in vain
@@ -239,6 +244,7 @@ class PerceptionClient(SocketOwner):
             camera = find_sending_camera(description, self._wanted.cameras)
             if camera is not None:
                 return camera
+            # near the end: find out why it fails, which takes some time of its own
             if not reason and deadline.before_reason_s == 0:
                 reason = self._explain(deadline)
             if deadline.left_s == 0:
@@ -258,6 +264,7 @@ class PerceptionClient(SocketOwner):
 
     def _explain(self, deadline: Deadline) -> str:
         """Return the diagnosis, made in the time that is left."""
+        # what the node says of itself, then what the masks endpoint sends
         description = None
         try:
             description = self._describe(deadline)
@@ -265,267 +272,11 @@ class PerceptionClient(SocketOwner):
             return str(error)
         except TransportError:
             pass
+        # the node answers, but another endpoint may refuse the key
         if self._masks.refusals:
             return self._masks.refusals[0]
         arrivals = self._masks.count_arrivals(deadline.limit_ms(SAMPLE_MS))
         return diagnose(description, self._wanted, self.connected, arrivals)
-
-    def add_object(
-        self,
-        *,
-        points: values.Points | None = None,
-        labels: Sequence[int] | None = None,
-        box: values.PixelBox | None = None,
-        mask: values.MaskLike | None = None,
-        label: str | None = None,
-        seq: int | None = None,
-        camera: str | None = None,
-        priority: Priority | None = None,
-        choice: int | None = None,
-    ) -> values.AddedObject:
-        """Track a new object. The result holds its id.
-
-        Prompts are `points` [n, 2] with `labels` [n] (1 inside, 0 outside; default all 1), `box` (x0, y0, x1, y1) or
-        `mask` [height, width] of bool, of 0 and 1, or of 0 and 255. Of a box that reaches beyond the frame, the node
-        uses the part inside, and the result's `note` says so. A box outside raises RequestError. With `seq`, the prompt
-        applies at once to that recent frame, and the result holds the mask. Without `seq`, it applies to the next frame
-        that arrives. An object of `priority` "low" is tracked on every second frame while the node exceeds its latency
-        budget. With `choice`, it begins with that one of the `candidates` that `segment` finds for this prompt, counted
-        from 0: the part, or the whole.
-        """
-        values.check_begins(points, labels, box, mask)
-        given = values.drop_none(label=label, seq=seq, priority=priority, choice=choice)
-        args = values.pack_prompt(points, labels, box, mask) | given
-        deadline = Deadline(self._timeout_ms)
-        try:
-            result = self._call_with_epoch("add_object", args, camera)
-        except NodeRestarted:
-            if self._on_restart is None:
-                raise
-            result = self._call_with_epoch("add_object", args, camera, deadline=deadline)
-        added = values.read_added(result)
-        self._report(self._epochs.meet(added.camera, added.epoch))
-        newest = self._masks.newest.get(added.camera)
-        size = (newest.height, newest.width) if newest else None
-        return values.note_clipping(added, box, added.segmentation.mask.size if added.segmentation else size)
-
-    def refine_object(
-        self,
-        id: int,
-        *,
-        points: values.Points | None = None,
-        labels: Sequence[int] | None = None,
-        box: values.PixelBox | None = None,
-        mask: values.MaskLike | None = None,
-        seq: int | None = None,
-        camera: str | None = None,
-        epoch: int | None = None,
-    ) -> values.Segmentation:
-        """Correct a tracked object at once. It takes the same prompts as `add_object`.
-
-        They apply to the recent frame `seq` (default: the latest). Points correct the mask of the object on that
-        frame. Raises RequestError for an object that has not been on a frame yet.
-        """
-        args = values.pack_prompt(points, labels, box, mask) | values.drop_none(id=id, seq=seq)
-        segmentation = values.read_segmentation(self._call_on_object("refine_object", args, camera, epoch))
-        return values.note_clipping(segmentation, box, segmentation.mask.size)
-
-    def remove_object(self, id: int, *, camera: str | None = None, epoch: int | None = None) -> None:
-        """Stop tracking an object."""
-        self._call_on_object("remove_object", {"id": id}, camera, epoch)
-
-    def rename_object(
-        self, id: int, label: str, *, camera: str | None = None, epoch: int | None = None
-    ) -> None:
-        """Change the label of an object. Detections no longer change it afterwards."""
-        self._call_on_object("rename_object", {"id": id, "label": label}, camera, epoch)
-
-    def list_objects(self, *, camera: str | None = None) -> list[values.TrackedObject]:
-        """Return the objects that are tracked now."""
-        objects = self._call("list_objects", values.drop_none(camera=camera)).sequence("objects")
-        tracked = [values.read_object(Fields(value, "list_objects: object")) for value in objects]
-        for item in tracked:
-            self._report(self._epochs.meet(item.camera, item.epoch))
-        return [values.with_doubt(item, self._masks.newest.get(item.camera)) for item in tracked]
-
-    def segment(
-        self,
-        *,
-        points: values.Points | None = None,
-        labels: Sequence[int] | None = None,
-        box: values.PixelBox | None = None,
-        seq: int | None = None,
-        camera: str | None = None,
-        multimask: bool = False,
-    ) -> values.Segmentation:
-        """Segment once, without tracking, on the recent frame `seq` (default: the latest).
-
-        With `multimask`, the result also holds `candidates`: the masks that this prompt may mean, of a part, a larger
-        part and the whole, the surest first. SAM 1, 2 and 3 give three, bundled nano one.
-        """
-        values.check_begins(points, labels, box)
-        args = values.pack_prompt(points, labels, box, None)
-        args |= values.drop_none(seq=seq, camera=camera, multimask=multimask or None)
-        segmentation = values.read_segmentation(self._call("segment", args))
-        return values.note_clipping(segmentation, box, segmentation.mask.size)
-
-    def pin_frame(self, seq: int, *, lease_s: float = 60.0, camera: str | None = None) -> None:
-        """Keep the recent frame `seq` for prompts, for up to 120 seconds by the camera's clock; 0 lets it go.
-
-        At most four frames are kept so. Raises RequestError for a further one, or a frame that is gone.
-        """
-        self._call_with_epoch("pin_frame", {"seq": seq, "lease_s": lease_s}, camera)
-
-    def segment_everything(
-        self,
-        *,
-        grid: int | None = None,
-        min_iou: float | None = None,
-        min_stability: float | None = None,
-        max_overlap: float | None = None,
-        most: int | None = None,
-        seq: int | None = None,
-        camera: str | None = None,
-    ) -> values.Segmentations:
-        """Segment everything on the recent frame `seq` (default: the latest) without prompts, the surest first.
-
-        A grid of `grid` x `grid` points (1 to 32, default 16) gives three masks each: a part, a larger part, the whole.
-        Masks are kept whose predicted IoU exceeds `min_iou` and whose stability exceeds `min_stability`; without these,
-        the node's settings and the model's own limits hold. Of masks whose boxes have an IoU above `max_overlap` (0.7),
-        the best is kept; at most `most` (100) in all. A mask may lie within another. The list's `note` says why it is
-        empty. The node steps frames meanwhile, and works on this between them: set `timeout_ms` for large grids. If the
-        frame is to be prompted on afterwards and may no longer be cached then, `pause` before.
-        """
-        args = values.drop_none(
-            grid=grid,
-            min_iou=min_iou,
-            min_stability=min_stability,
-            max_overlap=max_overlap,
-            most=most,
-            seq=seq,
-            camera=camera,
-        )
-        return values.read_segmentations(self._call("segment_everything", args))
-
-    def points(
-        self, id: int, *, count: int = 1000, camera: str | None = None, epoch: int | None = None
-    ) -> values.SurfacePoints:
-        """Return up to `count` points of an object's visible surface on the latest frame, in metres.
-
-        Raises RequestError for an object without a mask or without depth on that frame.
-        """
-        args = {"id": id, "count": count}
-        return values.read_points(self._call_on_object("points", args, camera, epoch))
-
-    def grasps(
-        self,
-        id: int,
-        *,
-        server: str = GRASPGEN_ENDPOINT,
-        count: int = 100,
-        max_age_ms: float = 500,
-        timeout_ms: int = 60_000,
-        camera: str | None = None,
-        epoch: int | None = None,
-    ) -> values.Grasps:
-        """Return up to `count` grasps that a GraspGen server plans for an object's visible surface, latest frame.
-
-        The server gets GRASP_POINTS points in the robot's base, over a connection without keys, and has `timeout_ms`.
-        Nothing checks for collisions or reach. Raises RequestError for an object without depth, and PolicyError for a
-        mask that is hidden, doubtful or older than `max_age_ms` when the server is asked, for points that are not in
-        the base, because no hand-eye calibration is set, and for an error or a malformed reply of the server. Raises
-        NoAnswerError without a reply, and TransportError with lossless delivery. Source: the protocol of GraspGen's
-        ZeroMQ server (NVlabs/GraspGen).
-        """
-        self._require_open()
-        self._require_newest("grasps")
-        reply = self._call_on_object("points", {"id": id, "count": GRASP_POINTS}, camera, epoch)
-        surface, name = values.read_points(reply), reply.text("camera")
-        newest = self._masks.newest
-        masks = newest.wait(lambda: values.find_frame(newest.get(name), surface.seq), SAMPLE_MS / 1000)
-        masks = values.check_graspable(id, surface, masks, max_age_ms)
-        # here, because numpy slows the start of a client
-        from .observations.policies import pack_graspgen, unpack_graspgen
-
-        answer = ask_server(server, pack_graspgen(surface.points_m, count), timeout_ms)
-        return values.Grasps(*unpack_graspgen(answer, count), masks)
-
-    def set_prompts(
-        self,
-        prompts: Sequence[str],
-        *,
-        scores: Mapping[str, float] | None = None,
-        most: Mapping[str, int] | int | None = None,
-        priorities: Mapping[str, Priority] | None = None,
-    ) -> None:
-        """Replace the names of the objects to look for. An empty list stops the search.
-
-        Objects whose name stays in the list keep their ids. For each name, `scores` may set the minimum score of a
-        detection to start an object, `most` the maximum number of objects, and `priorities` their priority. A number
-        as `most` holds for every name.
-        """
-        names = values.check_names(prompts, "prompts", '["red mug"]')
-        most = dict.fromkeys(names, most) if isinstance(most, int) else most
-        given = {"scores": scores, "most": most, "priorities": priorities}
-        limits = {name: values.check_limits(by_name, name) for name, by_name in given.items() if by_name}
-        self._open_control.call("set_prompts", prompts=names, **limits)
-
-    def add_exemplar(
-        self,
-        name: str,
-        boxes: Sequence[values.PixelBox],
-        labels: Sequence[int] | None = None,
-        *,
-        text: str | None = None,
-        photo: bytes | None = None,
-        seq: int | None = None,
-        camera: str | None = None,
-    ) -> None:
-        """Look for all that is like `boxes` too, and call it `name`.
-
-        Boxes with label 1 (default: all) show what is meant, boxes with label 0 what is not. They are in pixels of the
-        recent frame `seq` (default: the latest), or of `photo`, the bytes of a JPEG or PNG file. `text` says in words
-        what is meant; without it, a name that is looked for already is the text. Boxes are added to those that the name
-        has; `set_prompts` without the name ends it. Raises RequestError for a detector that finds names only.
-        """
-        values.check_label(name, "name")
-        packed = [values.pack_prompt(None, None, box, None)["box"] for box in boxes]
-        given = values.drop_none(labels=labels, text=text, photo=photo, seq=seq, camera=camera)
-        self._call("add_exemplar", {"name": name, "boxes": packed, **given})
-
-    def reset(self, *, camera: str | None = None) -> None:
-        """Remove all objects, of one camera or of all."""
-        self._open_control.call("reset", **values.drop_none(camera=camera))
-
-    def pause(self) -> None:
-        """Stop processing frames until `resume`."""
-        self._open_control.call("pause")
-
-    def resume(self) -> None:
-        """Process frames again."""
-        self._open_control.call("resume")
-
-    def status(self) -> dict[str, Any]:
-        """Return the status of the node."""
-        return cast(dict[str, Any], self._open_control.call("status"))
-
-    def snapshot(self, name: str) -> values.SnapshotInfo:
-        """Let the node keep a snapshot of all that it tracks, in a file `name` beside its `snapshot.path`.
-
-        It takes no longer than a frame from the node's work. Raises SnapshotError if it cannot be written.
-        """
-        return values.make_snapshot(self._open_control, name)
-
-    def fetch_snapshot(self) -> bytes:
-        """Return a snapshot of all that the node tracks, for a file that `sam3-node run --restore-from` takes."""
-        return values.fetch_snapshot(self._open_control)
-
-    def restore(self, name: str) -> None:
-        """Let the node track again what it tracked at the snapshot `name`. Object ids begin again.
-
-        Raises RequestError if there is no such snapshot, and SnapshotError if it does not fit the node.
-        """
-        self._open_control.call("restore", name=name)
 
     def close(self) -> None:
         """Close both connections. Calls that wait for masks return None, later ones raise TransportError. Idempotent.
@@ -535,6 +286,7 @@ class PerceptionClient(SocketOwner):
         if self._is_forked:
             self._closed = True
         else:
+            # a thread that adds a callback just now either starts its thread before, or finds the client closed
             with self._starting:
                 self._closed = True
             self._held.clear()
@@ -549,45 +301,55 @@ class PerceptionClient(SocketOwner):
         if self._closed:
             raise TransportError("this client is closed: make another one")
 
-    def _search(
-        self, label: str, camera: str | None, most: int | None = None, held: bool = False
-    ) -> LabelSearch:
+    def _search(self, label: str, camera: str | None, most: int | None) -> LabelSearch:
         self._require_open()
         values.check_label(label)
         self._require_newest("wait_for")
         if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
             raise RequestError(f"most: expected a whole number of at least 1, found {most!r}")
-        camera = self._epochs.name_camera(camera) if held else camera
-        return LabelSearch(self._masks, label, camera, self._sure_only, self._epochs.has_ended, most, held)
+        return LabelSearch(self._masks, label, camera, self._sure_only, self._epochs.has_ended, most)
+
+    def _search_held(self, id: int, camera: str | None) -> LabelSearch:
+        self._require_open()
+        self._require_newest("wait_for_held")
+        camera = self._epochs.name_camera(camera)
+        return LabelSearch(self._masks, "", camera, self._sure_only, self._epochs.has_ended, held_id=id)
 
     def _settle(self, search: LabelSearch, found: FoundObject | None, deadline: Deadline) -> FoundObject:
         """Return what a search has found, or finds until its end; else raise the error that says what was seen."""
         reason = ""
         if found is None and not self._closed:
-            reason = self._explain(deadline) if search.describe_sight() is None else ""
+            # find out why no masks come, and go on looking until the end
+            if search.describe_sight() is None:
+                reason = self._explain(deadline)
             found = self._masks.newest.wait(search.find, deadline.left_s)
         if found is not None:
             masks = found.masks
             self._report(self._epochs.meet(masks.camera, masks.epoch, masks.node))
             return FoundObject(self._filter(masks), found.instance)
         if self._closed:
-            raise TransportError(f"cannot wait for {search.label!r}: this client is closed")
+            raise TransportError(f"cannot wait for {search.target}: this client is closed")
         sight = search.describe_sight()
         if sight is None:
             kind = AuthenticationError if self._masks.refusals else TransportError
             raise kind(f"no masks came within {deadline.timeout_ms} ms: {reason}")
-        wanted = f"{search.label!r} was {'held' if search.held else 'tracked'}"
-        raise NotSeenError(f"no object {wanted} within {deadline.timeout_ms} ms: {sight}")
+        if search.held_id is None:
+            missing = f"no {search.target} was tracked"
+        else:
+            missing = f"{search.target} was not held"
+        raise NotSeenError(f"{missing} within {deadline.timeout_ms} ms: {sight}")
 
     def _take_next(self, timeout_ms: int | None) -> MaskFrame | None:
         """Take the next masks of an epoch that has not ended; raise or report if theirs is new."""
         deadline = Deadline(timeout_ms)
+        # masks of an ended epoch were on their way when the node was started again
         masks = self._take(deadline)
         while masks is not None and self._epochs.has_ended(masks.camera, masks.epoch):
             masks = self._take(deadline)
         if masks is None:
             return None
         restart = self._epochs.meet(masks.camera, masks.epoch, masks.node)
+        # the error is raised in place of the masks, which the next call returns
         if restart is not None and self._on_restart is None:
             self._held.append(masks)
         self._report(restart)
@@ -599,7 +361,10 @@ class PerceptionClient(SocketOwner):
             held = self._held.popleft()
         except IndexError:
             return self._masks.take(deadline.left_ms)
-        newer = self._masks.take(0) if self._wanted.delivery == "newest" else None
+        # newer masks of the same camera replace those that were held back; those of another camera wait, too
+        newer = None
+        if self._wanted.delivery == "newest":
+            newer = self._masks.take(0)
         if newer is not None and newer.camera == held.camera:
             return newer
         if newer is not None:
@@ -613,7 +378,7 @@ class PerceptionClient(SocketOwner):
         """Raise the error, or call `on_restart` with it. None is no error."""
         if restart is None:
             return
-        self._together.clear()
+        self._together.clear()  # `latest_of_all` must not mix epochs
         if self._on_restart is None:
             raise restart
         self._on_restart(restart)
@@ -624,45 +389,7 @@ class PerceptionClient(SocketOwner):
                 f"{name} needs delivery 'newest'; with 'every', read all masks with `latest`"
             )
 
-    @property
-    def _open_control(self) -> ControlClient:
-        self._require_open()
-        return self._control
-
     def _describe(self, deadline: Deadline) -> dict[str, Any]:
         """Ask the node for its description, in half of the time that is left at most."""
         timeout_ms = deadline.limit_ms(2 * self._timeout_ms) // 2
-        return cast(dict[str, Any], self._control.call_within(timeout_ms, "describe"))
-
-    def _call_on_object(self, op: str, args: dict[str, Any], camera: str | None, epoch: int | None) -> Fields:
-        """Send a request that names an object's id, of `epoch` or of the one that this client knows."""
-        self._require_open()
-        return self._call_with_epoch(op, args, self._epochs.name_camera(camera), epoch)
-
-    def _call_with_epoch(
-        self,
-        op: str,
-        args: dict[str, Any],
-        camera: str | None,
-        epoch: int | None = None,
-        deadline: Deadline | None = None,
-    ) -> Fields:
-        """Send a request that the node refuses if the ids of the camera have begun again."""
-        self._require_open()
-        known = self._epochs.find(camera)
-        if epoch is not None and (known is None or known.epoch != epoch):
-            return self._call(op, args | values.drop_none(camera=camera, epoch=epoch))
-        checked = values.drop_none(camera=camera, epoch=known.epoch if known else None)
-        try:
-            return self._call(op, args | checked, deadline)
-        except NodeRestarted as error:
-            if known is not None:
-                error.camera, error.old_epoch = known
-                self._epochs.end(known)
-            if self._on_restart is not None:
-                self._on_restart(error)
-            raise
-
-    def _call(self, op: str, args: dict[str, Any], deadline: Deadline | None = None) -> Fields:
-        timeout_ms = (deadline or Deadline(None)).limit_ms(self._timeout_ms)
-        return Fields(self._open_control.call_within(timeout_ms, op, **args), op)
+        return cast(dict[str, Any], self._control.call_within(timeout_ms, ops.DescribeNode.op))

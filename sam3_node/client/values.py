@@ -12,15 +12,22 @@ from ..errors import BusyError, PolicyError, RequestError, SnapshotError
 from ..transport import ControlClient
 from ..types import Mask, MaskFrame, Priority, TrackState
 from ..types import lazy_numpy as np
-from ..wire import Fields, decode_mask, encode_mask
+from ..wire import Fields, decode_mask
 from ..wire.codec import Schema, choice
 from ..wire.frame_prompt import FramePrompt, describe_clipping
 from ..wire.messages import read_vectors
+from ..wire.operations import HandOver, MakeSnapshot, Operation, ReadSnapshot
 
 MaskLike: TypeAlias = "Mask | np.typing.NDArray[np.bool_ | np.integer[Any]]"
 Points: TypeAlias = "Sequence[tuple[float, float]] | np.typing.NDArray[np.floating[Any]]"
 PixelBox: TypeAlias = "Sequence[float] | np.typing.NDArray[np.floating[Any]]"
 
+MAX_BYTES = 4 << 30
+"""Size of the largest snapshot that is fetched."""
+WAIT_S = 60.0
+"""Longest time for which a node may pack and write."""
+POLL_S = 0.02
+"""Time between two questions for a snapshot that is not ready."""
 log = logging.getLogger(__name__)
 
 
@@ -80,6 +87,7 @@ class AddedObject(NamedTuple):
 
 
 Answer = TypeVar("Answer", Segmentation, AddedObject)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,21 +129,22 @@ class MasksOfCameras:
         return (max(times_ns, default=0) - min(times_ns, default=0)) / 1e6
 
 
-def pack_prompt(
-    points: Points | None, labels: Sequence[int] | None, box: PixelBox | None, mask: MaskLike | None
-) -> dict[str, Any]:
-    """Return the arguments of a prompt. Raises RequestError for values that no frame can have."""
-    marks = None if labels is None else [int(label) for label in labels]
+def make_prompt(
+    points: Points | None = None,
+    labels: Sequence[int] | None = None,
+    box: PixelBox | None = None,
+    mask: MaskLike | None = None,
+) -> FramePrompt:
+    """Return a prompt. Raises RequestError for values that no frame can have."""
+    marks = None
+    if labels is not None:
+        marks = [int(label) for label in labels]
     full = mask if mask is None or isinstance(mask, Mask) else _to_mask(mask)
+    # the same check that the node makes: a wrong prompt is refused here, with the same error
     prompt = FramePrompt(points, marks, box, full)
     if prompt.box is not None:
         _check_sides(prompt.box.tolist())
-    return drop_none(
-        points=None if points is None else prompt.points.tolist(),
-        labels=marks,
-        box=None if box is None else prompt.box.tolist(),
-        mask=None if full is None else encode_mask(full),
-    )
+    return prompt
 
 
 def check_begins(
@@ -150,6 +159,7 @@ def check_begins(
 
 def check_names(names: Sequence[str], what: str, example: str = '["cam0"]') -> list[str]:
     """Return the names as a list. Raises RequestError for a bare text, whose letters would be taken for names."""
+    # a text is a sequence of texts: its letters would be looked for
     if isinstance(names, str | bytes | bytearray | Mapping) or not isinstance(names, Iterable):
         raise RequestError(f"{what}: expected a list of texts such as {example}, found {_describe(names)}")
     found = list(names)
@@ -164,24 +174,23 @@ def check_label(label: str, what: str = "label") -> None:
         raise RequestError(f"{what}: expected text, found {_describe(label)}")
 
 
-def check_limits(limits: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return limits by name. Raises RequestError for anything but a map."""
+def check_limits(limits: Mapping[str, T] | None, what: str) -> dict[str, T] | None:
+    """Return limits by name, None without any. Raises RequestError for anything but a map."""
+    if not limits:
+        return None
     if not isinstance(limits, Mapping):
         raise RequestError(f'{what}: expected a map such as {{"red mug": 1}}, found {_describe(limits)}')
     return dict(limits)
 
 
 def _describe(value: object) -> str:
-    return f"the {'text' if isinstance(value, str) else type(value).__name__} {value!r:.80}"
-
-
-def drop_none(**args: Any) -> dict[str, Any]:
-    """Return the arguments that are not None."""
-    return {name: value for name, value in args.items() if value is not None}
+    kind = "text" if isinstance(value, str) else type(value).__name__
+    return f"the {kind} {value!r:.80}"
 
 
 def _check_sides(box: list[float]) -> None:
     """Raise RequestError for a box smaller than a pixel, whose values are probably shares of the frame."""
+    # numbers in 0..1 are the usual mistake: shares of the frame in the place of pixels
     x0, y0, x1, y1 = box
     if x1 - x0 < 1 or y1 - y0 < 1:
         are_fractions = all(0 <= value <= 1 for value in box)
@@ -194,11 +203,14 @@ def _check_sides(box: list[float]) -> None:
 
 def _to_mask(full: np.typing.NDArray[Any]) -> Mask:
     full = np.asarray(full)
-    is_flags = full.dtype == np.bool_ or (
-        full.dtype.kind in "iu" and any(np.isin(full, (0, inside)).all() for inside in (1, 255))
-    )
+    # other numbers may be ids of many objects, or probabilities: which of them are inside is not known
+    is_flags = full.dtype == np.bool_
+    if full.dtype.kind in "iu":
+        is_flags = any(np.isin(full, (0, inside)).all() for inside in (1, 255))
     if full.ndim != 2 or not is_flags:
-        values = "" if is_flags else f" with values from {full.min()} to {full.max()}" if full.size else ""
+        values = ""
+        if not is_flags and full.size:
+            values = f" with values from {full.min()} to {full.max()}"
         raise RequestError(
             "mask: expected [height, width] of bool, of 0 and 1, or of 0 and 255, "
             f"found {full.dtype} {list(full.shape)}{values}"
@@ -214,7 +226,8 @@ def note_clipping(answer: Answer, box: PixelBox | None, size: tuple[int, int] | 
     return answer._replace(note=note)
 
 
-_WHOLE, _TEXT = Fields.integer, Fields.text
+_WHOLE = Fields.integer
+_TEXT = Fields.text
 _FRAME = Schema({"seq": _WHOLE, "age_ms?": Fields.number, "camera?": _TEXT, "epoch?": _WHOLE})
 _OBJECT = Schema(
     {
@@ -230,14 +243,20 @@ _ADDED = Schema({"id": _WHOLE, "camera": _TEXT, "epoch?": _WHOLE})
 
 def read_added(fields: Fields) -> AddedObject:
     """Read a new object in a reply."""
-    segmentation = read_segmentation(fields) if fields.has("mask") else None
+    segmentation = None
+    if fields.has("mask"):
+        segmentation = read_segmentation(fields)
     return AddedObject(segmentation=segmentation, **fields.read(_ADDED))
 
 
 def read_segmentation(fields: Fields, entry: Fields | None = None) -> Segmentation:
     """Read the mask in a reply, or in `entry`, one of the masks of the reply."""
-    candidates = () if entry or not fields.has("masks") else tuple(read_segmentations(fields))
-    entry = entry or fields
+    candidates: tuple[Segmentation, ...] = ()
+    if entry is None:
+        # one mask: the reply itself, perhaps with the others that may be meant
+        entry = fields
+        if fields.has("masks"):
+            candidates = tuple(read_segmentations(fields))
     mask = decode_mask(entry.any("mask"), f"{fields.what}: mask")
     return Segmentation(score=entry.number("score"), mask=mask, candidates=candidates, **fields.read(_FRAME))
 
@@ -250,9 +269,11 @@ class Segmentations(list[Segmentation]):
 
 def read_segmentations(fields: Fields) -> Segmentations:
     """Read the masks in a reply."""
+    # one list of masks, each with the fields of the reply
     entries = (Fields(value, f"{fields.what}: mask") for value in fields.sequence("masks"))
     masks = Segmentations(read_segmentation(fields, entry) for entry in entries)
-    masks.note = fields.text("note") if fields.has("note") else ""
+    if fields.has("note"):
+        masks.note = fields.text("note")
     return masks
 
 
@@ -266,12 +287,16 @@ def find_frame(newest: MaskFrame | None, seq: int) -> MaskFrame | None:
     """Return the masks of frame `seq`, or newer ones if only these came; None while neither has come."""
     if newest is None or newest.seq < seq:
         return None
+    # a newer frame may have come while the reply was on its way: the masks before it are kept with it
     before = newest.before
-    return before if newest.seq > seq and before is not None and before.seq == seq else newest
+    if newest.seq > seq and before is not None and before.seq == seq:
+        return before
+    return newest
 
 
 def check_graspable(id: int, surface: SurfacePoints, masks: MaskFrame | None, max_age_ms: float) -> MaskFrame:
     """Return the masks of the frame of points. Raises PolicyError if no gripper should act on the object there."""
+    # the first reason that holds, from what can be cured by waiting to what needs the user
     if masks is None or masks.seq != surface.seq:
         reason = f"masks of its frame {surface.seq} have not come; try again"
     elif not any(item.id == id and item.is_sure and item.area for item in masks.instances):
@@ -294,18 +319,13 @@ def read_object(fields: Fields) -> TrackedObject:
 
 def with_doubt(tracked: TrackedObject, masks: MaskFrame | None) -> TrackedObject:
     """Return an object with the confidence that masks of its camera have for it."""
+    # ids of another epoch are those of other objects
+    # the node's list has no confidence: the newest masks of the same epoch do
     if masks is None or masks.epoch != tracked.epoch:
         return tracked
     names = ("confidence", "doubtful", "name_confidence")
     seen = next((item for item in masks.instances if item.id == tracked.id), tracked)
     return replace(tracked, **{name: getattr(seen, name) for name in names})
-
-
-MAX_BYTES = 4 << 30
-"""Size of the largest snapshot that is fetched."""
-WAIT_S = 60.0
-"""Longest time for which a node may pack and write."""
-POLL_S = 0.02
 
 
 class SnapshotInfo(NamedTuple):
@@ -322,21 +342,23 @@ def make_snapshot(control: ControlClient, name: str) -> SnapshotInfo:
 
     Raises RequestError for a name that cannot be used, and SnapshotError if it cannot be written.
     """
-    number = Fields(control.call("snapshot", name=name), "snapshot").integer("snapshot")
+    number = _ask(control, MakeSnapshot(name=name)).integer("snapshot")
     reply = _read(control, number, 0)
     return SnapshotInfo(reply.integer("size"), reply.text("sha256"))
 
 
-def fetch_snapshot(control: ControlClient, op: str = "snapshot", **args: str) -> bytes:
-    """Return the bytes of a new snapshot; with op `hand_over` and its arguments, the node pauses in the same moment.
+def fetch_snapshot(control: ControlClient, request: MakeSnapshot | HandOver | None = None) -> bytes:
+    """Return the bytes of a new snapshot; with a request HandOver, the node pauses in the same moment.
 
     Raises SnapshotError if it is too large, or does not arrive as it was sent.
     """
-    number = Fields(_call_patiently(control, op, args), op).integer("snapshot")
+    number = _ask_patiently(control, request or MakeSnapshot()).integer("snapshot")
     data = bytearray()
     while True:
         reply = _read(control, number, len(data))
-        size, part = reply.integer("size"), reply.blob("data")
+        size = reply.integer("size")
+        part = reply.blob("data")
+        # the node may be another program, or damaged: its snapshot must not fill the memory
         if size > MAX_BYTES or len(data) + len(part) > size:
             raise SnapshotError(f"expected a snapshot of at most {MAX_BYTES} bytes, found one of {size}")
         data += part
@@ -344,6 +366,7 @@ def fetch_snapshot(control: ControlClient, op: str = "snapshot", **args: str) ->
             break
     import hashlib  # here, because it slows the start of a client
 
+    # what was read in parts must be the file that the node has packed
     found = hashlib.sha256(data).hexdigest()
     if found != reply.text("sha256"):
         raise SnapshotError(
@@ -352,12 +375,17 @@ def fetch_snapshot(control: ControlClient, op: str = "snapshot", **args: str) ->
     return bytes(data)
 
 
-def _call_patiently(control: ControlClient, op: str, args: Mapping[str, str]) -> object:
+def _ask(control: ControlClient, operation: Operation) -> Fields:
+    return Fields(control.call(operation.op, **operation.to_args()), operation.op)
+
+
+def _ask_patiently(control: ControlClient, operation: Operation) -> Fields:
     """Send a request; again while the node makes another snapshot."""
     deadline_s = time.monotonic() + WAIT_S
     while True:
         try:
-            return control.call(op, **args)
+            return _ask(control, operation)
+        # the node makes one snapshot at a time
         except BusyError:
             if time.monotonic() > deadline_s:
                 raise
@@ -368,7 +396,8 @@ def _read(control: ControlClient, number: int, offset: int) -> Fields:
     """Return a part of a snapshot, once it is packed."""
     deadline_s = time.monotonic() + WAIT_S
     while True:
-        reply = Fields(control.call("read_snapshot", snapshot=number, offset=offset), "read_snapshot")
+        reply = _ask(control, ReadSnapshot(snapshot=number, offset=offset))
+        # the node packs in a thread while it goes on to step frames
         if reply.flag("ready"):
             return reply
         if time.monotonic() > deadline_s:

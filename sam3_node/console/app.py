@@ -25,17 +25,26 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from ..addresses import Address, is_loopback
 from ..errors import NoAnswerError, RequestError, Sam3NodeError, SettingsError, WireError
 from ..settings import Settings, read_address
-from ..types import Address, is_loopback
 from .controls import Controls
 from .recorded import RecordedViews
 from .views import FrameView, LiveViews, pack_view
 
 MAX_LOGINS = 64
+"""Cookies that are valid at once. The oldest login loses its cookie to a new one."""
 OPEN_PATHS = ("/", "/login")
 """What a browser without a cookie may load, beside the static files: the page that logs in."""
 STATIC = "/static/"
+STATIC_FOLDER = Path(__file__).parent / "static"
+MAX_BODY_BYTES = 64 << 10
+"""Longest body of a request. Prompts are points and boxes, which are short."""
+STATE_S = 1.0
+"""Longest time between two states that a page gets, by which it knows that the console runs."""
+MAX_PAGES = 32
+"""Pages that may be open at once. Each of them gets pictures of its own."""
+# no script, style or picture of another origin, and nothing that a browser would keep
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
     "connect-src 'self'; worker-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -58,7 +67,9 @@ class Binding(NamedTuple):
     @property
     def scheme(self) -> str:
         """http, or https with a certificate."""
-        return "https" if self.certificate else "http"
+        if self.certificate:
+            return "https"
+        return "http"
 
 
 def read_binding(settings: Settings) -> Binding:
@@ -70,6 +81,7 @@ def read_binding(settings: Settings) -> Binding:
     for name, path in (("certificate", console.certificate), ("key", console.key)):
         if path is not None and not path.is_file():
             raise SettingsError(f"console.{name}: expected a PEM file, found none at {path}")
+    # without TLS, everybody on the network could read the pictures, and the token with them
     if not address.is_loopback and console.certificate is None:
         raise SettingsError(
             f"console.bind: expected 127.0.0.1, or TLS for others; found {address.host} without console.certificate "
@@ -85,21 +97,31 @@ class AccessControl:
     def __init__(self, app: ASGIApp, binding: Binding) -> None:
         self.port = binding.address.port
         """Port of the socket, which is known after it is bound."""
-        self.token = secrets.token_urlsafe(24) if binding.asks_token else None
-        self._app, self._binding = app, binding
+        self.token: str | None = None
+        """The token of the printed URL; None if the console asks for none."""
+        if binding.asks_token:
+            self.token = secrets.token_urlsafe(24)
+        # the application behind, which strangers never reach
+        self._app = app
+        self._binding = binding
         self._sessions: deque[str] = deque(maxlen=MAX_LOGINS)
 
     def log_in(self, token: object) -> str | None:
         """Return the value of a new Set-Cookie header for the right token, None for a wrong one."""
+        # compared in constant time, so that the time of the answer tells nothing of the token
         if self.token is None or not secrets.compare_digest(str(token).encode(), self.token.encode()):
             return None
+        # a cookie of its own for each login: the token itself is never stored by a browser
         session = secrets.token_urlsafe(24)
         self._sessions.append(session)
-        secure = "; Secure" if self._binding.certificate else ""
-        return f"{self._cookie}={session}; Path=/; HttpOnly; SameSite=Strict{secure}"
+        cookie = f"{self._cookie}={session}; Path=/; HttpOnly; SameSite=Strict"
+        if self._binding.certificate:
+            cookie += "; Secure"
+        return cookie
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or refuse it."""
+        # messages of the server's own start and end are for the application behind
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
@@ -107,8 +129,10 @@ class AccessControl:
         if refusal is None:
             await self._app(scope, receive, _with_headers(send))
         elif scope["type"] == "websocket":
+            # a socket is refused before it is accepted, with the status in the code of closing
             await receive()
-            await send({"type": "websocket.close", "code": 4401 if refusal[0] == 401 else 4403})
+            code = 4401 if refusal[0] == 401 else 4403
+            await send({"type": "websocket.close", "code": code})
         else:
             status, text = refusal
             await PlainTextResponse(text, status)(scope, receive, _with_headers(send))
@@ -118,15 +142,18 @@ class AccessControl:
         return f"sam3_console_{self.port}"  # cookies of one host are shared by its ports
 
     def _find_refusal(self, scope: Scope) -> tuple[int, str] | None:
+        # DNS rebinding: a page of a name that now resolves to this machine sends that name as host
         request = HTTPConnection(scope)
         host = request.headers.get("host", "")
         name = host.rpartition(":")[0] or host
         # a tunnel may have another port
         if self._binding.address.is_loopback and not is_loopback(name.strip("[]")):
             return 403, "expected a request for 127.0.0.1, found one for another host"
+        # a page of another site may send requests here, but its browser names the origin
         changes = scope["type"] == "websocket" or scope.get("method") not in ("GET", "HEAD")
         if changes and request.headers.get("origin") != f"{self._binding.scheme}://{host}":
             return 403, "expected a request from the console's own page, found another origin"
+        # the page itself and its files hold nothing secret: they ask for the token
         path = scope["path"]
         if self.token is None or path in OPEN_PATHS or path.startswith(STATIC):
             return None
@@ -139,6 +166,7 @@ class AccessControl:
 def _with_headers(send: Send) -> Send:
     extra = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
+    # every answer gets them, those of errors and files, too
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             message["headers"] = [*message.get("headers", []), *extra]
@@ -146,11 +174,6 @@ def _with_headers(send: Send) -> Send:
 
     return send_with_headers
 
-
-STATIC_FOLDER = Path(__file__).parent / "static"
-MAX_BODY_BYTES = 64 << 10
-STATE_S = 1.0
-MAX_PAGES = 32
 
 AnySource = LiveViews | RecordedViews
 
@@ -164,6 +187,7 @@ class Changes:
 
     def notify(self) -> None:
         """Wake the tasks that wait. Any thread may call it."""
+        # before the first wait there is no loop, and nobody to wake
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed already
                 self._loop.call_soon_threadsafe(self._wake)
@@ -175,7 +199,9 @@ class Changes:
             await asyncio.wait_for(self._event.wait(), timeout_s)
 
     def _wake(self) -> None:
-        event, self._event = self._event, asyncio.Event()
+        # a new event for the next change, before those wake that wait for this one
+        event = self._event
+        self._event = asyncio.Event()
         event.set()
 
 
@@ -185,7 +211,9 @@ class Console:
     def __init__(
         self, source: AnySource, controls: Controls | None, changes: Changes, binding: Binding
     ) -> None:
-        self._source, self._controls, self._changes = source, controls, changes
+        self._source = source
+        self._controls = controls
+        self._changes = changes
         self._pages = 0
         routes = [
             Route("/", lambda request: FileResponse(STATIC_FOLDER / "index.html")),
@@ -195,11 +223,13 @@ class Console:
             WebSocketRoute("/views", self._serve_page),
             Mount("/static", StaticFiles(directory=STATIC_FOLDER)),
         ]
+        # each error of ours becomes an answer with its code and its sentence
         handlers: Any = {Sam3NodeError: _refuse}
         app = Starlette(routes=routes, exception_handlers=handlers)
         self.access = AccessControl(app, binding)
 
     async def _log_in(self, request: Request) -> Response:
+        # the token comes in the body: a URL would be in the browser's history
         cookie = self.access.log_in((await _read_json(request)).get("token"))
         if cookie is None:
             return _fail(401, "token", "this token is not the one that `sam3-node console` has printed")
@@ -207,12 +237,16 @@ class Console:
 
     async def _suggest(self, request: Request) -> Response:
         typed = request.query_params.get("typed", "")[:200]
-        words = await run_in_threadpool(self._controls.suggest, typed) if self._controls else []
+        words: list[str] = []
+        if self._controls:
+            # in a thread, because the first call reads a vocabulary
+            words = await run_in_threadpool(self._controls.suggest, typed)
         return JSONResponse({"words": words})
 
     async def _call(self, request: Request) -> Response:
         if self._controls is None:
             return _fail(403, "read_only", "this console shows and changes nothing: console.read_only is set")
+        # in a thread, because a request waits for the node, and other pages must not wait with it
         args = await _read_json(request)
         return JSONResponse(await run_in_threadpool(self._controls.call, request.path_params["op"], args))
 
@@ -221,6 +255,7 @@ class Console:
             await socket.close(1013, f"expected at most {MAX_PAGES} pages")
             return
         await socket.accept()
+        # three tasks for one page; whichever ends first, because the page has gone, ends all
         self._pages += 1
         page = _Page(socket, self._source, self._changes, self._describe)
         tasks = [asyncio.create_task(run()) for run in (page.receive, page.send_views, page.send_states)]
@@ -233,7 +268,9 @@ class Console:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _describe(self) -> dict[str, Any]:
-        recording = self._controls.recording.state() if self._controls else None
+        recording = None
+        if self._controls:
+            recording = self._controls.recording.state()
         return {
             "type": "state",
             "mode": self._source.mode,
@@ -249,19 +286,24 @@ class _Page:
     def __init__(
         self, socket: WebSocket, source: AnySource, changes: Changes, describe: Callable[[], dict[str, Any]]
     ) -> None:
-        self._socket, self._source, self._changes, self._describe = socket, source, changes, describe
+        self._socket = socket
+        self._source = source
+        self._changes = changes
+        self._describe = describe
         self._asked = asyncio.Event()
-        self._index = 0
-        self._seen: dict[str, int] = {}
-        self._compared = 0
+        self._index = 0  # of the view of a recording that the page has asked for
+        self._seen: dict[str, int] = {}  # by camera: the number of the live view that it has had last
+        self._compared = 0  # rows of the timeline that it has had
 
     async def receive(self) -> None:
         """Take requests for views until the page goes."""
+        # a page that sends anything else is closed: it is not ours
         with contextlib.suppress(WebSocketDisconnect, RuntimeError, ValueError):
             while True:
                 message = json.loads(await self._socket.receive_text())
                 if message["type"] == "ping":
                     await self._send({"type": "pong", "time": message.get("time"), "now": time.time() * 1000})
+                # only the last request counts: a page that scrolls asks faster than views can be sent
                 elif message["type"] in ("next", "get"):
                     self._index = int(message.get("index", 0))
                     self._asked.set()
@@ -271,9 +313,11 @@ class _Page:
         while True:
             await self._asked.wait()
             view = await self._find_view()
+            # cleared only now: what was asked while the view was looked for is answered by this view
             self._asked.clear()
             live = self._source.mode == "live"
             try:
+                # encoding takes milliseconds, in which the loop serves other pages
                 data = await run_in_threadpool(pack_view, view, live)
             except WireError as error:
                 await self._send({"type": "damaged", "number": view.number, "text": str(error)})
@@ -287,8 +331,10 @@ class _Page:
         loop = asyncio.get_running_loop()
         while True:
             state = self._describe()
+            # counts change with every frame, and are not worth a message of their own
             if _without_counts(state) != sent or loop.time() - sent_s >= STATE_S:
-                sent, sent_s = _without_counts(state), loop.time()
+                sent = _without_counts(state)
+                sent_s = loop.time()
                 await self._send(state)
                 await self._send_timeline()
             await self._changes.wait(STATE_S / 2)
@@ -304,6 +350,7 @@ class _Page:
         if isinstance(self._source, RecordedViews):
             view: FrameView = await run_in_threadpool(self._source.view, self._index)
             return view
+        # live: wait for a view that this page has not had
         while (found := self._source.next_view(self._seen)) is None:
             await self._changes.wait(STATE_S)
         return found
@@ -314,6 +361,7 @@ class _Page:
 
 def _without_counts(state: dict[str, Any]) -> dict[str, Any]:
     """Return the part of a state whose change the page shows at once."""
+    # the node's counts change with every frame; these values change when a person does something
     status = state.get("status") or {}
     events = state.get("events") or [{}]
     kept = {name: value for name, value in state.items() if name not in ("status", "events", "dropped")}
@@ -327,6 +375,7 @@ def _without_counts(state: dict[str, Any]) -> dict[str, Any]:
 
 async def _read_json(request: Request) -> dict[str, Any]:
     """Return the body's map. Raises RequestError for anything else, and for more than MAX_BODY_BYTES."""
+    # counted while it is read: a header may claim any length
     body = b""
     async for part in request.stream():
         body += part
@@ -342,7 +391,9 @@ async def _read_json(request: Request) -> dict[str, Any]:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    status = 504 if isinstance(error, NoAnswerError) else 400
+    status = 400
+    if isinstance(error, NoAnswerError):
+        status = 504
     return _fail(status, getattr(error, "code", ""), str(error))
 
 

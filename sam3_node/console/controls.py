@@ -13,20 +13,27 @@ from typing import Any
 
 from ..detection.phrases import nearest_phrases, phrase_key
 from ..errors import RequestError, Sam3NodeError
+from ..resources import Closeable
 from ..settings import Settings
 from ..transport import ControlClient, Security
-from ..types import Closeable
 from ..wire import decode_mask
 from ..wire.operations import IN_CONSOLE
 from .views import pack_bits
 
 TIMEOUT_MS = 5000
+"""Longest time that a request of the page waits for the node."""
 PREVIEW = "segment"
+"""Operation whose result the page shows while the pointer moves."""
 MAX_WORDS = 8
+"""Phrases that are suggested for a typed text."""
 MAX_LISTED = 2000
+"""Phrases that are listed without a typed text."""
 STOP_S = 10.0
+"""Longest time that the end of the console waits for the end of a recording."""
 RESULT = "recorded "
 """Beginning of the recorder's line about a finished file."""
+MAX_LINE = 500
+"""Characters of a recorder's line that are kept. A longer line is shown without its beginning."""
 
 
 class Controls(Closeable):
@@ -38,7 +45,9 @@ class Controls(Closeable):
     def __init__(
         self, settings: Settings, detector: Callable[[], Mapping[str, Any]], on_change: Callable[[], None]
     ) -> None:
-        endpoint, security = settings.transport.control, Security.from_settings(settings.transport)
+        endpoint = settings.transport.control
+        security = Security.from_settings(settings.transport)
+        # a request waits for the one before it on the same connection, so previews have their own
         self._clients = {
             "": ControlClient(endpoint, TIMEOUT_MS, security),
             PREVIEW: ControlClient(endpoint, TIMEOUT_MS, security),
@@ -48,32 +57,40 @@ class Controls(Closeable):
 
     def call(self, op: str, args: Mapping[str, Any]) -> dict[str, Any]:
         """Carry out an operation and return its result as JSON values. Raises Sam3NodeError if that fails."""
+        # the recorder runs in this process, not in the node
         if op == "record":
             self.recording.switch(bool(args.get("on")))
             return {}
+        # the table of operations says which of them a page may request
         if op not in IN_CONSOLE:
             raise RequestError(f"expected one of {', '.join(IN_CONSOLE)}, record, found {op!r:.40}")
         if "mask" in args:
             raise RequestError(f"{op}: expected points or a box, found a mask; the console takes no uploads")
-        client = self._clients[PREVIEW if op == PREVIEW else ""]
+        client = self._clients[""]
+        if op == PREVIEW:
+            client = self._clients[PREVIEW]
         return _to_json(client.call(op, **args))
 
     def suggest(self, typed: str) -> list[str]:
         """Return phrases of the node's vocabulary that begin with `typed`, then similar ones; all for an empty text.
 
-        None are known if its file is not on this machine.
+        Return none if the vocabulary is not on this machine.
         """
         path = find_vocabulary(self._detector())
-        phrases = _read_phrases(path) if path else ()
+        phrases: tuple[str, ...] = ()
+        if path:
+            phrases = _read_phrases(path)
         key = phrase_key(typed.strip())
         if not key:
             return sorted(phrases, key=lambda phrase: (phrase.count(" "), phrase))[:MAX_LISTED]
+        # phrases that begin so, then those with such a word, then those that are merely similar; each once
         begin = sorted((phrase for phrase in phrases if phrase_key(phrase).startswith(key)), key=len)
         words = [phrase for phrase in phrases if f" {key}" in phrase_key(phrase)]
         return list(dict.fromkeys([*begin, *words, *nearest_phrases(typed, phrases)]))[:MAX_WORDS]
 
     def close(self) -> None:
         """End a recording, and close the connections."""
+        # the recording ends first: it needs no connection of ours, but its file must be finished
         self.recording.switch(False)
         self.recording.join()
         for client in self._clients.values():
@@ -86,10 +103,18 @@ def find_vocabulary(detector: Mapping[str, Any]) -> Path | None:
 
     if detector.get("kind") != "yolo-world":
         return None
+    # the file that the node's detector reads: named by a setting, or beside its weights
     name = str(detector.get("name"))
-    folder = NANO if name == "nano" else Path(name)
-    path = Path(detector["vocabulary"]) if detector.get("vocabulary") else folder / VOCABULARY
-    return path if path.is_file() else None
+    folder = Path(name)
+    if name == "nano":
+        folder = NANO
+    path = folder / VOCABULARY
+    if detector.get("vocabulary"):
+        path = Path(detector["vocabulary"])
+    # the node may run on another machine
+    if not path.is_file():
+        return None
+    return path
 
 
 @lru_cache(maxsize=1)
@@ -104,7 +129,10 @@ def _read_phrases(path: Path) -> tuple[str, ...]:
 
 def _to_json(result: Any) -> dict[str, Any]:
     """Return a result of the node with its masks as the page reads them: box, size, and bits in base64."""
-    shown: dict[str, Any] = result if isinstance(result, dict) else {}
+    shown: dict[str, Any] = {}
+    if isinstance(result, dict):
+        shown = result
+    # new maps, because the result may be kept by its caller
     if "masks" in shown:
         shown = shown | {"masks": [_to_json(entry) for entry in shown["masks"]]}
     if "mask" in shown:
@@ -114,21 +142,54 @@ def _to_json(result: Any) -> dict[str, Any]:
     return shown
 
 
+class RecorderLines(io.StringIO):
+    """The output of a recorder, of which it keeps only the line that the page shows.
+
+    A recording may run for days and print a line every few seconds: all of it would fill the memory.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begun = ""
+        self._last = ""
+        self._result = ""
+
+    def write(self, text: str, /) -> int:
+        """Take a part of the output, which may end within a line. Return its length."""
+        # the line that has not ended yet is kept until the rest of it comes
+        *lines, begun = (self._begun + text).split("\n")
+        self._begun = begun[-MAX_LINE:]
+        for line in lines:
+            if line.strip():
+                self._last = line[-MAX_LINE:]
+            if line.startswith(RESULT):
+                self._result = line[-MAX_LINE:]
+        return len(text)
+
+    @property
+    def shown(self) -> str:
+        """The line that says what was recorded, else the last line; empty before the first."""
+        return self._result or self._last
+
+
 class RecordingThread:
     """A recording on the console's machine, as `sam3-node record` makes it, in a thread."""
 
     def __init__(self, settings: Settings, on_change: Callable[[], None]) -> None:
-        self._settings, self._on_change = settings, on_change
+        self._settings = settings
+        self._on_change = on_change
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
-        self._out = io.StringIO()
+        self._out = RecorderLines()
         self._lock = threading.Lock()
 
     def switch(self, on: bool) -> None:
-        """Begin a recording in `record.out`, or end it. Does nothing if that is so already."""
+        """Start a recording to `record.out`, or stop it. Do nothing if that is done already."""
         with self._lock:
             if on and not self.is_running:
-                self._stop, self._out = threading.Event(), io.StringIO()
+                # an event and an output of its own for each recording: the last one may still be ending
+                self._stop = threading.Event()
+                self._out = RecorderLines()
                 self._thread = threading.Thread(target=self._run, args=(self._stop, self._out), daemon=True)
                 self._thread.start()
             elif not on:
@@ -145,14 +206,12 @@ class RecordingThread:
         return self._thread is not None and self._thread.is_alive()
 
     def state(self) -> dict[str, Any]:
-        """Return whether it runs, and the recorder's last line, finally the one that says what was recorded."""
-        lines = [line for line in self._out.getvalue().splitlines() if line.strip()]
-        results = [line for line in lines if line.startswith(RESULT)]
-        last = (results or lines or [""])[-1]
-        return {"on": self.is_running and not self._stop.is_set(), "line": last}
+        """Return whether it runs, and the recorder's last line; after the end, the line about the file."""
+        return {"on": self.is_running and not self._stop.is_set(), "line": self._out.shown}
 
-    def _run(self, stop: threading.Event, out: io.StringIO) -> None:
+    def _run(self, stop: threading.Event, out: RecorderLines) -> None:
         from ..recording.recorder import run_record
+        # imported when a recording begins: it needs the extra `bags`
 
         try:
             run_record(self._settings, stop, out)

@@ -10,13 +10,17 @@ from ..bags.native.reader import RecordedMasks, RecordingReader
 from ..bags.pairing import TimeSpan
 from ..errors import BagError
 from ..geometry import mask_iou
-from ..types import NANOSECONDS, Closeable, Frame, FrameKey, MaskFrame
+from ..resources import Closeable
+from ..types import NANOSECONDS, Frame, FrameKey, MaskFrame
 from ..wire import masks_topic, pack_masks, unpack_masks
 from .views import FrameView, Listener
 
 READ_AHEAD_NS = NANOSECONDS // 2
+"""Nanoseconds of the recording that are read at once: a player asks for one frame after the other."""
 MAX_CACHED_BYTES = 64 << 20
+"""Maximum size of the pictures of one read that are kept, in bytes."""
 CHUNK = 64
+"""Frames that are compared between two notices to the page."""
 MASKS_FILE = "masks.mcap"
 """Name of the masks in a replay's folder of outputs."""
 
@@ -33,10 +37,12 @@ class Results:
 
     def __init__(self, reader: RecordingReader, is_truth: bool = False) -> None:
         self.kind = "masks"
-        actions = () if is_truth else reader.actions()
-        self._bodies = {
-            action.masks.key: action.body for action in actions if isinstance(action, RecordedMasks)
-        }
+        self._bodies: dict[FrameKey, bytes] = {}
+        if not is_truth:
+            for action in reader.actions():
+                if isinstance(action, RecordedMasks):
+                    self._bodies[action.masks.key] = action.body
+        # a recording without a node's masks may have the truth
         if not self._bodies:
             self.kind = "truth"
             self._bodies = {masks.key: pack_masks(masks)[1] for masks in reader.truth()}
@@ -47,7 +53,9 @@ class Results:
     def find(self, key: FrameKey) -> MaskFrame | None:
         """Return the masks of a frame, None if there are none."""
         body = self._bodies.get(key)
-        return None if body is None else unpack_masks([masks_topic(key.camera), body])
+        if body is None:
+            return None
+        return unpack_masks([masks_topic(key.camera), body])
 
 
 class RecordedViews(Closeable):
@@ -61,7 +69,10 @@ class RecordedViews(Closeable):
     mode = "recording"
 
     def __init__(self, recording: Path, against: Path | None, on_change: Listener) -> None:
-        self.name, self.other_name = recording.name, against.name if against else None
+        self.name = recording.name
+        self.other_name: str | None = None
+        if against is not None:
+            self.other_name = against.name
         self._on_change = on_change
         self._reader = RecordingReader([recording])
         self.entries = [Entry(*found) for found in self._reader.frame_keys()]
@@ -70,17 +81,23 @@ class RecordedViews(Closeable):
                 f"{recording}: expected recorded frames, found none; --recording names the file with the pictures, "
                 "--against one with other masks of them"
             )
+        # the recording's own masks, and what they are compared with: another result, or the recording's truth
         self._masks = Results(self._reader)
         if against is not None and against.is_dir():
             against /= MASKS_FILE
         self._other: Results | None = None
         if against is not None:
             self._other = Results(RecordingReader([against]))
-        elif self._masks.kind == "masks" and len(truth := Results(self._reader, is_truth=True)):
-            self._other, self.other_name = truth, self.name
+        elif self._masks.kind == "masks":
+            truth = Results(self._reader, is_truth=True)
+            if len(truth):
+                self._other = truth
+                self.other_name = self.name
         self._check_frames(against)
+        # a recording without masks shows those of the other result, and compares nothing
         if self._other is not None and not len(self._masks):
-            self._masks, self._other = self._other, None
+            self._masks = self._other
+            self._other = None
         self._frames: dict[FrameKey, Frame] = {}
         self._reading = threading.Lock()
         self._compared: list[dict[str, Any]] = []
@@ -93,7 +110,8 @@ class RecordedViews(Closeable):
         index = min(max(index, 0), len(self.entries) - 1)
         entry = self.entries[index]
         masks = self._masks.find(entry.key)
-        other = self._other.find(entry.key) if self._other is not None else None
+        other = self._find_other(entry.key)
+        # a frame without masks of its own still shows those of the other result
         if masks is None and other is not None:
             masks = MaskFrame(*entry.key, width=other.width, height=other.height)
         return FrameView(self._read_frame(entry), masks, other, index)
@@ -106,7 +124,7 @@ class RecordedViews(Closeable):
             "recording": self.name,
             "against": self.other_name,
             "kind": self._masks.kind,
-            "other_kind": self._other.kind if self._other is not None else None,
+            "other_kind": None if self._other is None else self._other.kind,
             "frames": len(self.entries),
             "compared": len(self._compared),
         }
@@ -124,8 +142,14 @@ class RecordedViews(Closeable):
         self._closing.set()
         self._thread.join()
 
+    def _find_other(self, key: FrameKey) -> MaskFrame | None:
+        if self._other is None:
+            return None
+        return self._other.find(key)
+
     def _check_frames(self, against: Path | None) -> None:
         keys = {entry.key for entry in self.entries}
+        # one common frame is enough: a result may cover a part of the recording
         if self._other is not None and not any(self._other.find(key) for key in keys):
             first = self.entries[0].key
             raise BagError(
@@ -137,21 +161,27 @@ class RecordedViews(Closeable):
         """Return a frame. The following half second is read with it and kept until another is read."""
         with self._reading:
             if entry.key not in self._frames:
-                self._frames, size = {}, 0
+                self._frames = {}
+                size = 0
                 for frame in self._reader.frames(TimeSpan(entry.logged_ns, entry.logged_ns + READ_AHEAD_NS)):
                     self._frames[frame.key] = frame
                     size += memoryview(frame.colour).nbytes
+                    # large pictures: no more than fit, but always the one that was asked for
                     if size > MAX_CACHED_BYTES and entry.key in self._frames:
                         break
             return self._frames.get(entry.key)
 
     def _compare_all(self) -> None:
         for number, entry in enumerate(self.entries, 1):
+            # a long recording takes minutes: its timeline grows meanwhile, and the page is told now and then
             if self._closing.is_set():
                 return
             masks = self._masks.find(entry.key)
-            other = self._other.find(entry.key) if self._other is not None else None
-            doubtful = sum(item.doubtful for found in (masks, other) if found for item in found.instances)
+            other = self._find_other(entry.key)
+            doubtful = 0
+            for found in (masks, other):
+                if found is not None:
+                    doubtful += sum(item.doubtful for item in found.instances)
             iou = compare(masks, other)
             row = {
                 "camera": entry.key.camera,
@@ -166,7 +196,7 @@ class RecordedViews(Closeable):
 
 
 def compare(masks: MaskFrame | None, other: MaskFrame | None) -> float | None:
-    """Return the mean IoU of two results of a frame; None if one has no masks of it, or neither an object in view.
+    """Return the mean IoU of two results of a frame; None without masks of one, or without objects in view.
 
     Ids of two results need not agree. Masks are paired greedily, the highest IoU first; a mask without partner counts
     as 0.
@@ -177,11 +207,17 @@ def compare(masks: MaskFrame | None, other: MaskFrame | None) -> float | None:
     right = [instance.mask for instance in other.instances if instance.mask.crop.size]
     if not left and not right:
         return None
-    values = [mask_iou(a, b) if a.size == b.size else 0.0 for a in left for b in right]
-    ious = np.array(values).reshape(len(left), len(right))
+    # the IoU of each mask of one result with each of the other; masks of different sizes have none
+    ious = np.zeros((len(left), len(right)))
+    for row, mask in enumerate(left):
+        for column, other_mask in enumerate(right):
+            if mask.size == other_mask.size:
+                ious[row, column] = mask_iou(mask, other_mask)
+    # greedily: the best pair, then the best of the rest
     total = 0.0
     while ious.any():
-        row, column = np.unravel_index(ious.argmax(), ious.shape)
-        total += float(ious[row, column])
-        ious[row] = ious[:, column] = 0
+        best_row, best_column = np.unravel_index(ious.argmax(), ious.shape)
+        total += float(ious[best_row, best_column])
+        ious[best_row] = 0
+        ious[:, best_column] = 0
     return total / max(len(left), len(right))

@@ -19,7 +19,9 @@ from .recorded import RecordedViews
 from .views import LiveViews
 
 STOP_POLL_S = 0.1
+"""Time between two looks at the stop event, in an event loop that signals do not reach."""
 CLOSE_S = 1
+"""Longest time that pages have to close."""
 
 
 def run_console(
@@ -36,6 +38,7 @@ def run_console(
     Raises SettingsError for an address that is not safe, and for lossless delivery; TransportError if the address is
     in use; BagError if the recording cannot be read.
     """
+    # contradictions of settings and options are errors before anything is opened
     binding = read_binding(settings)
     if recording is None:
         settings.transport.require_newest("console")
@@ -43,16 +46,19 @@ def run_console(
         raise SettingsError("--against: expected --recording with the pictures beside it, found none")
     changes = Changes()
     with contextlib.ExitStack() as opened:
+        # bound before the source is opened: an address in use is an error at once
         listener = opened.enter_context(_bind(binding))
         source: AnySource
         controls = None
         if recording is not None:
             source = opened.enter_context(RecordedViews(recording, against, changes.notify))
         else:
-            source = live = opened.enter_context(LiveViews(settings, changes.notify))
+            live = opened.enter_context(LiveViews(settings, changes.notify))
+            source = live
             if not settings.console.read_only:
                 controls = opened.enter_context(Controls(settings, lambda: live.detector, changes.notify))
         console = Console(source, controls, changes, binding)
+        # with port 0, the kernel has chosen one
         console.access.port = listener.getsockname()[1]
         announce(_make_url(binding, console))
         asyncio.run(_serve(console, binding, listener, stop, watchdog or Watchdog()))
@@ -77,6 +83,7 @@ async def _serve(
     server.capture_signals = contextlib.nullcontext  # `stop` is set by the command's own handlers
 
     async def end_on_stop() -> None:
+        # the loop's own life is the sign of life: a page that hangs stops nothing
         while not stop.is_set():
             watchdog.tick()
             await asyncio.sleep(STOP_POLL_S)
@@ -93,15 +100,21 @@ async def _serve(
 def _bind(binding: Binding) -> socket.socket:
     """Return a listening socket. Raises TransportError if the address is in use or not of this machine."""
     host, port = binding.address
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    family = socket.AF_INET
+    if ":" in host:
+        family = socket.AF_INET6
     what = f"cannot bind the console to {host}:{port}"
     with explain_os_error(TransportError, what, "; stop the process that uses it, or set console.bind"):
         return socket.create_server(binding.address, family=family)
 
 
 def _make_url(binding: Binding, console: Console) -> str:
+    # a browser cannot open the address that stands for all addresses
     address = binding.address
     if address.host == "0.0.0.0":
         address = address._replace(host="127.0.0.1")
-    fragment = f"#token={console.access.token}" if console.access.token else ""
-    return f"{address.make_url(binding.scheme, console.access.port)}/{fragment}"
+    url = f"{address.make_url(binding.scheme, console.access.port)}/"
+    if console.access.token:
+        # in the fragment, which a browser sends to no server
+        url += f"#token={console.access.token}"
+    return url

@@ -19,16 +19,34 @@ import numpy as np
 
 from ..client.diagnosis import Wanted, diagnose, find_sending_camera
 from ..errors import Sam3NodeError, TransportError, WireError
+from ..resources import Closeable, closed_on_error
 from ..settings import Settings
 from ..transport import ControlClient, Security
 from ..transport.mask_pairing import MAX_CAMERAS, MaskPairing
 from ..transport.tap import StreamTap
-from ..types import Buffer, Closeable, Frame, Instance, Mask, MaskFrame, closed_on_error, keep_newest
+from ..types import Buffer, Frame, Instance, Mask, MaskFrame, keep_newest
 from ..wire import EVENTS_TOPIC, Event, decode_image, encode_image, unpack_event
 
 JPEG_QUALITY = 85
+"""Quality of pictures that are not compressed already, 1 to 100."""
+POLL_MS = 100
+"""Longest time between two looks at whether the console closes, or the node is connected."""
+STATUS_S = 0.5
+"""Time between two questions for the node's status."""
+STATUS_TIMEOUT_MS = 1000
+"""Longest time that such a question waits for the node."""
+QUEUE_BYTES = 64 << 20
+"""Maximum size of the waiting messages, in bytes. Further ones are dropped and counted."""
+MAX_EVENTS = 100
+"""Newest events that the page lists."""
+MAX_TEXT = 200
+"""Characters of an event's value that the page shows."""
+EVENT_FIELDS = ("camera", "id", "label", "prompts", "error", "seq")
+"""Arguments of an event that the page shows."""
 _COMPRESSED = ("jpeg", "png")
 _FIELDS = ("id", "label", "score", "state", "doubtful", "confidence", "name_confidence", "age", "area", "box")
+
+Listener = Callable[[], None]
 
 
 class FrameView:
@@ -43,8 +61,11 @@ class FrameView:
         shown = frame or masks
         assert shown is not None
         self.camera, self.seq, self.capture_ns = shown.key
-        self.width, self.height = shown.width, shown.height
-        self.frame, self.masks, self.other = frame, masks, other
+        self.width = shown.width
+        self.height = shown.height
+        self.frame = frame
+        self.masks = masks
+        self.other = other
         self.number = number
         """Place of the view: in a recording the index, live a number that grows with each view."""
 
@@ -53,6 +74,7 @@ class FrameView:
         """The picture's media type and bytes. Raises WireError if the camera's picture is damaged."""
         if self.frame is None:
             return "", b""
+        # a camera's own JPEG goes to the page as it came
         if self.frame.encoding in _COMPRESSED:
             return f"image/{self.frame.encoding}", self.frame.colour
         return "image/jpeg", encode_image(decode_image(self.frame), "jpeg", JPEG_QUALITY)
@@ -62,12 +84,16 @@ class FrameView:
         """Unix time from which the picture's age is measured; None if neither its clock nor its masks say it."""
         if self.frame is not None and self.frame.clock == "system":
             return self.capture_ns
-        return None if self.masks is None else self.masks.age_origin_ns
+        # a clock of the camera's own tells no age; the node has measured one
+        if self.masks is None:
+            return None
+        return self.masks.age_origin_ns
 
 
 def pack_view(view: FrameView, live: bool) -> bytes:
     """Return the message of a view. Raises WireError if its picture cannot be decoded."""
     media_type, image = view.image
+    # the picture comes first, then the bits of each mask, in the order in which the header names them
     blobs: list[Buffer] = [image]
     header: dict[str, Any] = {
         "camera": view.camera,
@@ -95,18 +121,27 @@ def _describe(masks: MaskFrame | None, blobs: list[Buffer]) -> dict[str, Any] | 
     """Return the fields of masks for the header, and append the bits of each, at last of the robot's mask."""
     if masks is None:
         return None
-    instances, robot = [_describe_instance(instance, blobs) for instance in masks.instances], None
+    # the bits are appended in the order of the instances, which is how the page finds them
+    instances = [_describe_instance(instance, blobs) for instance in masks.instances]
+    robot = None
     if masks.robot_mask is not None:
         blobs.append(pack_bits(masks.robot_mask))
         robot = {"box": masks.robot_mask.box, "bytes": len(blobs[-1])}
+    # what the node left out on this frame, and how old its masks were when they left it
+    shed = None
+    if masks.shed is not None:
+        shed = {"level": masks.shed.level, "held": masks.shed.held}
+    latency_ms = None
+    if masks.published_ns:
+        latency_ms = (masks.published_ns - masks.age_origin_ns) / 1e6
     return {
         "epoch": masks.epoch,
         "node": masks.node,
         "model": masks.model,
         "stages_us": dict(masks.stages_us),
         "skipped": masks.skipped,
-        "shed": None if masks.shed is None else {"level": masks.shed.level, "held": masks.shed.held},
-        "latency_ms": (masks.published_ns - masks.age_origin_ns) / 1e6 if masks.published_ns else None,
+        "shed": shed,
+        "latency_ms": latency_ms,
         "instances": instances,
         "robot": robot,
     }
@@ -121,18 +156,6 @@ def _describe_instance(instance: Instance, blobs: list[Buffer]) -> Mapping[str, 
         "unseen": instance.frames_since_seen,
         "bytes": len(bits),
     }
-
-
-POLL_MS = 100
-STATUS_S = 0.5
-STATUS_TIMEOUT_MS = 1000
-QUEUE_BYTES = 64 << 20
-MAX_EVENTS = 100
-MAX_TEXT = 200
-EVENT_FIELDS = ("camera", "id", "label", "prompts", "error", "seq")
-"""Arguments of events that the page tells."""
-
-Listener = Callable[[], None]
 
 
 class LiveViews(Closeable):
@@ -153,7 +176,9 @@ class LiveViews(Closeable):
         self._pairing = MaskPairing()
         self._views: dict[str, FrameView] = {}
         self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
-        self._number = self._event_number = self._malformed = 0
+        self._number = 0  # of the newest view
+        self._event_number = 0  # of the newest event
+        self._malformed = 0  # messages that could not be read
         self._status: dict[str, Any] | None = None
         self._description: dict[str, Any] | None = None
         self._problem = "connecting"
@@ -163,6 +188,7 @@ class LiveViews(Closeable):
         self._control = ControlClient(transport.control, STATUS_TIMEOUT_MS, security)
         with closed_on_error(self._control):
             self._tap = StreamTap(transport.frames, transport.masks, (), QUEUE_BYTES, security=security)
+        # two threads: the status is asked for even while nothing arrives, and waits for a node that hangs
         self._threads = [
             threading.Thread(target=run, name=f"console {run.__name__}", daemon=True)
             for run in (self._receive, self._ask)
@@ -176,10 +202,12 @@ class LiveViews(Closeable):
         `seen` maps cameras to the number of the view that a page has had last, the longest wait first.
         """
         with self._lock:
+            # a camera that this page has never had comes first
             order = {camera: place for place, camera in enumerate(seen)}
             for camera in sorted(self._views, key=lambda name: order.get(name, -1)):
                 view = self._views[camera]
                 if view.number > seen.get(camera, -1):
+                    # removed first, so that it goes to the end: the longest wait is over
                     seen.pop(camera, None)
                     seen[camera] = view.number
                     return view
@@ -202,8 +230,10 @@ class LiveViews(Closeable):
     def detector(self) -> dict[str, Any]:
         """Settings of the node's detector, as far as they are known."""
         with self._lock:
-            has_detector = self._description is not None and self._description.get("detector")
-            return self._settings("detector") if has_detector else {}
+            # a node without a detector describes none, whatever its settings say
+            if self._description is None or not self._description.get("detector"):
+                return {}
+            return self._settings("detector")
 
     def close(self) -> None:
         """Stop receiving. Idempotent."""
@@ -221,12 +251,14 @@ class LiveViews(Closeable):
                 changed = connected != self._connected
                 self._connected = connected
                 if changed and not connected:
-                    self._status, self._problem = None, "the node has gone: its connection has ended"
+                    self._status = None
+                    self._problem = "the node has gone: its connection has ended"
                 if arrived is not None:
                     try:
                         changed |= self._accept(arrived.parts)
                     except WireError:
                         self._malformed += 1
+            # told without the lock: the listener wakes tasks that ask for the state
             if changed:
                 self._on_change()
 
@@ -236,8 +268,10 @@ class LiveViews(Closeable):
             self._note(unpack_event(parts))
             return True
         pair = self._pairing.accept(parts)
+        # masks without their frame cannot be shown
         if pair is None or pair.frame is None:
             return False
+        # the number tells a page which view is newer than the one that it has
         self._number += 1
         keep_newest(self._views, pair.camera, FrameView(*pair, number=self._number), MAX_CAMERAS)
         return True
@@ -254,15 +288,20 @@ class LiveViews(Closeable):
         while not self._closing.wait(STATUS_S):
             try:
                 status = dict(self._control.call("status"))
+                # the description changes with the node's run alone, and is larger than the status
                 if self._description is None or status.get("node") != node:
-                    node, self._description = status.get("node"), dict(self._control.call("describe"))
+                    node = status.get("node")
+                    self._description = dict(self._control.call("describe"))
                 found = self._explain({**self._description, **status})
             except TransportError:
-                status, found = {}, diagnose(None, self._wanted, self._endpoint in self._tap.connected)
+                status = {}
+                found = diagnose(None, self._wanted, self._endpoint in self._tap.connected)
             except Sam3NodeError as error:
-                status, found = {}, str(error)
+                status = {}
+                found = str(error)
             with self._lock:
-                self._status, self._problem = status or None, found
+                self._status = status or None
+                self._problem = found
             self._on_change()
 
     def _explain(self, description: dict[str, Any]) -> str:
@@ -277,4 +316,7 @@ class LiveViews(Closeable):
 
 
 def _to_text(value: object) -> str:
-    return (", ".join(map(str, value)) if isinstance(value, list) else str(value))[:MAX_TEXT]
+    text = str(value)
+    if isinstance(value, list):
+        text = ", ".join(map(str, value))
+    return text[:MAX_TEXT]

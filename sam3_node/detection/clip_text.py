@@ -15,7 +15,9 @@ from ..types import keep_newest
 from .phrases import Vectors, check_token_counts, clean_phrase, normalise_rows, phrase_key
 
 BATCH = 64
-CACHE_SIZE = 4096  # phrases
+"""Phrases in one run of the tower."""
+CACHE_SIZE = 4096
+"""Phrases whose vectors are cached."""
 CLASSES = dict.fromkeys(("clip", "clip_text_model"), CLIPTextModelWithProjection)
 FILES_HINT = (
     "expected the files of a CLIP in transformers' layout: config.json, model.safetensors (or pytorch_model.bin), "
@@ -47,18 +49,23 @@ class ClipText:
 
         Raises RequestError for a phrase that `clean_phrase` refuses, or that has more tokens than the tower accepts.
         """
+        # each new phrase once, however often it is asked for
         keys = [phrase_key(clean_phrase(phrase)) for phrase in phrases]
         new = [key for key in dict.fromkeys(keys) if key not in self._cache]
         vectors = {key: self._cache[key] for key in keys if key in self._cache}
         for start in range(0, len(new), BATCH):
             batch = new[start : start + BATCH]
             vectors.update(zip(batch, self._run(batch), strict=True))
+        # cached last: a phrase of this call must not push out another one of it
         for key, vector in vectors.items():
             keep_newest(self._cache, key, vector, self._cached)
-        return np.stack([vectors[key] for key in keys]) if keys else np.empty((0, self.dimension), np.float32)
+        if not keys:
+            return np.empty((0, self.dimension), np.float32)
+        return np.stack([vectors[key] for key in keys])
 
     def _run(self, texts: list[str]) -> Vectors:
         tokens = self._tokenizer(texts, padding=True, return_tensors="pt")
+        # checked before the run: the tower would cut a long phrase off without a word
         counts = tokens.attention_mask.sum(dim=1).tolist()
         check_token_counts(texts, counts, self._tower.config.max_position_embeddings)
         with torch.inference_mode():

@@ -1,7 +1,6 @@
-"""Define the interface of detectors, prepare the prompts that a detector searches for, and load a detector of any kind.
+"""Define the interface of detectors, and prepare the prompts that a detector searches for.
 
-A detector prepares phrases once, and then returns boxes for each frame. The modules of a kind are imported only when it
-is loaded.
+A detector prepares phrases once, and then returns boxes for each frame. `loading` makes one of any kind.
 """
 
 from __future__ import annotations
@@ -13,23 +12,23 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-from ..errors import ModelError, RequestError, VocabularyError, did_you_mean, summarize_error
+from ..errors import ModelError, RequestError, summarize_error
 from ..types import Detection, Image, Priority, State
-from .phrases import PhraseEncoder, clean_phrase, clean_prompts, phrase_key
-from .vocabulary import Vocabulary, VocabularyWithFallback
+from .phrases import clean_phrase, clean_prompts, phrase_key
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-    from ..models import TrackerModel
-
 NANO = Path(__file__).parents[1] / "models" / "nano_detector"
-KINDS = ("yolo-world", "sam3-concept", "grounding-dino")
+"""Folder of the bundled detector."""
 VOCABULARY = "vocabulary.safetensors"
-MAX_IOU = 0.7  # of two boxes of one phrase, as with the public weights
+"""Name of the vocabulary beside the weights of a detector."""
+MAX_IOU = 0.7
+"""IoU of two boxes of one phrase above which only the better one is kept, as with the public weights."""
 MAX_DETECTIONS = 100
-MAX_BOXES = 64  # of one exemplar
+"""Boxes that a detector returns for a frame, the best of all phrases."""
+MAX_BOXES = 64
+"""Boxes of one exemplar, on all images together."""
 
 File = str | os.PathLike[str]
 Boxes = Sequence[Sequence[float]]
@@ -81,7 +80,10 @@ class Exemplar(NamedTuple):
     @property
     def labels(self) -> list[int]:
         """The labels of all boxes."""
-        return [label for view in self.views.values() for label in view.labels]
+        labels: list[int] = []
+        for view in self.views.values():
+            labels.extend(view.labels)
+        return labels
 
 
 @runtime_checkable
@@ -121,23 +123,28 @@ class PromptSet:
             raise RequestError("set_prompts: no detector is configured; set detector.kind, or use add_object")
         if not self.phrases:
             return self
+        # exemplars need a detector that takes boxes; names alone need none
         if self.exemplars:
             return replace(self, query=require_exemplars(detector).prepare(self.phrases, self.exemplars))
         return replace(self, query=detector.prepare(self.phrases))
 
     def state(self) -> State:
         """Return the state that `restore_prompts` takes."""
+        # the query is not saved: another detector would prepare it in another way
         return {part.name: dict(getattr(self, part.name)) for part in fields(self) if part.name != "query"}
 
 
 def restore_prompts(detector: Detector | None, state: State) -> PromptSet:
     """Return the prompts that `PromptSet.state` described. Raises RequestError as `PromptSet.prepare` does."""
-    exemplars = {
-        name: Exemplar(text, {place: View(*view) for place, view in views.items()})
-        for name, (text, views) in state["exemplars"].items()
-    }
+    exemplars = {}
+    for name, (text, saved) in state["exemplars"].items():
+        views = {place: View(*view) for place, view in saved.items()}
+        exemplars[name] = Exemplar(text, views)
     prompts = PromptSet(**state | {"exemplars": exemplars})
-    return prompts.prepare(detector) if prompts.phrases else prompts
+    # without phrases, no detector is needed
+    if not prompts.phrases:
+        return prompts
+    return prompts.prepare(detector)
 
 
 def prepare_prompts(
@@ -152,13 +159,21 @@ def prepare_prompts(
     """Prepare cleaned, unique phrases for a detector.
 
     scores: thresholds of some phrases; `score` is the threshold of the others. max_counts: maximum numbers of objects
-    of some phrases. priorities: of some phrases. exemplars: those of other phrases are dropped. Raises RequestError
-    for a phrase that the detector cannot search for, and for a limit whose phrase is not among `phrases`.
+    of some phrases. priorities: priorities of some phrases. exemplars: what some phrases mean; those of other phrases
+    are dropped. Raises RequestError for a phrase that the detector cannot search for, and for a limit whose phrase is
+    not among `phrases`.
     """
+    # exemplars of names that are not looked for any more are forgotten; limits of such names are a mistake
     keys = set(map(phrase_key, phrases))
     kept = {name: shown for name, shown in (exemplars or {}).items() if phrase_key(name) in keys}
-    scores, *others = (_by_phrase(part or {}, phrases) for part in (scores, max_counts, priorities, kept))
-    return PromptSet({phrase: scores.get(phrase, score) for phrase in phrases}, *others).prepare(detector)
+    scores = _by_phrase(scores or {}, phrases)
+    prompts = PromptSet(
+        thresholds={phrase: scores.get(phrase, score) for phrase in phrases},
+        max_counts=_by_phrase(max_counts or {}, phrases),
+        priorities=_by_phrase(priorities or {}, phrases),
+        exemplars=_by_phrase(kept, phrases),
+    )
+    return prompts.prepare(detector)
 
 
 def add_exemplar(
@@ -180,16 +195,24 @@ def add_exemplar(
     RequestError for a name or text that the detector cannot search for, for more than MAX_BOXES boxes of a name, and
     where nothing says what is meant.
     """
+    # the name in the spelling that it has among the prompts, and what it has meant so far
     (name,) = _by_phrase({clean_phrase(name): None}, clean_prompts([*prompts.phrases, name]))
-    before = prompts.exemplars.get(name, Exemplar(name if name in prompts.thresholds else "", {}))
+    before = prompts.exemplars.get(name)
+    if before is None:
+        before = Exemplar(name if name in prompts.thresholds else "", {})
     if not 0 < len(boxes) <= MAX_BOXES - len(before.labels):
         found = len(before.labels) + len(boxes)
         raise RequestError(f"boxes: expected 1 to {MAX_BOXES} of one name, found {found}")
+    # boxes of one image are encoded together, so those that it had are encoded again
     if place in before.views:
-        boxes, labels = [*before.views[place].boxes, *boxes], [*before.views[place].labels, *labels]
+        boxes = [*before.views[place].boxes, *boxes]
+        labels = [*before.views[place].labels, *labels]
     tokens = require_exemplars(detector).encode_exemplar(image, boxes, labels)
     views = {**before.views, place: View(boxes, labels, tokens)}
-    exemplar = Exemplar(clean_phrase(text, "text") if text else before.text, views)
+    words = before.text
+    if text:
+        words = clean_phrase(text, "text")
+    exemplar = Exemplar(words, views)
     if not (exemplar.text or any(exemplar.labels)):
         raise RequestError("labels: expected a box of label 1, or a text, to say what is meant; found only 0")
     thresholds = {**prompts.thresholds, name: prompts.thresholds.get(name, score)}
@@ -199,9 +222,12 @@ def add_exemplar(
 
 def require_exemplars(detector: Detector | None) -> ExemplarDetector:
     """Return the detector. Raises RequestError for one that finds objects by name only, and for none."""
+    # known by its methods, which a detector that finds names only does not have
     if isinstance(detector, ExemplarDetector):
         return detector
-    found = f"{detector.name}, whose weights have no encoder of image prompts" if detector else "none"
+    found = "none"
+    if detector is not None:
+        found = f"{detector.name}, whose weights have no encoder of image prompts"
     raise RequestError(
         f"exemplar: expected a detector that takes boxes as prompts (detector.kind sam3-concept), found {found}; "
         "look for a name, or add each object with add_object"
@@ -216,93 +242,6 @@ def _by_phrase(limits: Mapping[str, Any], phrases: Sequence[str]) -> dict[str, A
             f"expected limits for the prompts {', '.join(phrases)}, found one for {unknown[0]!r:.60}"
         )
     return {spelling[phrase_key(name)]: limit for name, limit in limits.items()}
-
-
-def load_detector(
-    kind: str,
-    name_or_path: File = "nano",
-    *,
-    vocabulary: File | None = None,
-    text_encoder: File | None = None,
-    device: str | torch.device = "cpu",
-    dtype: str | torch.dtype | None = None,
-    image_size: int = 0,
-    tracker: TrackerModel | None = None,
-) -> Detector:
-    """Load a detector of `kind` "yolo-world", "sam3-concept" or "grounding-dino".
-
-    name_or_path: "nano" (the bundled yolo-world) or a folder of weights; for the other two kinds also a hub name.
-    vocabulary, text_encoder: the sources of yolo-world's phrase vectors, a vocabulary file and a folder with CLIP for
-    all other phrases; by default vocabulary.safetensors beside the weights.
-    image_size: side of yolo-world's input in pixels; 0 selects the size of its training.
-    tracker: the model whose encoder sam3-concept shares, if both have the same weights.
-    See `load_tracker` for `device` and `dtype`. Raises ModelError or VocabularyError if the files cannot be used.
-    """
-    name = os.fspath(name_or_path)
-    if kind == "yolo-world":
-        return _load_yolo_world(name, vocabulary, text_encoder, image_size, device=device, dtype=dtype)
-    if kind not in ("sam3-concept", "grounding-dino"):
-        raise ModelError(
-            f"expected a detector yolo-world, sam3-concept or grounding-dino, found {kind!r:.60}"
-            f"{did_you_mean(kind, KINDS)}"
-        )
-    if vocabulary is not None or text_encoder is not None:
-        raise VocabularyError(
-            f"expected a vocabulary or text encoder for yolo-world only, found one for {kind}, which encodes phrases "
-            "itself; leave detector.vocabulary and detector.text_encoder empty"
-        )
-    if name == "nano":
-        raise ModelError(
-            f"expected a folder or a hub name for {kind}, found nano, which is a yolo-world (detector.name)"
-        )
-    if kind == "sam3-concept":
-        from .sam3_concept import load_sam3_concept
-
-        return load_sam3_concept(name, device=device, dtype=dtype, tracker=tracker)
-    from .grounding_dino import load_grounding_dino
-
-    return load_grounding_dino(name, device=device, dtype=dtype)
-
-
-def _load_yolo_world(
-    name: str, vocabulary: File | None, text_encoder: File | None, image_size: int, **place: Any
-) -> Detector:
-    from ..models.yolo.network import load_yolo_world
-    from .yolo_world import YoloWorldDetector
-
-    is_nano = name == "nano"
-    folder = NANO if is_nano else Path(name)
-    if not folder.is_dir():
-        raise ModelError(
-            f"no folder {folder}: expected nano (bundled), or a folder that `sam3-node weights convert` wrote "
-            f"(detector.name){did_you_mean(name, ['nano', *map(str, folder.parent.glob('*/'))])}"
-        )
-    model = load_yolo_world(folder, **place)
-    return YoloWorldDetector(
-        model,
-        _phrase_encoder(folder, vocabulary, text_encoder),
-        name="nano" if is_nano else folder.resolve().name,
-        image_size=image_size or model.config.image_size,
-    )
-
-
-def _phrase_encoder(folder: Path, vocabulary: File | None, text_encoder: File | None) -> PhraseEncoder:
-    if vocabulary is None and text_encoder is None:
-        vocabulary = folder / VOCABULARY
-        if not vocabulary.is_file():
-            raise VocabularyError(
-                f"expected {vocabulary}, or the setting of a vocabulary or text encoder, found none; set "
-                "detector.vocabulary to a file that `sam3-node vocabulary build` wrote, or "
-                "detector.text_encoder to a folder with CLIP"
-            )
-    table = Vocabulary.load(vocabulary) if vocabulary is not None else None
-    if text_encoder is None:
-        assert table is not None
-        return table
-    from .clip_text import ClipText
-
-    encoder = ClipText(text_encoder)
-    return encoder if table is None else VocabularyWithFallback(table, encoder)
 
 
 @contextmanager

@@ -16,7 +16,12 @@ from .detectors import MAX_DETECTIONS, MAX_IOU, raise_model_error
 from .phrases import quote_phrase
 
 CLASSES = {"grounding-dino": GroundingDinoForObjectDetection}
-SHORT_SIDE, MAX_LONG_SIDE = 800, 1333  # pixels of the public weights' input
+SHORT_SIDE = 800
+"""Shorter side of the public weights' input, in pixels."""
+MAX_LONG_SIDE = 1333
+"""Longest side of that input. A long frame has a shorter side below SHORT_SIDE."""
+MIN_SIDE = 32
+"""Shortest side, in pixels, that a preprocessor's file may name."""
 
 
 class TextQuery(NamedTuple):
@@ -52,10 +57,14 @@ class GroundingDinoDetector:
         limit: int = MAX_DETECTIONS,
     ) -> None:
         self.name = name
-        self._model, self._tokenizer, self._dtype = model, tokenizer, dtype
+        self._model = model
+        self._tokenizer = tokenizer
+        self._dtype = dtype
         self._mean, self._std = normalisation.to_tensors(model.device)
-        self._shortest, self._longest = shortest, longest
-        self._iou, self._limit = iou, limit
+        self._shortest = shortest
+        self._longest = longest
+        self._iou = iou
+        self._limit = limit
 
     def prepare(self, phrases: Sequence[str]) -> TextQuery:
         """Join the phrases into one text, such as "red mug. bottle.".
@@ -64,6 +73,7 @@ class GroundingDinoDetector:
         without a word that the model knows.
         """
         tokens, owners = self._join_phrases([self._word_tokens(phrase) for phrase in phrases])
+        # one text for all phrases, so all of them share its limit
         max_tokens = self._model.config.max_text_len
         if len(tokens) > max_tokens:
             raise RequestError(
@@ -81,8 +91,11 @@ class GroundingDinoDetector:
         may contain a period, or may be part of another phrase.
         """
         tokenizer = self._tokenizer
-        period, none = tokenizer.convert_tokens_to_ids("."), len(words)
-        tokens, owners = [tokenizer.cls_token_id], [none]
+        period = tokenizer.convert_tokens_to_ids(".")
+        none = len(words)
+        tokens = [tokenizer.cls_token_id]
+        owners = [none]
+        # each phrase ends with a period, which belongs to none
         for index, ids in enumerate(words):
             tokens += [*ids, period]
             owners += [*[index] * len(ids), none]
@@ -90,6 +103,7 @@ class GroundingDinoDetector:
 
     def _word_tokens(self, phrase: str) -> list[int]:
         ids: list[int] = self._tokenizer(phrase.lower(), add_special_tokens=False).input_ids
+        # a word that is not known would match anything
         if set(ids) <= {self._tokenizer.unk_token_id}:
             raise UnknownPhraseError(
                 f"expected words that {self.name} knows, found none in {quote_phrase(phrase)}"
@@ -106,6 +120,7 @@ class GroundingDinoDetector:
             pixels = normalise_frame(image, size, self._mean, self._std, torch.float32)
             with torch.autocast(pixels.device.type, self._dtype, enabled=self._dtype != torch.float32):
                 output = self._model(pixel_values=pixels, input_ids=query.tokens)
+            # each phrase takes the score of its best token; corners may lie outside the frame
             scores = _score_phrases(output.logits[0].float().sigmoid(), query)
             boxes = to_corners(output.pred_boxes[0].float()).clamp(0, 1)
             chosen = select(boxes, scores, threshold, iou=self._iou, limit=self._limit)
@@ -125,7 +140,9 @@ def input_size(size: tuple[int, ...], shortest: int, longest: int) -> tuple[int,
 
 def _score_phrases(scores: Tensor, query: TextQuery) -> Tensor:
     """Turn the scores [Q, T'] of tokens into scores [Q, K] of phrases: each phrase's best token counts."""
-    count, tokens = len(query.phrases), len(query.owners)
+    count = len(query.phrases)
+    tokens = len(query.owners)
+    # one more column takes the scores of tokens that belong to no phrase
     best = scores.new_zeros(len(scores), count + 1)
     owners = query.owners.expand(len(scores), -1)
     return best.scatter_reduce(1, owners, scores[:, :tokens], "amax")[:, :count]
@@ -143,6 +160,7 @@ def load_grounding_dino(
     """
     place = weight_files.pick_device(device)
     name = os.fspath(name_or_path)
+    # in float32: autocast converts what may be computed in less
     model: Any = weight_files.load_whole(name, CLASSES, torch.float32)
     tokenizer = weight_files.load_tokenizer(name, BertTokenizer, model.config.text_config.vocab_size)
     shortest, longest = _limits(weight_files.read_preprocessing(name).get("size"))
@@ -160,7 +178,8 @@ def load_grounding_dino(
 def _limits(size: Any) -> tuple[int, int]:
     """Return the input's shorter and longer side from a preprocessor's `size`, by default of the public weights."""
     if isinstance(size, dict):
-        shortest, longest = size.get("shortest_edge"), size.get("longest_edge")
-        if isinstance(shortest, int) and isinstance(longest, int) and 32 <= shortest <= longest:
+        shortest = size.get("shortest_edge")
+        longest = size.get("longest_edge")
+        if isinstance(shortest, int) and isinstance(longest, int) and MIN_SIDE <= shortest <= longest:
             return shortest, longest
     return SHORT_SIDE, MAX_LONG_SIDE

@@ -10,11 +10,21 @@ import numpy.typing as npt
 from ..errors import RequestError, VocabularyError
 
 MAX_PROMPTS = 256
+"""Phrases that a detector looks for at once."""
 MAX_CHARACTERS = 200
+"""Characters of a phrase."""
 MAX_LABEL_CHARACTERS = 256
-MAX_QUOTED_CHARACTERS = 40  # of a phrase in an error message
+"""Characters of a label, which may be more than a phrase: it is not encoded."""
+MAX_QUOTED_CHARACTERS = 40
+"""Characters of a phrase in an error message."""
 JOINERS = "\u200c\u200d"
-MIN_SIMILARITY = 0.3  # share of common trigrams at which a phrase is suggested: the default of pg_trgm
+"""Invisible characters that some scripts need within a word."""
+MIN_SIMILARITY = 0.3
+"""Share of common trigrams from which on a phrase is suggested: the default of pg_trgm."""
+UNIT_TOLERANCE = 1e-6
+"""Vectors with a norm this close to 1 stay as they are, bit for bit, when they are saved and loaded."""
+
+Vectors = npt.NDArray[np.float32]
 
 
 def clean_phrase(phrase: object, what: str = "phrase", max_characters: int = MAX_CHARACTERS) -> str:
@@ -25,6 +35,7 @@ def clean_phrase(phrase: object, what: str = "phrase", max_characters: int = MAX
     """
     if not isinstance(phrase, str):
         raise RequestError(f"{what}: expected text, found {type(phrase).__name__}")
+    # composed letters and single spaces: one phrase has one spelling
     cleaned = " ".join(unicodedata.normalize("NFC", phrase).split())
     if not cleaned:
         raise RequestError(f'{what}: expected the name of an object such as "red mug", found an empty one')
@@ -33,6 +44,7 @@ def clean_phrase(phrase: object, what: str = "phrase", max_characters: int = MAX
             f"{what}: expected at most {max_characters} characters, found {len(cleaned)}: {quote_phrase(cleaned)}; "
             "name the object in a few words"
         )
+    # a label is printed in terminals and pages, where such characters would hide or reorder text
     if any(_is_control(character) for character in cleaned):
         raise RequestError(f"{what}: expected no control characters, found {quote_phrase(cleaned)}")
     return cleaned
@@ -43,7 +55,9 @@ def clean_label(label: str) -> str:
 
     Raises RequestError for more than MAX_LABEL_CHARACTERS characters, and for control characters.
     """
-    return clean_phrase(label, "label", MAX_LABEL_CHARACTERS) if label.strip() else "object"
+    if not label.strip():
+        return "object"
+    return clean_phrase(label, "label", MAX_LABEL_CHARACTERS)
 
 
 def clean_prompts(prompts: Sequence[object]) -> tuple[str, ...]:
@@ -51,6 +65,7 @@ def clean_prompts(prompts: Sequence[object]) -> tuple[str, ...]:
 
     Raises RequestError for more than MAX_PROMPTS prompts, or for one that `clean_phrase` refuses.
     """
+    # a text is a sequence, too: its letters would be looked for
     if isinstance(prompts, str | bytes | Mapping):
         raise RequestError(f"prompts: expected a list of phrases, found {type(prompts).__name__}")
     if len(prompts) > MAX_PROMPTS:
@@ -81,13 +96,16 @@ def nearest_phrases(phrase: str, known_phrases: Iterable[str], count: int = 5) -
     for candidate in known_phrases:
         other = _trigrams(candidate)
         scored.append((len(trigrams & other) / len(trigrams | other), candidate))
+    # only the score is compared, so that phrases of equal score keep their order
     scored.sort(key=lambda pair: -pair[0])
     return [candidate for score, candidate in scored[:count] if score >= MIN_SIMILARITY]
 
 
 def quote_phrase(phrase: str) -> str:
     """Return a phrase for an error message: quoted, escaped and shortened."""
-    return repr(phrase) if len(phrase) <= MAX_QUOTED_CHARACTERS else f"{phrase[:MAX_QUOTED_CHARACTERS]!r}…"
+    if len(phrase) > MAX_QUOTED_CHARACTERS:
+        return f"{phrase[:MAX_QUOTED_CHARACTERS]!r}…"
+    return repr(phrase)
 
 
 def check_token_counts(phrases: Sequence[str], counts: Sequence[int], limit: int) -> None:
@@ -105,14 +123,12 @@ def _is_control(character: str) -> bool:
 
 
 def _trigrams(phrase: str) -> set[str]:
-    padded = [f"  {word} " for word in phrase_key(phrase).split()]
-    return {word[start : start + 3] for word in padded for start in range(len(word) - 2)}
-
-
-Vectors = npt.NDArray[np.float32]
-UNIT_TOLERANCE = (
-    1e-6  # vectors with a norm this close to 1 stay bit for bit equal when they are saved and loaded
-)
+    trigrams: set[str] = set()
+    for word in phrase_key(phrase).split():
+        # the beginning of a word counts more than its end
+        padded = f"  {word} "
+        trigrams.update(padded[start : start + 3] for start in range(len(padded) - 2))
+    return trigrams
 
 
 class PhraseEncoder(Protocol):
@@ -138,11 +154,14 @@ def check_phrase_encoder(encoder: PhraseEncoder, dimension: int, model: str | No
 
     Only the part of a model's name after the last slash is compared, so a folder may have the model's name.
     """
+    # the dimension first: vectors of another length cannot even be compared
     if encoder.dimension != dimension:
+        wanted = f" from {model}" if model else ""
         raise VocabularyError(
-            f"expected phrase vectors of {dimension} numbers{f' from {model}' if model else ''}, found "
+            f"expected phrase vectors of {dimension} numbers{wanted}, found "
             f"{encoder.dimension} from {encoder.model}; use a vocabulary or text encoder of the detector's model"
         )
+    # vectors of the same length from another model mean something else
     if model is not None and _last_part(model) != _last_part(encoder.model):
         raise VocabularyError(
             f"expected phrase vectors from {model}, found vectors from {encoder.model}; use a vocabulary or text "
@@ -153,6 +172,7 @@ def check_phrase_encoder(encoder: PhraseEncoder, dimension: int, model: str | No
 def normalise_rows(vectors: Any) -> Vectors:
     """Scale the rows of vectors [N, D] to unit length. Raises ValueError for a row that is zero or not finite."""
     vectors = np.asarray(vectors)
+    # in float64: the squares of large float32 numbers would overflow
     with np.errstate(over="ignore", invalid="ignore"):
         norms = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
     if not np.isfinite(norms).all():

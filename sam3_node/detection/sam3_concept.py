@@ -29,9 +29,12 @@ from .detectors import MAX_DETECTIONS, MAX_IOU, Boxes, Exemplar, raise_model_err
 from .phrases import check_token_counts
 
 CLASSES = {"sam3": Sam3Model, "sam3_video": Sam3Model}
-PHRASE_BATCH = 4  # phrases in one run of the detector; each has a copy of the image's tokens
-TEXT_BATCH = 64  # phrases in one run of the text tower
-NO_TEXT = "visual"  # the text of an exemplar without words, as in the public implementation
+PHRASE_BATCH = 4
+"""Phrases in one run of the detector. Each has a copy of the image's tokens in memory."""
+TEXT_BATCH = 64
+"""Phrases in one run of the text tower."""
+NO_TEXT = "visual"
+"""Text of an exemplar without words, as in the public implementation."""
 
 
 class ConceptQuery(NamedTuple):
@@ -54,10 +57,16 @@ class ConceptNetwork(nn.Module):
         super().__init__()
         vision = source.vision_encoder
         self.trunk: nn.Module = WindowedViT(vision.backbone)
-        self.level, self.position = vision.neck.fpn_layers[-2], vision.neck.position_encoding
-        self.text_encoder, self.text_projection = source.text_encoder, source.text_projection
-        self.geometry, self.encoder = source.geometry_encoder, source.detr_encoder
-        self.decoder, self.scoring = source.detr_decoder.float(), source.dot_product_scoring.float()
+        # of the feature pyramid, the detector reads one level alone
+        self.level = vision.neck.fpn_layers[-2]
+        self.position = vision.neck.position_encoding
+        self.text_encoder = source.text_encoder
+        self.text_projection = source.text_projection
+        self.geometry = source.geometry_encoder
+        self.encoder = source.detr_encoder
+        # in float32, see above
+        self.decoder = source.detr_decoder.float()
+        self.scoring = source.dot_product_scoring.float()
 
     def encode_text(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Encode token ids [K, T], with mask [K, T] nonzero for tokens of the phrase, into features [K, T, C]."""
@@ -76,18 +85,23 @@ class ConceptNetwork(nn.Module):
         labels: int64 [N], 1 for boxes like those to find, 0 for others. As transformers' Sam3GeometryEncoder, whose
         modules these are; that needs torchvision.
         """
-        parts, dtype = self.geometry, features.dtype
+        parts = self.geometry
+        dtype = features.dtype
+        # the features within each box
         size = torch.tensor(features.shape[:1:-1] * 2, device=boxes.device)  # of the grid: w h w h
         normalised = parts.vision_layer_norm(features.movedim(1, -1)).movedim(-1, 1)
         pooled = pool_boxes(normalised, boxes * size, parts.roi_size)
+        # the place and size of each box, encoded as positions
         sides = boxes[:, 2:] - boxes[:, :2]
         centres = boxes[:, :2] + sides / 2
         place = parts._encode_box_coordinates(*centres.unbind(1), *sides.unbind(1))
+        # a token for each box: its place, its features and its label; and one token for all of them
         tokens = parts.boxes_direct_project(torch.cat([centres, sides], dim=1).to(dtype))
         tokens = tokens + parts.boxes_pool_project(pooled).flatten(1)
         tokens = tokens + parts.boxes_pos_enc_project(place.to(dtype)) + parts.label_embed(labels)
         tokens = torch.cat([tokens, parts.cls_embed.weight])[None]
         tokens = parts.prompt_layer_norm(parts.final_proj(tokens))
+        # the tokens look at the image
         image, where = (part.flatten(2).transpose(1, 2) for part in (features, position))
         for layer in parts.layers:
             tokens = layer(tokens, image, where, prompt_mask=None)
@@ -98,12 +112,14 @@ class ConceptNetwork(nn.Module):
         self, features: Tensor, position: Tensor, text: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Find K phrases on an encoded image; return float32 boxes [K, Q, 4] in 0..1 and scores [K, Q]."""
+        # the image's tokens, which have read the phrase
         encoded = self.encoder(
             vision_features=[features.expand(len(text), -1, -1, -1)],
             text_features=text,
             vision_pos_embeds=[position.expand(len(text), -1, -1, -1)],
             text_mask=mask,
         )
+        # boxes that look for the phrase
         text = text.float()
         decoded = self.decoder(
             vision_features=encoded.last_hidden_state.float(),
@@ -112,6 +128,7 @@ class ConceptNetwork(nn.Module):
             text_mask=mask,
             spatial_shapes=encoded.spatial_shapes,
         )
+        # the last layer's boxes, each scored for the phrase, and by the probability that the phrase is there at all
         last = decoded.intermediate_hidden_states[-1:]
         logits = self.scoring(last, text, mask)[0, ..., 0]
         offsets = self.decoder.box_head(last[0])
@@ -137,12 +154,15 @@ class Sam3ConceptDetector:
         limit: int = MAX_DETECTIONS,
     ) -> None:
         self.name = name
-        self._network, self._tokenizer = ConceptNetwork(model), tokenizer
-        self._device, self._dtype = model.device, model.dtype
+        self._network = ConceptNetwork(model)
+        self._tokenizer = tokenizer
+        self._device = model.device
+        self._dtype = model.dtype
         self._mean, self._std = normalisation.to_tensors(self._device)
         self._side = side(model.config.vision_config.image_size)
         self._max_tokens = model.config.text_config.max_position_embeddings
-        self._iou, self._limit = iou, limit
+        self._iou = iou
+        self._limit = limit
 
     @torch.inference_mode()
     def prepare(
@@ -152,18 +172,30 @@ class Sam3ConceptDetector:
 
         Raises RequestError for a phrase with more tokens than the model accepts.
         """
-        texts = [(exemplars[name].text or NO_TEXT) if name in exemplars else name for name in phrases]
+        # an exemplar has words of its own, or none; its name only names what is found
+        texts = []
+        for name in phrases:
+            if name in exemplars:
+                texts.append(exemplars[name].text or NO_TEXT)
+            else:
+                texts.append(name)
         counts = [len(ids) for ids in self._tokenizer(texts).input_ids]
         check_token_counts(texts, counts, self._max_tokens)
         tokens = self._tokenizer(
             texts, padding="max_length", max_length=self._max_tokens, return_tensors="pt"
         )
         with raise_model_error(self.name):
-            ids, mask = tokens.input_ids.to(self._device), tokens.attention_mask.to(self._device)
+            ids = tokens.input_ids.to(self._device)
+            mask = tokens.attention_mask.to(self._device)
             batches = zip(torch.split(ids, TEXT_BATCH), torch.split(mask, TEXT_BATCH), strict=True)
             text = torch.cat([self._network.encode_text(*batch) for batch in batches])
-            views = [exemplars[name].views.values() if name in exemplars else () for name in phrases]
-            shown = [torch.cat([text[0, :0], *(view.tokens.to(text) for view in seen)]) for seen in views]
+            # the tokens of each phrase's boxes, none for most phrases, behind those of its text
+            shown = []
+            for name in phrases:
+                parts = [text[0, :0]]
+                if name in exemplars:
+                    parts += [view.tokens.to(text) for view in exemplars[name].views.values()]
+                shown.append(torch.cat(parts))
             padded = nn.utils.rnn.pad_sequence(shown, batch_first=True)
             lengths = torch.tensor([[len(part)] for part in shown], device=self._device)
             is_shown = torch.arange(padded.shape[1], device=self._device) < lengths
@@ -175,6 +207,7 @@ class Sam3ConceptDetector:
     def encode_exemplar(self, image: Image, boxes: Boxes, labels: Sequence[int]) -> Tensor:
         """Encode boxes on an image; see `ExemplarDetector.encode_exemplar`."""
         with raise_model_error(self.name):
+            # in shares of the image, which the network resizes
             shares = torch.tensor(boxes, dtype=torch.float32) / torch.tensor(image.shape[1::-1] * 2)
             places = shares.to(self._device), torch.tensor(labels, device=self._device)
             return self._network.encode_boxes(*self._encode(image), *places).cpu()
@@ -186,6 +219,7 @@ class Sam3ConceptDetector:
         """Detect objects on a frame; see `Detector.detect`."""
         with raise_model_error(self.name):
             encoded = self._encode(image, trunk)
+            # in batches, because each phrase has a copy of the image's tokens
             batches = zip(
                 torch.split(query.text, PHRASE_BATCH), torch.split(query.mask, PHRASE_BATCH), strict=True
             )
@@ -195,6 +229,7 @@ class Sam3ConceptDetector:
             return to_detections(chosen, unit_letterbox(image), query.phrases)
 
     def _encode(self, image: Image, trunk: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        # a trunk that is shared has run for the tracker already
         if trunk is None:
             pixels = normalise_frame(image, (self._side,) * 2, self._mean, self._std, self._dtype)
             trunk = self._network.trunk(pixels)
@@ -205,6 +240,7 @@ class Sam3ConceptDetector:
 
         From then on, callers must pass the output of the shared trunk to `detect`.
         """
+        # the trunk may be shared only if it would compute the very same numbers
         same = tracker.image_size == self._side and tracker.dtype == self._dtype
         same = same and torch.equal(tracker.mean, self._mean) and torch.equal(tracker.std, self._std)
         if not (same and _equal(tracker.trunk, self._network.trunk)):
@@ -214,6 +250,7 @@ class Sam3ConceptDetector:
 
     def _choose(self, boxes: Tensor, scores: Tensor, threshold: float) -> SelectedBoxes:
         """Select among boxes [K, Q, 4] with scores [K, Q]. A box counts only for its own phrase."""
+        # a table of scores with one column for each phrase, in which a box has its own phrase's score alone
         best, index = scores.flatten().topk(min(MAX_CANDIDATES, scores.numel()))
         table = best[:, None] * F.one_hot(index // scores.shape[1], len(scores))
         return select(boxes.flatten(0, 1)[index], table, threshold, iou=self._iou, limit=self._limit)
@@ -227,12 +264,14 @@ def pool_boxes(features: Tensor, boxes: Tensor, size: int) -> Tensor:
     height, width = features.shape[2:]
     pooled = []
     for x0, y0, x1, y1 in boxes.tolist():
+        # as many samples in each cell of the grid, at most one feature apart
         x, y = (_sample(*line, size).to(features.device) for line in ((x0, x1), (y0, y1)))
         # the middle of the first cell is 0 there, -1 here
         grid = torch.meshgrid(2 * x / (width - 1) - 1, 2 * y / (height - 1) - 1, indexing="xy")
         samples = F.grid_sample(
             features.float(), torch.stack(grid, dim=2)[None], padding_mode="border", align_corners=True
         )
+        # samples outside the image count as 0
         is_inside = (y <= height)[:, None] & (x <= width)
         pooled.append(F.adaptive_avg_pool2d(samples * is_inside, size))
     return torch.cat(pooled).to(features.dtype)
@@ -249,8 +288,9 @@ def _equal(first: nn.Module | None, second: nn.Module) -> bool:
     """Return True if two networks have the same tensors."""
     if first is None:
         return False
-    a, b = first.state_dict(), second.state_dict()
-    return a.keys() == b.keys() and all(torch.equal(value, b[name]) for name, value in a.items())
+    own = first.state_dict()
+    other = second.state_dict()
+    return own.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in own.items())
 
 
 def load_sam3_concept(
@@ -275,6 +315,7 @@ def load_sam3_concept(
         name=weight_files.name_weights(name),
         normalisation=weight_files.read_normalisation(name, weight_files.CENTRED),
     )
+    # shared if equal, so that a frame is encoded once for both
     if tracker is not None:
         detector.share_trunk_with(tracker)
     return detector

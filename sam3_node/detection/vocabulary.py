@@ -28,11 +28,16 @@ from .phrases import (
 )
 
 VERSION = "1"
+"""Version of the layout of the file."""
 BUILD_HINT = "build one with `sam3-node vocabulary build`"
-MAX_LISTED = 3  # unknown phrases in an error message
-MAX_CONTRASTS = 48  # phrases of each kind that a phrase is compared with
+MAX_LISTED = 3
+"""Unknown phrases that an error lists."""
+MAX_CONTRASTS = 48
+"""Phrases of each kind that a phrase is compared with. Each costs a product for each box."""
 ANYTHING = {"object", "thing", "item"}
-SAME = 0.99  # cosine from which two phrases mean the same
+"""Words that name everything, and so contrast with nothing."""
+SAME = 0.99
+"""Cosine from which on two phrases mean the same."""
 
 
 class Vocabulary:
@@ -44,7 +49,10 @@ class Vocabulary:
     """
 
     def __init__(self, phrases: Sequence[object], vectors: Any, model: str) -> None:
-        self.phrases, self.vectors, self.model = _clean(phrases), _unit(vectors, phrases), model
+        self.phrases = _clean(phrases)
+        self.vectors = _unit(vectors, phrases)
+        self.model = model
+        # shared by all who encode: nobody may change them
         self.vectors.flags.writeable = False
         if not isinstance(model, str) or not model.strip():
             raise VocabularyError(
@@ -58,7 +66,9 @@ class Vocabulary:
         """Read a file that `save` wrote. Raises VocabularyError, which names the file."""
         try:
             with safe_open(path, framework="numpy") as file:
-                metadata, vectors = file.metadata() or {}, _read_vectors(file)
+                metadata = file.metadata() or {}
+                vectors = _read_vectors(file)
+            # an older layout would be read wrong, not with an error
             if metadata.get("version") != VERSION:
                 raise VocabularyError(
                     f"expected a vocabulary of version {VERSION}, found {metadata.get('version', 'no version')}"
@@ -102,6 +112,7 @@ class Vocabulary:
         Raises RequestError for a phrase that `clean_phrase` refuses. Raises UnknownPhraseError, which suggests similar
         phrases, for phrases that are not in the vocabulary.
         """
+        # all phrases that are missing are named at once
         cleaned = [clean_phrase(phrase) for phrase in phrases]
         unknown = [phrase for phrase in cleaned if phrase_key(phrase) not in self._rows]
         if unknown:
@@ -116,18 +127,23 @@ class Vocabulary:
         return Vocabulary(phrases, np.concatenate([self.vectors, other.vectors[new]]), self.model)
 
     def contrasts(self, phrase: str) -> tuple[list[int], list[int]]:
-        """Return rows of phrases that are nearly `phrase`: the same thing of another look, another thing of its look.
+        """Return the rows of phrases close to `phrase`: the same thing with another look, and other things with its
+        look.
 
         The look is the first word of several, "red" of "red mug"; another thing than "mug" is every single word. No
         phrase counts that may be true of the same object: its words are among the other's words, one of both is
         anything, or it has the same vector. Each list has the at most MAX_CONTRASTS rows with the nearest vectors, the
         nearest first.
         """
-        words, vector = phrase_key(phrase).split(), self.encode([phrase])[0]
-        looks, things = [], []
+        words = phrase_key(phrase).split()
+        vector = self.encode([phrase])[0]
+        looks: list[int] = []
+        things: list[int] = []
         for row, other in enumerate(self._words):
+            # "red mug" may be true of a "mug"
             if set(other) <= set(words) or set(words) <= set(other):
                 continue
+            # "red mug" and "blue mug"; "red mug" and "red bowl", or "mug" and "bowl"
             if len(words) > 1 and other[1:] == words[1:]:
                 looks.append(row)
             elif not {words[-1], other[-1]} & ANYTHING and (
@@ -143,10 +159,13 @@ class Vocabulary:
 
     def _describe_unknown(self, unknown: list[str]) -> str:
         descriptions = []
+        # a few of them, each with phrases that are spelt like it
         for phrase in unknown[:MAX_LISTED]:
             nearest = ", ".join(map(quote_phrase, nearest_phrases(phrase, self.phrases)))
             descriptions.append(f"{quote_phrase(phrase)} (nearest: {nearest or 'none'})")
-        more = f" and {len(unknown) - MAX_LISTED} more" if len(unknown) > MAX_LISTED else ""
+        more = ""
+        if len(unknown) > MAX_LISTED:
+            more = f" and {len(unknown) - MAX_LISTED} more"
         return (
             f"not among the {len(self)} phrases of the vocabulary: {', '.join(descriptions)}{more}; choose one of "
             "them, or build a vocabulary with it: `sam3-node vocabulary build PHRASE … --encoder FOLDER -o FILE`"
@@ -159,11 +178,14 @@ class VocabularyWithFallback:
     def __init__(self, vocabulary: Vocabulary, encoder: PhraseEncoder) -> None:
         """Raise VocabularyError unless both come from the same model."""
         check_phrase_encoder(encoder, vocabulary.dimension, vocabulary.model)
-        self.vocabulary, self._encoder = vocabulary, encoder
-        self.model, self.dimension = vocabulary.model, vocabulary.dimension
+        self.vocabulary = vocabulary
+        self._encoder = encoder
+        self.model = vocabulary.model
+        self.dimension = vocabulary.dimension
 
     def encode(self, phrases: Sequence[str]) -> Vectors:
         """Return vectors float32 [K, D] of unit length; see PhraseEncoder."""
+        # both parts are encoded at once, and put back in the order of the phrases
         unknown = [index for index, phrase in enumerate(phrases) if phrase not in self.vocabulary]
         vectors = np.empty((len(phrases), self.dimension), np.float32)
         vectors[unknown] = self._encoder.encode([phrases[index] for index in unknown])
@@ -177,11 +199,21 @@ def find_contrasts(encoder: PhraseEncoder, phrases: Sequence[str]) -> Vectors:
 
     Only phrases of a vocabulary have any.
     """
-    vocabulary = encoder.vocabulary if isinstance(encoder, VocabularyWithFallback) else encoder
+    vocabulary = encoder
+    if isinstance(encoder, VocabularyWithFallback):
+        vocabulary = encoder.vocabulary
     if not isinstance(vocabulary, Vocabulary):
         return np.full((len(phrases), 2, 1, encoder.dimension), np.nan, np.float32)
-    found = [vocabulary.contrasts(phrase) if phrase in vocabulary else ([], []) for phrase in phrases]
-    most = max((len(rows) for pair in found for rows in pair), default=0)
+    # rows of the vocabulary for each phrase: of another look, and of another thing
+    found: list[tuple[list[int], list[int]]] = []
+    most = 0
+    for phrase in phrases:
+        pair: tuple[list[int], list[int]] = ([], [])
+        if phrase in vocabulary:
+            pair = vocabulary.contrasts(phrase)
+        found.append(pair)
+        most = max(most, *map(len, pair))
+    # one array for all, so that the comparison is one product
     vectors = np.full((len(phrases), 2, max(1, most), encoder.dimension), np.nan, np.float32)
     for index, pair in enumerate(found):
         for group, rows in enumerate(pair):
@@ -194,6 +226,7 @@ def _clean(phrases: Sequence[object]) -> tuple[str, ...]:
         cleaned = tuple(map(clean_phrase, phrases))
     except RequestError as error:
         raise VocabularyError(f"vocabulary: {error}") from error
+    # two spellings of one phrase would be two rows, of which a look-up finds one
     first: dict[str, str] = {}
     for phrase in cleaned:
         earlier = first.get(phrase_key(phrase))
@@ -206,6 +239,7 @@ def _clean(phrases: Sequence[object]) -> tuple[str, ...]:
 
 
 def _unit(vectors: Any, phrases: Sequence[object]) -> Vectors:
+    # numbers that float32 does not hold become infinite, and are named below
     with np.errstate(over="ignore"):
         vectors = np.array(vectors, np.float32, order="C")
     if vectors.ndim != 2 or not vectors.size or len(vectors) != len(phrases):
@@ -226,6 +260,7 @@ def _read_vectors(file: Any) -> Vectors:
         raise VocabularyError(
             f"expected a tensor 'vectors', found {', '.join(sorted(file.keys())[:5]) or 'none'}"
         )
+    # read before the tensor: a file with another type may be of any size
     dtype = file.get_slice("vectors").get_dtype()
     if dtype != "F32":
         raise VocabularyError(f"expected vectors of dtype F32, found {dtype}")
@@ -251,15 +286,20 @@ def build_vocabulary(
     Without phrases, the vocabulary has all phrases of the sources. Raises VocabularyError if there is neither a source
     nor an encoder, or if they come from different models. Raises UnknownPhraseError for a phrase without a vector.
     """
-    joined = reduce(Vocabulary.extended, sources) if sources else None
+    joined = None
+    if sources:
+        joined = reduce(Vocabulary.extended, sources)
     if joined is not None and not phrases:
         return joined
-    both = VocabularyWithFallback(joined, encoder) if joined is not None and encoder is not None else None
-    origin = both or joined or encoder
+    # the first source that has a phrase counts; the encoder is for the others
+    origin: PhraseEncoder | None = joined or encoder
+    if joined is not None and encoder is not None:
+        origin = VocabularyWithFallback(joined, encoder)
     if origin is None or not phrases:
+        missing = "no phrases" if origin else "neither"
         raise VocabularyError(
             "expected phrases and a text encoder (--encoder FOLDER), or vocabularies to take vectors from "
-            f"(--from FILE), found {'no phrases' if origin else 'neither'}"
+            f"(--from FILE), found {missing}"
         )
     unique = unique_phrases(phrases)
     return Vocabulary(unique, origin.encode(unique), origin.model)
@@ -275,6 +315,7 @@ def read_source(path: Path, model: str | None = None) -> Vocabulary:
         if model is not None:
             check_phrase_encoder(vocabulary, vocabulary.dimension, model)
         return vocabulary
+    # a vector means something only beside the vectors of the same model
     if model is None:
         raise VocabularyError(
             f"{path} does not name the model that computed its vectors; give it: --model openai/clip-vit-base-patch32"

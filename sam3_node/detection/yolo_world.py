@@ -43,6 +43,7 @@ class YoloWorldDetector:
         iou: float = MAX_IOU,
         limit: int = MAX_DETECTIONS,
     ) -> None:
+        # an encoder of another model would find nothing, without any error
         check_phrase_encoder(encoder, model.config.text_channels)
         self.name = name
         self.model = model
@@ -51,10 +52,12 @@ class YoloWorldDetector:
         self._encoder = encoder
         self._size = _checked_size(image_size)
         self._resize = model.config.resize
-        self._iou, self._limit = iou, limit
+        self._iou = iou
+        self._limit = limit
 
     def prepare(self, phrases: Sequence[str]) -> VectorQuery:
         """Encode the phrases. Raises RequestError for a phrase without a vector."""
+        # encoded once; each frame only multiplies with the vectors
         vectors = torch.from_numpy(self._encoder.encode(phrases))
         stem = self.model.backbone.stem.conv.weight
         with raise_model_error(self.name):
@@ -68,7 +71,9 @@ class YoloWorldDetector:
         """Detect objects on a frame; see `Detector.detect`."""
         with raise_model_error(self.name):
             # as the public implementation does it; an engine takes whole squares alone
-            stride = STRIDES[-1] if self.network is self.model and self._resize == "bilinear" else None
+            stride = None
+            if self.network is self.model and self._resize == "bilinear":
+                stride = STRIDES[-1]
             pixels, frame = letterbox(
                 image, self._size, device=query.vectors.device, resize=self._resize, stride=stride
             )
@@ -77,8 +82,10 @@ class YoloWorldDetector:
                 chosen = select(boxes[0], scores[0], threshold, iou=self._iou, limit=self._limit)
                 return to_detections(chosen, frame, query.phrases)
             found = self.model.predict(pixels, query.vectors)
-            boxes, scores = found.boxes(), found.logits.sigmoid()
+            boxes = found.boxes()
+            scores = found.logits.sigmoid()
             chosen = select(boxes[0], scores[0], threshold, iou=self._iou, limit=self._limit)
+            # how much better each box fits its own phrase than the phrases that are nearly the same
             margins = compare(found.embeddings[0, chosen.anchors], chosen.classes, query)
             return to_detections(chosen, frame, query.phrases, margins)
 
@@ -87,6 +94,7 @@ def compare(embeddings: Tensor, classes: Tensor, query: VectorQuery) -> Tensor |
     """Return the margins [n, 2] of n boxes with embeddings [n, D] to the contrasts of their phrases; NaN for none."""
     if query.contrasts is None:
         return None
+    # NaN, where a phrase has fewer contrasts than another, must not win
     own = torch.einsum("nd,nd->n", embeddings, query.vectors[classes].float())
     others = torch.einsum("nd,ngmd->ngm", embeddings, query.contrasts[classes])
     best = others.nan_to_num(nan=-torch.inf).amax(dim=2)
@@ -94,7 +102,9 @@ def compare(embeddings: Tensor, classes: Tensor, query: VectorQuery) -> Tensor |
 
 
 def _checked_size(size: int | tuple[int, int]) -> tuple[int, int]:
-    sides = (size, size) if isinstance(size, int) else size
+    sides = size
+    if isinstance(sides, int):
+        sides = (sides, sides)
     if any(side <= 0 or side % STRIDES[-1] for side in sides):
         raise ModelError(
             f"YOLO-World: expected an image size of positive multiples of {STRIDES[-1]}, found {list(sides)}"

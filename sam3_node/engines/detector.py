@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..detection.detectors import NANO, VOCABULARY, Detector, load_detector
+from ..detection.detectors import NANO, VOCABULARY, Detector
+from ..detection.loading import load_detector
 from ..detection.vocabulary import Vocabulary
 from ..detection.yolo_world import YoloWorldDetector
 from ..errors import EngineError

@@ -29,11 +29,12 @@ from ..errors import EngineError, ModelError
 from ..models import TrackerModel
 from ..models.pixels import mask_boxes
 from ..models.sam.stages import Run, Stages, find_limits
+from ..resumable import run_to_end
 from ..settings import describe_faults
 from ..tracking import ObjectPrompt, Tracker
 from ..tracking.association import mask_iou
 from ..tracking.everything import MAX_MASKS, EverythingOptions, segment_everything
-from ..types import Image, run_to_end
+from ..types import Image
 from .specs import (
     OBJECTS,
     STAGES,

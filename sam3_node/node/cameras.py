@@ -20,12 +20,14 @@ from ..errors import CalibrationError, TransportError
 from ..geometry import Array, pose_of
 from ..models import TrackerModel
 from ..perception.catch_up import CatchUps
-from ..perception.pipeline import FramePreparer, Pipeline, PreparedFrame, prepares_ahead
-from ..perception.spatial import BASE, GRIPPER
+from ..perception.pipeline import Pipeline
+from ..perception.preparing import FramePreparer, PreparedFrame, prepares_ahead
+from ..perception.step import BASE, GRIPPER
+from ..resources import Closeable
 from ..settings import Settings, SpatialSettings
 from ..transport import FrameSubscriber, ReceivedFrame, Security
 from ..transport.tap import PoseSubscriber
-from ..types import Clock, Closeable, Frame, JointState, MaskFrame, RobotMessage, RobotState
+from ..types import Clock, Frame, JointState, MaskFrame, RobotMessage, RobotState
 from ..wire import joints_topic, pose_topic
 from ..wire.operations import MAX_STRIDE
 
@@ -34,15 +36,17 @@ MAX_AHEAD_S = 1.0
 MEDIAN_STEPS = 3
 """Masks may be older than frames by this many median steps."""
 STEPS = 100
+"""Steps whose median duration says how old masks may be."""
 FRAMES_PER_STEP = 2
 """Frames that the way of an object gets shorter by in each step, while the step adds one."""
 USED_SHARE = 0.7
-"""Share of the time that steps leave which slices are to take on average: their times vary."""
+"""Share of idle time that catch-up may use. 1.0 would leave no margin for jitter."""
 WINDOW = 15
 """Frames and slices over which times are averaged."""
 SLICE_SHARE_OF_STEP = 0.5
 """Time of a slice before one is measured. A slice reads no pixels and encodes nothing."""
 POLL_MS = 20
+"""Milliseconds for which the thread waits for a newer frame to prepare, before it asks whether a step still runs."""
 CAPACITY = 4096
 """Poses, and joint states, that are remembered: 4 s at 1000 Hz."""
 
@@ -69,7 +73,8 @@ class Cameras:
 
     def connect(self, stack: ExitStack, model: TrackerModel) -> None:
         """Connect to the cameras and to the robot; `stack` closes the sockets. Raises TransportError."""
-        settings, transport = self._settings, self._settings.transport
+        settings = self._settings
+        transport = settings.transport
         security = Security.from_settings(transport)
         max_cameras = settings.tracker.max_cameras
         self.frames = stack.enter_context(
@@ -190,12 +195,12 @@ class CatchUpPace:
 
         `frame_waits` returns True if a frame could be stepped instead.
         """
-        waiting = [pipeline for pipeline in pipelines if pipeline.catch_ups.behind]
+        waiting = [pipeline for pipeline in pipelines if pipeline.behind]
         if not waiting:
             self._due = 0.0
             return None
         pipeline = waiting[self._slices % len(waiting)]
-        arrives = pipeline.catch_ups.behind == 1
+        arrives = pipeline.behind == 1
         may_begin = arrives or self.is_due or (not frame_waits() and self._fits(now_ns))
         return pipeline if may_begin else None
 
@@ -235,9 +240,11 @@ class DecodeAhead(Closeable):
     """
 
     def __init__(self, peek: Peek, prepare: Prepare) -> None:
-        self._peek, self._prepare = peek, prepare
+        self._peek = peek
+        self._prepare = prepare
         self._changed = threading.Condition()
-        self._stepping = self._closed = False
+        self._stepping = False
+        self._closed = False
         self._busy_with: Frame | None = None
         self._prepared: PreparedFrame | None = None
         self._thread = threading.Thread(target=self._work, name="decode-ahead", daemon=True)
@@ -256,7 +263,8 @@ class DecodeAhead(Closeable):
         """Return the prepared form of a frame that was taken, after waiting for work on it; None if there is none."""
         with self._changed:
             self._changed.wait_for(lambda: self._busy_with is not frame)
-            prepared, self._prepared = self._prepared, None
+            prepared = self._prepared
+            self._prepared = None
         return prepared if prepared is not None and prepared.frame is frame else None
 
     def close(self) -> None:
@@ -292,7 +300,8 @@ class DecodeAhead(Closeable):
         with suppress(Exception):  # its step will fail in the same way, and say why
             prepared = self._prepare(frame)
         with self._changed:
-            self._busy_with, self._prepared = None, prepared
+            self._busy_with = None
+            self._prepared = prepared
             self._changed.notify_all()
 
 
@@ -307,7 +316,8 @@ class RobotTracks:
         """Why the last call of `find` gave no pose or no joints of `robot`; None if it gave them."""
         self.poses: dict[Clock, PoseTrack] = {}
         self.joints: dict[Clock, JointTrack] = {}
-        self._robot, self._capacity = robot, capacity
+        self._robot = robot
+        self._capacity = capacity
         self._max_gap_ns = round(settings.max_pose_gap_ms * 1e6)
         self._max_ahead_ns = round(settings.max_pose_ahead_ms * 1e6)
 
@@ -321,13 +331,20 @@ class RobotTracks:
 
     def find(self, frame: Frame) -> RobotState:
         """Return the robot at the frame's capture."""
-        self.problem, stamp_ns, clock = None, frame.capture_ns, frame.clock
-        pose = joints = None
-        if (matrix := self._find(self.poses, "poses", frame)) is not None:
+        self.problem = None
+        stamp_ns = frame.capture_ns
+        clock = frame.clock
+        pose = None
+        matrix = self._find(self.poses, "poses", frame)
+        if matrix is not None:
             pose = pose_of(matrix, GRIPPER, BASE, stamp_ns, clock)
-        if self._robot is not None and (values := self._find(self.joints, "joints", frame)) is not None:
-            positions = dict(zip(self.joints[clock].names, values.tolist(), strict=True))
-            joints = JointState(self._robot, stamp_ns, positions, clock)
+        # without the robot's model, its joints say nothing
+        joints = None
+        if self._robot is not None:
+            values = self._find(self.joints, "joints", frame)
+            if values is not None:
+                positions = dict(zip(self.joints[clock].names, values.tolist(), strict=True))
+                joints = JointState(self._robot, stamp_ns, positions, clock)
         return RobotState(pose, joints)
 
     def _find(self, tracks: Mapping[Clock, PoseTrack], what: str, frame: Frame) -> Array | None:
@@ -371,7 +388,8 @@ class RobotPoses(RobotTracks):
         except TransportError as error:
             self.problem = str(error)
             return RobotState()
-        state, source = super().find(frame), self._subscriber
+        state = super().find(frame)
+        source = self._subscriber
         if self.problem is not None and source.rejected:
             self.problem += f"; {source.rejected} were malformed, the last: {source.last_error}"
         return state

@@ -71,7 +71,8 @@ class HandOverState:
 
     def begin(self, successor: str, token: str, snapshot: int, was_paused: bool) -> None:
         """Note that the state was given away as the snapshot with a number."""
-        self._last, self.stage = _HandOver(successor, token, snapshot, was_paused), "waiting"
+        self._last = _HandOver(successor, token, snapshot, was_paused)
+        self.stage = "waiting"
 
     def note_request(self) -> None:
         """Note that the successor goes on reading."""
@@ -85,12 +86,15 @@ class HandOverState:
 
     def find_state(self, token: str) -> str:
         """Return the state of the hand-over with this token."""
-        is_last = self._last is not None and self._last.token == token
-        return self.stage or UNKNOWN if is_last else UNKNOWN
+        if self._last is None or self._last.token != token:
+            return UNKNOWN
+        return self.stage or UNKNOWN
 
     def find_snapshot(self, token: str) -> int | None:
         """Return the snapshot of the hand-over that waits, if it has this token."""
-        return self._last.snapshot if self._last is not None and self.find_state(token) == "waiting" else None
+        if self._last is None or self.find_state(token) != "waiting":
+            return None
+        return self._last.snapshot
 
     def check_idle(self) -> None:
         """Raise BusyError while the successor has not confirmed, and RequestError once the ids are the successor's."""

@@ -1,4 +1,4 @@
-"""Serve probes over HTTP, and the node's figures in the format of Prometheus; send spans to OpenTelemetry.
+"""Serve probes over HTTP, and the node's figures in the format of Prometheus.
 
 A thread answers GET and bounds connections, bytes and time. Each connection carries one request, and each answer is a
 small text. A request for metrics makes them: the loop only counts.
@@ -15,56 +15,87 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from ..addresses import is_loopback
 from ..errors import MissingExtraError, TransportError, find_version, require
 from ..files import explain_os_error
+from ..resources import Closeable
 from ..settings import Settings, read_address
-from ..transport import ReceivedFrame
-from ..types import Closeable, MaskFrame, is_loopback
-from .status import Histogram, NodeStatus, Verdict
+from .health import Health, Histogram, Verdict
+from .saved_state import SnapshotFigures
+from .status import NodeStatus
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from .node import Node
-
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 16
+"""Connections that may be open. A further one closes the oldest."""
 MAX_CONNECTION_S = 5.0
+"""Seconds after which a connection is closed, so that a slow peer holds no thread."""
 POLL_S = 0.2
+"""Seconds between two looks at the age of connections. `close` takes as long."""
 TEXT = "text/plain; charset=utf-8"
+"""Content type of probes and errors."""
 PREFIX = "sam3_node"
+"""Beginning of the name of each metric."""
 SHOWN_SECTIONS = ("model", "engine", "tracker", "detector", "health", "group")
 """Sections whose settings are shown. The others have addresses, which may hold passwords, and paths."""
 MAX_LABEL_CHARACTERS = 200
+"""Characters of the value of a label. The rest is cut off."""
 FRESH_S = 0.2
-"""Age up to which a page is sent again, so that many who ask at once cost the loop no more than one."""
-OTEL = "otel"
-EXPORT_S = 2.0
-"""Longest time for which one export, and the last one at the end, wait for the collector."""
+"""Age in seconds up to which a page is sent again, so that many who ask at once cost the loop no more than one."""
 CAMERA_REASONS = ("too_old", "clock_ahead", "withheld", "failed")
 """Counts of CameraStats that are reasons of frames_rejected."""
+
+
+class CameraMetric(NamedTuple):
+    """A metric of each camera."""
+
+    kind: Literal["Counter", "Gauge", "Histogram"]
+    name: str
+    attribute: str
+    """of CameraStatus"""
+    text: str
+
+
 CAMERA_METRICS = (
-    ("Counter", "frames_received", "stats.received", "Frames that arrived or were skipped before."),
-    ("Counter", "frames_stepped", "stats.stepped", "Frames that the model stepped."),
-    ("Counter", "frames_skipped", "stats.skipped", "Frames skipped for newer ones, or because of their age."),
-    (
+    CameraMetric(
+        "Counter", "frames_received", "stats.received", "Frames that arrived or were skipped before."
+    ),
+    CameraMetric("Counter", "frames_stepped", "stats.stepped", "Frames that the model stepped."),
+    CameraMetric(
+        "Counter",
+        "frames_skipped",
+        "stats.skipped",
+        "Frames skipped for newer ones, or because of their age.",
+    ),
+    CameraMetric(
         "Counter",
         "frames_over_budget",
         "stats.over_budget",
         "Stepped frames that took longer than deadline.budget_ms.",
     ),
-    ("Counter", "objects_turned_away", "turned_away", "Detected objects that found no free slot."),
-    ("Histogram", "frame_age_seconds", "stats.age", "Time from capture to the start of the step."),
-    ("Histogram", "latency_seconds", "stats.latency", "Time from capture to publication."),
-    ("Gauge", "shed_level", "stats.shed_level", "What is left out to keep deadline.budget_ms; 0: nothing."),
-    ("Gauge", "camera_silent_seconds", "stats.silent_s", "Time since the last frame came."),
-    ("Gauge", "bank_bytes", "bank_bytes", "Memory of the bank, allocated once."),
-    ("Gauge", "cache_bytes", "cached_bytes", "Features kept for prompts on past frames."),
+    CameraMetric(
+        "Counter", "objects_turned_away", "turned_away", "Detected objects that found no free slot."
+    ),
+    CameraMetric(
+        "Histogram", "frame_age_seconds", "stats.age", "Time from capture to the start of the step."
+    ),
+    CameraMetric("Histogram", "latency_seconds", "stats.latency", "Time from capture to publication."),
+    CameraMetric(
+        "Gauge",
+        "shed_level",
+        "stats.shed_level",
+        "What is left out to keep deadline.budget_ms; 0: nothing.",
+    ),
+    CameraMetric("Gauge", "camera_silent_seconds", "stats.silent_s", "Time since the last frame came."),
+    CameraMetric("Gauge", "bank_bytes", "bank_bytes", "Memory of the bank, allocated once."),
+    CameraMetric("Gauge", "cache_bytes", "cached_bytes", "Features kept for prompts on past frames."),
 )
-"""Metrics of each camera: kind, name, attribute of CameraStatus, and text."""
+"""Metrics that each camera has a value of."""
 
 
 class Page(NamedTuple):
@@ -112,7 +143,8 @@ class _Server(socketserver.ThreadingTCPServer):
     request_queue_size = 64
 
     def __init__(self, address: tuple[str, int], pages: Pages) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        if ":" in address[0]:
+            self.address_family = socket.AF_INET6
         self.pages = pages
         self.checks_host = is_loopback(address[0])
         self._opened_s: dict[socket.socket, float] = {}
@@ -164,7 +196,8 @@ class _Handler(BaseHTTPRequestHandler):
     """Answers one GET or HEAD. On loopback it refuses requests for other hosts, which a foreign web page makes."""
 
     server: _Server
-    server_version, sys_version = "sam3-node", ""
+    server_version = "sam3-node"
+    sys_version = ""
     timeout = MAX_CONNECTION_S
 
     def do_GET(self) -> None:
@@ -189,8 +222,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(page.body)
 
     def _make_page(self) -> Page:
-        host = self.headers.get("Host", "")
-        name = (host if host.endswith("]") else host.rpartition(":")[0] or host).strip("[]")
+        # a page of another site that resolves its name to this host sends that name
+        name = self.headers.get("Host", "")
+        if not name.endswith("]"):
+            name = name.rpartition(":")[0] or name
+        name = name.strip("[]")
         if self.server.checks_host and name and not is_loopback(name):
             return Page(403, TEXT, b"expected a request for 127.0.0.1, found one for another host\n")
         make = self.server.pages.get(self.path.partition("?")[0])
@@ -216,25 +252,37 @@ class Totals(NamedTuple):
     gpu_bytes: int | None
 
 
-def make_pages(node: Node, settings: Settings) -> Pages:
+class Readings(NamedTuple):
+    """What probes and metrics read of a node. Any thread may call these."""
+
+    health: Health
+    read_status: Callable[[], NodeStatus | None]
+    """Returns the newest status; None before the model is loaded. `totals` and `snapshots` are called after that."""
+    count_totals: Callable[[], Totals]
+    read_snapshots: Callable[[], SnapshotFigures]
+
+
+def make_pages(readings: Readings, settings: Settings) -> Pages:
     """Return /healthz, /readyz and /metrics of a node. The first two need no other package and take no lock."""
-    metrics = MetricsPage(node, settings)
+    health = readings.health
+    metrics = MetricsPage(readings, settings)
     return {
-        "/healthz": lambda _: _make_probe(node.health.check_alive()),
-        "/readyz": lambda _: _make_probe(node.health.check_ready()),
+        "/healthz": lambda _: _make_probe(health.check_alive()),
+        "/readyz": lambda _: _make_probe(health.check_ready()),
         "/metrics": metrics.render,
     }
 
 
 def _make_probe(verdict: Verdict) -> Page:
-    return Page(200 if verdict.ok else 503, TEXT, f"{verdict.reason}\n".encode())
+    body = f"{verdict.reason}\n".encode()
+    return Page(200, TEXT, body) if verdict.ok else Page(503, TEXT, body)
 
 
 class MetricsPage:
     """Renders the metrics of a node, once in FRESH_S for all who ask. It needs prometheus-client."""
 
-    def __init__(self, node: Node, settings: Settings) -> None:
-        self._collector = NodeCollector(node, settings)
+    def __init__(self, readings: Readings, settings: Settings) -> None:
+        self._collector = NodeCollector(readings, settings)
         self._rendering = threading.Lock()
         self._registry: Any = None
         self._rendered: dict[str, tuple[float, Page]] = {}  # by content type, with the monotonic time
@@ -261,8 +309,9 @@ class MetricsPage:
 class NodeCollector:
     """Makes metric families of a node's health, status and totals."""
 
-    def __init__(self, node: Node, settings: Settings) -> None:
-        self._node, self._settings = node, settings
+    def __init__(self, readings: Readings, settings: Settings) -> None:
+        self._readings = readings
+        self._settings = settings
 
     def describe(self) -> list[Metric]:
         """Return nothing: the registry need not collect when it is made."""
@@ -270,7 +319,8 @@ class NodeCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families."""
-        health, status = self._node.health, self._node.output.last_status
+        health = self._readings.health
+        status = self._readings.read_status()
         yield _make("Gauge", "alive", "1 while the main loop turns.", health.check_alive().ok)
         ready = health.check_ready().ok
         yield _make("Gauge", "ready", "1 while masks were published within health.deadline_s.", ready)
@@ -280,11 +330,11 @@ class NodeCollector:
         yield self._make_settings()
         if status is not None:
             yield _make_info(status.perception, self._settings)
-            yield from _collect_totals(self._node, status)
-            for kind, name, attribute, text in CAMERA_METRICS:
-                read = attrgetter(attribute)
+            yield from _collect_totals(self._readings, status)
+            for metric in CAMERA_METRICS:
+                read = attrgetter(metric.attribute)
                 values = {camera: read(of_camera) for camera, of_camera in status.cameras.items()}
-                yield _make(kind, name, text, values, "camera")
+                yield _make(metric.kind, metric.name, metric.text, values, "camera")
             tracks = {
                 (name, state): count
                 for name, camera in status.cameras.items()
@@ -310,9 +360,9 @@ def _make_info(perception: Mapping[str, Any], settings: Settings) -> Metric:
     return _make("Gauge", "info", "The node, its model and its engine.", values, *labels)
 
 
-def _collect_totals(node: Node, status: NodeStatus) -> Iterator[Metric]:
-    totals, snapshots = node.totals(), node.snapshots
-    saved, hand_overs = snapshots.describe(), snapshots.hand_over_state
+def _collect_totals(readings: Readings, status: NodeStatus) -> Iterator[Metric]:
+    totals = readings.count_totals()
+    snapshots = readings.read_snapshots()
     rejected = {
         (name, reason): getattr(camera.stats, reason)
         for name, camera in status.cameras.items()
@@ -325,17 +375,17 @@ def _collect_totals(node: Node, status: NodeStatus) -> Iterator[Metric]:
     yield _make("Counter", "peers_refused", "Peers refused because of their key.", totals.peers_refused)
     yield _make("Counter", "events", "Events that were published.", status.events)
     yield _make("Gauge", "paused", "1 while the node is paused.", status.perception["paused"])
-    yield _make("Counter", "snapshots_written", "Snapshots of snapshot.path on disk.", saved["saved"])
+    yield _make("Counter", "snapshots_written", "Snapshots of snapshot.path on disk.", snapshots.written)
     text = "Snapshots that could not be written."
     yield _make("Counter", "snapshots_failed", text, snapshots.failed, "reason")
     text = "Age of the last good snapshot; of the node, before the first."
     yield _make("Gauge", "snapshot_age_seconds", text, snapshots.age_s)
     text = "1 if the snapshot could not be used at the start, so that ids have begun again."
-    yield _make("Gauge", "snapshot_refused", text, saved["refused"] is not None)
+    yield _make("Gauge", "snapshot_refused", text, snapshots.is_refused)
     text = "Hand-overs to other nodes, by outcome."
-    yield _make("Counter", "hand_overs", text, hand_overs.outcomes, "outcome")
+    yield _make("Counter", "hand_overs", text, snapshots.hand_overs, "outcome")
     text = "1 while another node has this one's work and ids."
-    yield _make("Gauge", "handed_over", text, hand_overs.is_over)
+    yield _make("Gauge", "handed_over", text, snapshots.is_handed_over)
     if totals.gpu_bytes is not None:
         yield _make("Gauge", "gpu_memory_bytes", "GPU memory that torch holds.", totals.gpu_bytes)
 
@@ -348,60 +398,11 @@ def _make(kind: str, name: str, text: str, values: Any, *labels: str) -> Metric:
     from prometheus_client import core
 
     family: Metric = getattr(core, f"{kind}MetricFamily")(f"{PREFIX}_{name}", text, labels=labels)
-    for key, value in (values if labels else {(): values}).items():
+    by_labels = values if labels else {(): values}
+    for key, value in by_labels.items():
         labelled = key if isinstance(key, tuple) else (key,)
         if isinstance(value, Histogram):
             family.add_metric(labelled, buckets=value.cumulative(), sum_value=value.sum_s)  # type: ignore[attr-defined]
         elif value is not None:
             family.add_metric(labelled, float(value))  # type: ignore[attr-defined]
     return family
-
-
-class FrameSpans(Closeable):
-    """Sends a span of each published frame, and one of each stage within it, to an OpenTelemetry collector.
-
-    A thread sends them in batches over OTLP/HTTP. While the collector is away, spans wait in a bounded queue, and later
-    ones are lost. The OTEL_* variables of the SDK apply. Raises MissingExtraError without the extra `otel`.
-    """
-
-    def __init__(self, endpoint: str, node: str) -> None:
-        sdk = require("opentelemetry.sdk.trace", OTEL)
-        export = require("opentelemetry.sdk.trace.export", OTEL)
-        otlp = require("opentelemetry.exporter.otlp.proto.http.trace_exporter", OTEL)
-        resource = require("opentelemetry.sdk.resources", OTEL).Resource
-        about = resource.create({"service.name": "sam3-node", "service.instance.id": node})
-        self._provider = sdk.TracerProvider(resource=about, shutdown_on_exit=False)
-        exporter = otlp.OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=EXPORT_S)
-        self._provider.add_span_processor(export.BatchSpanProcessor(exporter))
-        self._tracer = self._provider.get_tracer("sam3_node")
-        self._within = require("opentelemetry.trace", OTEL).set_span_in_context
-
-    def record(self, masks: MaskFrame, received: ReceivedFrame) -> None:
-        """Send the spans of published masks.
-
-        The frame's span begins with its capture, or its arrival if the camera's clock is not Unix time. Stages have
-        durations alone: their spans follow one another, and end where publication begins.
-        """
-        frame, end_ns = received.frame, time.time_ns()
-        attributes = {"camera": masks.camera, "seq": masks.seq, "epoch": masks.epoch}
-        # "pack" is of the last message
-        stages = [(name, 1000 * us) for name, us in masks.stages_us.items() if name != "pack"]
-        begin_ns = masks.published_ns - sum(duration_ns for _, duration_ns in stages)
-        spans = [("wait", received.received_ns, begin_ns)]
-        if frame.clock == "system":
-            spans.insert(0, ("receive", frame.capture_ns, received.received_ns))
-        for name, duration_ns in stages:
-            spans.append((name, begin_ns, begin_ns := begin_ns + duration_ns))
-        spans.append(("publish", masks.published_ns, end_ns))
-        about = {"objects": len(masks.instances), "skipped": received.skipped}
-        whole = self._tracer.start_span("frame", start_time=spans[0][1], attributes=attributes | about)
-        context = self._within(whole)
-        for name, start_ns, stop_ns in spans:
-            self._tracer.start_span(name, context, start_time=start_ns, attributes=attributes).end(stop_ns)
-        whole.end(end_ns)
-
-    def close(self) -> None:
-        """Send what waits, for EXPORT_S at most."""
-        ending = threading.Thread(target=self._provider.shutdown, daemon=True)
-        ending.start()
-        ending.join(EXPORT_S)

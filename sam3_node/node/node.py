@@ -11,33 +11,46 @@ from typing import Any, Self
 
 from ..engines.oom import find_device_error
 from ..errors import DeviceError, request_id
-from ..perception.perception import LiveIdentity, Perception
+from ..perception.identity import LiveIdentity
+from ..perception.perception import Perception
 from ..perception.pipeline import Pipeline
+from ..perception.step import StepFrame
 from ..processes.logs import announce, log_subject
 from ..processes.notify import Watchdog
+from ..resumable import resume
 from ..settings import Settings
 from ..transport import ReceivedFrame, Security
 from ..transport.control_server import ControlServer, poll
 from ..transport.limits import rss_bytes
-from ..types import MaskFrame, resume
+from ..types import MaskFrame
 from ..wire import CAUGHT_UP, DROPPED, SERVED, Reply, Request
-from ..wire.operations import OPERATIONS
+from ..wire.operations import NODE_QUERIES
 from .cameras import Cameras
-from .monitoring import FrameSpans, HealthServer, Totals, make_pages
+from .health import Health
+from .monitoring import HealthServer, Readings, Totals, make_pages
 from .operations import describe_change, handle_request
-from .saved_state import Snapshots, restore_at_start
-from .status import Health, NodeStatus, Output, describe_error
+from .output import Output
+from .saved_state import Snapshots
+from .spans import FrameSpans
+from .status import NodeStatus, describe_error
+from .take_over import restore_at_start
 
 log = logging.getLogger(__name__)
 
 POLL_MS = 100
+"""Milliseconds for which the loop waits for a frame or a request, before it looks after the rest."""
 STEP_SHARE_OF_REQUESTS = 0.5
 """Between two steps, requests take at most this share of a step, or one request."""
-FIRST_BUDGET_S = 0.05  # before the first step
-LINGER_MS = 300  # at shutdown, the longest wait for a reader that does not read
+FIRST_BUDGET_S = 0.05
+"""Seconds for requests between two steps, before a step was measured."""
+LINGER_MS = 300
+"""Milliseconds that the end of the node waits for a reader that does not read."""
 LOG_EVERY_S = 60.0
+"""Seconds between two log lines with the counts of all cameras."""
 TRIM_EVERY_S = 30.0
+"""Seconds between two returns of free memory to the system."""
 CHORES_EVERY_S = 1.0
+"""Seconds between two looks at what is due less often than each turn of the loop."""
 
 
 class Node:
@@ -54,7 +67,8 @@ class Node:
     def __init__(
         self, settings: Settings, restore_from: str | None = None, watchdog: Watchdog | None = None
     ) -> None:
-        self._settings, self._restore_from = settings, restore_from
+        self._settings = settings
+        self._restore_from = restore_from
         self.health = Health(settings, watchdog)
         self.output = Output(settings, self.health)
         self.cameras = Cameras(settings)
@@ -87,12 +101,13 @@ class Node:
 
     def startup(self) -> None:
         """Bind the sockets, the probe socket first; load the model; connect to the cameras; restore the state."""
-        settings, stack = self._settings, self._open_sockets
+        settings = self._settings
+        stack = self._open_sockets
         security = Security.from_settings(settings.transport)
         live = settings.transport.delivery == "newest"
         if settings.health.bind:
-            server = HealthServer(settings.health.bind, make_pages(self, settings))
-            self.health_url = stack.enter_context(server).url
+            pages = make_pages(self.readings, settings)
+            self.health_url = stack.enter_context(HealthServer(settings.health.bind, pages)).url
             log.info("health at %s", self.health_url)
         stack.callback(self.output.bind().close, LINGER_MS)
         session = LiveIdentity(self.cameras.silent_s, settings.tracker.max_prompt_age_s, live)
@@ -101,10 +116,13 @@ class Node:
         self._control = stack.enter_context(
             ControlServer(settings.transport.control, self._answer_now, session.node, security)
         )
-        self.perception = self.output.perception = Perception.load(settings)
+        # from here on requests wait in the queue: loading may take minutes
+        self.perception = Perception.load(settings)
+        self.output.perception = self.perception
         self.perception.session = session
         self._description = self.perception.describe()  # computes digests; later it would delay frames
         self.cameras.connect(stack, self.perception.model)
+        self.perception.find_robot = self.cameras.poses.find
         self.snapshots = Snapshots(settings.snapshot, self.perception, self.output)
         self.health.explain_pause = self.snapshots.hand_over_state.explain
         restore_at_start(self.snapshots, self._restore_from, security)
@@ -148,8 +166,10 @@ class Node:
         return {**own, "events": status.events, "cameras": cameras}
 
     def _format_status(self, status: NodeStatus) -> dict[str, Any]:
-        totals, frames = self.totals(), self.cameras.frames
-        control, masks = self._control, self.output.publisher
+        totals = self.totals()
+        frames = self.cameras.frames
+        control = self._control
+        masks = self.output.publisher
         return {
             "uptime_s": round(time.monotonic() - self._start_s, 3),
             **status.perception,
@@ -178,14 +198,26 @@ class Node:
             self.perception.device_bytes,
         )
 
+    @property
+    def readings(self) -> Readings:
+        """What probes and metrics read of this node."""
+        return Readings(
+            self.health,
+            read_status=lambda: self.output.last_status,
+            count_totals=self.totals,
+            read_snapshots=lambda: self.snapshots.figures(),
+        )
+
     def _answer_now(self, request: Request) -> Reply | None:
         """Answer `status` and `describe` in the thread of the control socket, once the model is loaded."""
-        is_node = request.op in OPERATIONS and OPERATIONS[request.op].kind == "node"
-        reply = handle_request(self, request) if is_node and self.output.last_status is not None else None
+        if request.op not in NODE_QUERIES or self.output.last_status is None:
+            return None
+        reply = handle_request(self, request)
         return reply if isinstance(reply, Reply) else None
 
     def _announce_ready(self) -> None:
-        model, frames = self.perception.model, ", ".join(self._settings.transport.frames)
+        model = self.perception.model
+        frames = ", ".join(self._settings.transport.frames)
         announce(
             f"node ready: {model.name} on {model.device}, frames from {frames}, "
             f"masks on {self.output.publisher.endpoint}, control on {self._control.endpoint}"
@@ -202,7 +234,8 @@ class Node:
     def _answer_requests(self, timeout_ms: int = 0) -> None:
         """Answer at least one waiting request, and more while the budget probably suffices."""
         self.health.watchdog.tick()
-        left_s, longest_s = self._request_budget_s, 0.0
+        left_s = self._request_budget_s
+        longest_s = 0.0
         received = self._control.receive(timeout_ms)
         while received is not None:
             begin_s = time.monotonic()
@@ -215,12 +248,15 @@ class Node:
                 elif not isinstance(answer, Reply):
                     self._control.put_back(answer)
             took_s = time.monotonic() - begin_s
-            left_s, longest_s = left_s - took_s, max(longest_s, took_s)
+            left_s -= took_s
+            longest_s = max(longest_s, took_s)
+            # the next request may take as long as the longest so far
             received = self._control.receive() if longest_s <= left_s else None
 
     def _answer(self, peer: tuple[bytes, ...], request: Request, reply: Reply) -> None:
         """Reply to a request. If it has changed the state, publish it as an event for recorders."""
-        if (change := describe_change(request, reply)) is not None:
+        change = describe_change(request, reply)
+        if change is not None:
             self.output.publish_event(request.op, change)
         self._control.reply(peer, reply)
         if reply.error is not None:
@@ -230,17 +266,22 @@ class Node:
 
     def _catch_up(self) -> None:
         """Let an object that was prompted on a past frame catch up by a slice; repeat while slices are due."""
-        pace, pipelines = self.cameras.pace, self.perception.pipelines.values()
-        while (pipeline := pace.choose(pipelines, time.time_ns(), self._frame_waits)) is not None:
+        pace = self.cameras.pace
+        pipelines = self.perception.pipelines.values()
+        pipeline = pace.choose(pipelines, time.time_ns(), self._frame_waits)
+        while pipeline is not None:
             begin_ns = time.perf_counter_ns()
-            done = pipeline.catch_ups.advance()
+            done = pipeline.catch_up()
             pace.note_slice(time.perf_counter_ns() - begin_ns)
             if done is not None:
-                error = {"error": describe_error(done.error)} if done.error else {}
+                outcome = {"camera": pipeline.camera, "id": done.id}
+                if done.error:
+                    outcome["error"] = describe_error(done.error)
                 with request_id(done.request_id):
-                    self.output.publish_event(CAUGHT_UP, {"camera": pipeline.camera, "id": done.id, **error})
+                    self.output.publish_event(CAUGHT_UP, outcome)
             if not pace.is_due:
                 break
+            pipeline = pace.choose(pipelines, time.time_ns(), self._frame_waits)
         self._slice_waits = pipeline is not None
 
     def _frame_waits(self) -> bool:
@@ -251,51 +292,61 @@ class Node:
         received = self.cameras.frames.take(timeout_ms=0)
         if received is None:
             return
-        frame, cameras, output = received.frame, self.cameras, self.output
+        frame = received.frame
+        pace = self.cameras.pace
         with log_subject(frame.camera, frame.seq):
             pipeline = self._admit(received)
             if pipeline is None:
                 return
-            stats = output.stats[frame.camera]
+            stats = self.output.stats[frame.camera]
             stats.begin(frame, received.received_ns, received.skipped)
-            cameras.pace.note_frame(frame.camera, received.received_ns, received.skipped)
+            pace.note_frame(frame.camera, received.received_ns, received.skipped)
             try:
                 with self.health.step():
-                    begin_ns = time.perf_counter_ns()
-                    prepared = cameras.ahead.take(frame) if cameras.ahead else None
-                    with cameras.ahead.during_step() if cameras.ahead else nullcontext():
-                        masks = pipeline.step(
-                            frame,
-                            received.received_ns,
-                            received.skipped,
-                            cameras.poses.find,
-                            prepared,
-                            stats.shed_level,
-                        )
-                        masks = self.perception.link(masks)
-                    for op, object_id in pipeline.spatial.held.changes:
-                        output.publish_event(op, {"camera": frame.camera, "id": object_id})
-                    if frame.depth is not None or pipeline.robot is not None:
-                        stats.note_spatial_problem(pipeline.spatial, cameras.poses.problem)
-                    reason = cameras.ages.check_masks(masks, time.perf_counter_ns() - begin_ns)
-                    if reason is not None:
-                        output.withhold(received, masks, reason)
-                    elif not output.publish(masks, received):
-                        self._wait_for_readers(masks, received, stop)
+                    self._step(pipeline, received, stop)
             except Exception as error:
-                output.fail(frame, error)
-                if lost := find_device_error(error):
+                self.output.fail(frame, error)
+                # without its GPU the node cannot step any later frame, either
+                lost = find_device_error(error)
+                if lost is not None:
                     raise lost from error
             finally:
                 step_s = stats.median_step_s
                 self._request_budget_s = STEP_SHARE_OF_REQUESTS * step_s
-                cameras.pace.note_step(pipeline.catch_ups, round(1e9 * step_s), time.time_ns())
+                pace.note_step(pipeline.catch_ups, round(1e9 * step_s), time.time_ns())
+
+    def _step(self, pipeline: Pipeline, received: ReceivedFrame, stop: threading.Event) -> None:
+        """Step a frame, and publish its events and masks."""
+        frame = received.frame
+        cameras = self.cameras
+        output = self.output
+        stats = output.stats[frame.camera]
+        begin_ns = time.perf_counter_ns()
+        prepared = cameras.ahead.take(frame) if cameras.ahead else None
+        step = StepFrame(frame, received.received_ns, received.skipped, stats.shed_level, prepared=prepared)
+        # the next frame is decoded while this one is stepped
+        with cameras.ahead.during_step() if cameras.ahead else nullcontext():
+            masks = self.perception.link(pipeline.step(step))
+        # recorders need the events before the masks that show their effect
+        for event in step.events:
+            output.publish_event(event.op, {"camera": frame.camera, "id": event.id})
+        if frame.depth is not None or pipeline.finds_robot:
+            stats.note_spatial_problem(step, cameras.poses.problem)
+        # a robot must not act on masks that are too old by now
+        reason = cameras.ages.check_masks(masks, time.perf_counter_ns() - begin_ns)
+        if reason is not None:
+            output.withhold(received, masks, reason)
+        elif not output.publish(masks, received):
+            self._wait_for_readers(masks, received, stop)
 
     def _admit(self, received: ReceivedFrame) -> Pipeline | None:
         """Return the pipeline of the frame's camera; None to skip the frame."""
         camera = received.frame.camera
         pipeline = self.perception.pipelines.get(camera) or self._serve(camera)
-        if pipeline is not None and (refusal := self.cameras.ages.check_frame(received)) is not None:
+        if pipeline is None:
+            return None
+        refusal = self.cameras.ages.check_frame(received)
+        if refusal is not None:
             self.cameras.frames.skip(received)
             self.output.stats[camera].skip(*refusal)
             return None
@@ -315,7 +366,8 @@ class Node:
 
     def _serve(self, camera: str) -> Pipeline | None:
         """Serve a new camera instead of one that has lost its place. Return None if the new one has lost its own."""
-        served, names = self.perception.pipelines, self.cameras.frames.names
+        served = self.perception.pipelines
+        names = self.cameras.frames.names
         while len(served) >= self._settings.tracker.max_cameras:
             lost = next((name for name in served if not names.has_place(name)), None)
             if lost is None:

@@ -1,12 +1,12 @@
-"""Carry out the operations of the control socket: one function of each, called with the values of its arguments."""
+"""Carry out the operations of the control socket: one function of each."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar, assert_never
 
 import numpy as np
 
@@ -17,44 +17,57 @@ from ..errors import CapacityError, RequestError, Sam3NodeError, UnknownObjectEr
 from ..perception.perception import Perception
 from ..perception.pipeline import Pipeline
 from ..perception.prompts import PromptResult
-from ..tracking.everything import EverythingOptions
-from ..types import Job, Priority, run_to_end
+from ..resumable import Resumable, run_to_end
+from ..tracking.everything import DEFAULT_GRID, DEFAULT_MASKS, DEFAULT_OVERLAP, EverythingOptions
 from ..wire import INTERNAL_ERROR, Failure, Reply, Request, encode_mask
-from ..wire.frame_prompt import FramePrompt
+from ..wire import operations as ops
 from ..wire.images import decode_photo
-from ..wire.operations import CHANGES, OPERATIONS
 from .saved_state import Snapshots
-
-if TYPE_CHECKING:
-    from .node import Node
 
 log = logging.getLogger(__name__)
 
 DEFAULT_POINTS = 1000
+"""Points of a surface in a reply, if a request does not say how many."""
 DEFAULT_LEASE_S = 60.0
+"""Seconds for which a frame is pinned, if a request does not say how long."""
 MAX_PINNED = 4
-"""Pinned frames of all cameras: each takes memory until its lease ends."""
+"""Pinned frames of all cameras. Each takes memory until its lease ends."""
+
+T = TypeVar("T")
+Answer = dict[str, Any] | Resumable[dict[str, Any]]
+"""The result of an operation, or the work that makes it, which takes many turns."""
 
 
-def handle_request(host: Node, request: Request) -> Reply | Job[Reply]:
-    """Carry out a request and return its reply, or the job that makes it. Every error becomes an error reply."""
+class Host(Protocol):
+    """A node, as far as operations use it."""
+
+    @property
+    def perception(self) -> Perception: ...
+
+    @property
+    def snapshots(self) -> Snapshots: ...
+
+    def status(self) -> dict[str, Any]:
+        """Return the reply to `status`."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return the reply to `describe`."""
+
+
+def handle_request(host: Host, request: Request) -> Reply | Resumable[Reply]:
+    """Carry out a request and return its reply, or the work that makes it. Every error becomes an error reply."""
     try:
-        values = request.values
-        kind = OPERATIONS[request.op].kind
-        if kind == "change" and request.op != "resume":
-            host.snapshots.hand_over_state.check_idle()  # the successor would not know the change
-        subject = {"node": host, "snapshot": host.snapshots}.get(kind, host.perception)
-        result = HANDLERS[request.op](subject, **values)
-        if request.op == "resume":
-            host.snapshots.take_back()
+        answer = _answer(host, request.operation)
     except Exception as error:
         return _fail(request, error)
-    return _reply_later(request, result) if isinstance(result, Generator) else Reply(request.id, result)
+    if isinstance(answer, Generator):
+        return _reply_later(request, answer)
+    return Reply(request.id, answer)
 
 
-def _reply_later(request: Request, job: Job[Any]) -> Job[Reply]:
+def _reply_later(request: Request, work: Resumable[dict[str, Any]]) -> Resumable[Reply]:
     try:
-        return Reply(request.id, (yield from job))
+        return Reply(request.id, (yield from work))
     except Exception as error:
         return _fail(request, error)
 
@@ -62,18 +75,15 @@ def _reply_later(request: Request, job: Job[Any]) -> Job[Reply]:
 def _fail(request: Request, error: Exception) -> Reply:
     if isinstance(error, WireError):
         error = RequestError(str(error))
-    known = error if isinstance(error, Sam3NodeError) else find_device_error(error)
-    if known is not None:
-        return Reply.failed(request.id, known)
+    if isinstance(error, Sam3NodeError):
+        return Reply.failed(request.id, error)
+    lost = find_device_error(error)
+    if lost is not None:
+        return Reply.failed(request.id, lost)
+    # anything else is a fault of the node: the log gets the traceback, and the client a code of its own
     log.error("control: %s failed", request.op, exc_info=error)
     message = f"{request.op} failed in the node: {type(error).__name__}: {error}; see its log"
     return Reply(request.id, error=Failure(INTERNAL_ERROR, message))
-
-
-def carry_out(perception: Perception, op: str, args: Mapping[str, Any]) -> Any:
-    """Run an operation on perception to its end, and return its result. Raises RequestError or a subclass."""
-    result = HANDLERS[op](perception, **Request(0, op, dict(args)).values)
-    return run_to_end(result) if isinstance(result, Generator) else result
 
 
 def describe_change(request: Request, reply: Reply) -> dict[str, Any] | None:
@@ -82,55 +92,121 @@ def describe_change(request: Request, reply: Reply) -> dict[str, Any] | None:
     The camera that the request was applied to and the stride of an object that catches up are added, and the epoch is
     removed. None if the request has surely changed nothing that the node does afterwards.
     """
-    if request.op not in CHANGES or (reply.error is not None and reply.error.code != INTERNAL_ERROR):
+    # after an error of its own, a request may have changed something
+    was_refused = reply.error is not None and reply.error.code != INTERNAL_ERROR
+    if request.op not in ops.CHANGES or was_refused:
         return None
     args = {name: value for name, value in request.args.items() if name != "epoch"}
-    result = reply.result if isinstance(reply.result, dict) else {}
-    return args | {name: result[name] for name in ("camera", "stride") if name in result}
+    if isinstance(reply.result, dict):
+        args |= {name: reply.result[name] for name in ("camera", "stride") if name in reply.result}
+    return args
 
 
-def _add_object(
-    perception: Perception,
-    prompt: FramePrompt,
-    label: str = "",
-    priority: Priority = "normal",
-    seq: int | None = None,
-    stride: int | None = None,
-    choice: int | None = None,
-    **place: Any,
-) -> dict[str, Any]:
-    label = clean_label(label)
-    pipeline = _find_pipeline(perception, **place)
-    age = {}
+def carry_out(perception: Perception, operation: ops.Change | ops.Query) -> dict[str, Any]:
+    """Run an operation on perception to its end, and return its result. Raises RequestError or a subclass."""
+    answer = _use_perception(perception, operation)
+    if isinstance(answer, Generator):
+        return run_to_end(answer)
+    return answer
+
+
+def _answer(host: Host, operation: ops.AnyOperation) -> Answer:
+    if isinstance(operation, ops.ReadStatus):
+        return host.status()
+    if isinstance(operation, ops.DescribeNode):
+        return host.describe()
+    if isinstance(operation, ops.SnapshotRequest):
+        return _use_snapshots(host.snapshots, operation)
+    # a successor would not know the change, but a node whose successor is lost may be resumed
+    if isinstance(operation, ops.Change) and not isinstance(operation, ops.Resume):
+        host.snapshots.hand_over_state.check_idle()
+    answer = _use_perception(host.perception, operation)
+    if isinstance(operation, ops.Resume):
+        host.snapshots.take_back()
+    return answer
+
+
+def _use_perception(perception: Perception, operation: ops.Change | ops.Query) -> Answer:
+    match operation:
+        case ops.AddObject():
+            return _add_object(perception, operation)
+        case ops.RefineObject():
+            return _refine_object(perception, operation)
+        case ops.PinFrame():
+            return _pin_frame(perception, operation)
+        case ops.RemoveObject():
+            return _remove_object(perception, operation)
+        case ops.RenameObject():
+            return _rename_object(perception, operation)
+        case ops.SetPrompts():
+            return _set_prompts(perception, operation)
+        case ops.AddExemplar():
+            return _add_exemplar(perception, operation)
+        case ops.Reset():
+            return _reset(perception, operation)
+        case ops.Pause():
+            return _set_paused(perception, True)
+        case ops.Resume():
+            return _set_paused(perception, False)
+        case ops.ListObjects():
+            return _list_objects(perception, operation)
+        case ops.SegmentFrame():
+            return _segment(perception, operation)
+        case ops.SegmentEverything():
+            return _segment_everything(perception, operation)
+        case ops.ReadPoints():
+            return _points(perception, operation)
+        case _:
+            assert_never(operation)
+
+
+def _use_snapshots(snapshots: Snapshots, operation: ops.SnapshotRequest) -> dict[str, Any]:
+    match operation:
+        case ops.MakeSnapshot():
+            return {"snapshot": snapshots.begin(operation.name)}
+        case ops.ReadSnapshot():
+            return snapshots.read(operation.snapshot, operation.offset)
+        case ops.RestoreSnapshot():
+            return snapshots.restore_named(operation.name).describe()
+        case ops.HandOver():
+            return _hand_over(snapshots, operation)
+        case ops.ConfirmHandOver():
+            state = snapshots.confirm_hand_over(operation.token, operation.accepted)
+            return {"state": state, "node": snapshots.node}
+        case _:
+            assert_never(operation)
+
+
+def _add_object(perception: Perception, operation: ops.AddObject) -> dict[str, Any]:
+    label = clean_label(operation.label or "")
+    pipeline = _find_pipeline(perception, operation.camera, operation.epoch)
+    seq = operation.seq
+    # the frame that the object begins on must not be too old; without `seq` that is the next frame
+    age: dict[str, Any] = {}
     if seq is not None:
         age = _check_age(perception, pipeline, seq)
     elif perception.session is not None and not perception.paused:
-        perception.session.check_next_frame(pipeline.camera)  # on which the object enters
-    added = pipeline.add(prompt, label, seq, priority, stride, choice)
+        perception.session.check_next_frame(pipeline.camera)
+    added = pipeline.add(
+        operation.prompt, label, seq, operation.priority or "normal", operation.stride, operation.choice
+    )
     return _describe_object(perception, pipeline, added.id, age, added.result)
 
 
-def _refine_object(
-    perception: Perception,
-    prompt: FramePrompt,
-    id: int,
-    seq: int | None = None,
-    stride: int | None = None,
-    **place: Any,
-) -> dict[str, Any]:
-    pipeline = _find_pipeline(perception, names_object=True, **place)
-    age = _check_age(perception, pipeline, seq)
-    result = pipeline.refine(id, prompt, seq, stride)
-    return _describe_object(perception, pipeline, id, age, result)
+def _refine_object(perception: Perception, operation: ops.RefineObject) -> dict[str, Any]:
+    pipeline = _find_pipeline(perception, operation.camera, operation.epoch, names_object=True)
+    age = _check_age(perception, pipeline, operation.seq)
+    result = pipeline.refine(operation.id, operation.prompt, operation.seq, operation.stride)
+    return _describe_object(perception, pipeline, operation.id, age, result)
 
 
-def _pin_frame(
-    perception: Perception, seq: int, lease_s: float = DEFAULT_LEASE_S, **place: Any
-) -> dict[str, Any]:
-    pipeline = _find_pipeline(perception, **place)
+def _pin_frame(perception: Perception, operation: ops.PinFrame) -> dict[str, Any]:
+    seq = operation.seq
+    lease_s = _or_default(operation.lease_s, DEFAULT_LEASE_S)
+    pipeline = _find_pipeline(perception, operation.camera, operation.epoch)
     age = _check_age(perception, pipeline, seq)
     pinned = sum(each.cache_usage["pinned_frames"] for each in perception.pipelines.values())
-    if lease_s and pinned >= MAX_PINNED and not pipeline.queries.find(seq).lease_ns:
+    if lease_s and pinned >= MAX_PINNED and not pipeline.find(seq).lease_ns:
         raise CapacityError(
             f"expected at most {MAX_PINNED} pinned frames, found as many; let one go (lease_s: 0), or wait"
         )
@@ -138,124 +214,138 @@ def _pin_frame(
     return {**_origin(pipeline), **age, "seq": seq, "lease_s": lease_s}
 
 
-def _remove_object(perception: Perception, id: int, **place: Any) -> dict[str, Any]:
-    pipeline = _find_pipeline(perception, names_object=True, **place)
-    pipeline.remove(id)
-    return {"id": id, **_origin(pipeline)}
+def _remove_object(perception: Perception, operation: ops.RemoveObject) -> dict[str, Any]:
+    pipeline = _find_pipeline(perception, operation.camera, operation.epoch, names_object=True)
+    pipeline.remove(operation.id)
+    return {"id": operation.id, **_origin(pipeline)}
 
 
-def _rename_object(perception: Perception, id: int, label: str, **place: Any) -> dict[str, Any]:
-    pipeline = _find_pipeline(perception, names_object=True, **place)
-    label = clean_label(label)
-    pipeline.rename(id, label)
-    return {"id": id, "label": label, **_origin(pipeline)}
+def _rename_object(perception: Perception, operation: ops.RenameObject) -> dict[str, Any]:
+    pipeline = _find_pipeline(perception, operation.camera, operation.epoch, names_object=True)
+    label = clean_label(operation.label)
+    pipeline.rename(operation.id, label)
+    return {"id": operation.id, "label": label, **_origin(pipeline)}
 
 
-def _list_objects(perception: Perception, camera: str | None = None) -> dict[str, Any]:
+def _list_objects(perception: Perception, operation: ops.ListObjects) -> dict[str, Any]:
     objects = [
         {**_origin(pipeline), **_silence(perception, pipeline), **asdict(status)}
-        for pipeline in _find_pipelines(perception, camera)
+        for pipeline in _find_pipelines(perception, operation.camera)
         for status in pipeline.objects
     ]
     return {"objects": objects}
 
 
-def _segment(
-    perception: Perception,
-    prompt: FramePrompt,
-    camera: str | None = None,
-    seq: int | None = None,
-    multimask: bool = False,
-) -> dict[str, Any]:
-    pipeline = _find_pipeline(perception, camera)
-    reply = {**_origin(pipeline), **_check_age(perception, pipeline, seq)}
-    reply |= _describe_result(pipeline.queries.segment(prompt, seq), perception)
-    if multimask:
-        found = pipeline.queries.candidates(prompt, seq)
+def _segment(perception: Perception, operation: ops.SegmentFrame) -> dict[str, Any]:
+    pipeline = _find_pipeline(perception, operation.camera)
+    reply = {**_origin(pipeline), **_check_age(perception, pipeline, operation.seq)}
+    reply |= _describe_result(pipeline.segment(operation.prompt, operation.seq), perception)
+    if operation.multimask:
+        found = pipeline.candidates(operation.prompt, operation.seq)
         reply["masks"] = [_describe_mask(result, perception) for result in found]
     return reply
 
 
 def _segment_everything(
-    perception: Perception, camera: str | None = None, seq: int | None = None, **chosen: Any
-) -> Job[dict[str, Any]]:
+    perception: Perception, operation: ops.SegmentEverything
+) -> Resumable[dict[str, Any]]:
     """Find everything on a frame. One such search is under way at a time, because its candidates take much memory."""
-    tracker = perception.settings.tracker
-    limits = {
-        "min_iou": tracker.everything_min_iou or None,
-        "min_stability": tracker.everything_min_stability or None,
-    }
-    options = EverythingOptions(**limits | chosen)
+    options = _choose_options(perception, operation)
+    # an earlier search goes on first
     while perception.searching:
         yield
-    pipeline = _find_pipeline(perception, camera)
-    age = _check_age(perception, pipeline, seq)
+    pipeline = _find_pipeline(perception, operation.camera)
+    age = _check_age(perception, pipeline, operation.seq)
     perception.searching = True
     try:
-        seq, results, note = yield from pipeline.queries.find_everything(options, seq)
+        seq, results, note = yield from pipeline.find_everything(options, operation.seq)
     finally:
         perception.searching = False
+    masks = [_describe_mask(result, perception) for result in results]
+    reply = {**_origin(pipeline), **age, "seq": seq, "masks": masks}
     if note:
         log.info("camera %s: frame %d: %s", pipeline.camera, seq, note)
-    masks = [_describe_mask(result, perception) for result in results]
-    return {**_origin(pipeline), **age, "seq": seq, "masks": masks, **({"note": note} if note else {})}
+        reply["note"] = note
+    return reply
 
 
-def _points(perception: Perception, id: int, count: int = DEFAULT_POINTS, **place: Any) -> dict[str, Any]:
-    pipeline = _find_pipeline(perception, names_object=True, **place)
+def _choose_options(perception: Perception, operation: ops.SegmentEverything) -> EverythingOptions:
+    """Return the options of a search: those of the request, then those of the settings, then the model's own."""
+    tracker = perception.settings.tracker
+    min_iou = operation.min_iou
+    if min_iou is None:
+        min_iou = tracker.everything_min_iou or None
+    min_stability = operation.min_stability
+    if min_stability is None:
+        min_stability = tracker.everything_min_stability or None
+    return EverythingOptions(
+        grid=_or_default(operation.grid, DEFAULT_GRID),
+        min_iou=min_iou,
+        min_stability=min_stability,
+        max_overlap=_or_default(operation.max_overlap, DEFAULT_OVERLAP),
+        most=_or_default(operation.most, DEFAULT_MASKS),
+    )
+
+
+def _or_default(value: T | None, default: T) -> T:
+    """Return the value of an optional argument."""
+    return default if value is None else value
+
+
+def _points(perception: Perception, operation: ops.ReadPoints) -> dict[str, Any]:
+    object_id = operation.id
+    pipeline = _find_pipeline(perception, operation.camera, operation.epoch, names_object=True)
+    # an object that has left has other reasons than one without depth
     ids = [status.id for status in pipeline.objects]
-    if id not in ids:
-        raise UnknownObjectError(f"no object {id}; there are {ids or 'none'}")
-    surface = pipeline.spatial.points(id, count)
+    if object_id not in ids:
+        raise UnknownObjectError(f"no object {object_id}; there are {ids or 'none'}")
+    surface = pipeline.points(object_id, operation.count or DEFAULT_POINTS)
     if surface is None:
-        reason = pipeline.spatial.problem or "no mask, a doubtful one, or no valid depth under it"
+        reason = pipeline.problem or "no mask, a doubtful one, or no valid depth under it"
         raise RequestError(
-            f"points: expected object {id} with depth on the latest frame, found none: {reason}"
+            f"points: expected object {object_id} with depth on the latest frame, found none: {reason}"
         )
     points = {"seq": surface.seq, "frame": surface.frame, "points_m": surface.points_m.tobytes()}
-    return {"id": id, **_origin(pipeline), **points}
+    return {"id": object_id, **_origin(pipeline), **points}
 
 
-def _set_prompts(
-    perception: Perception,
-    prompts: Sequence[str],
-    scores: Mapping[str, float] | None = None,
-    most: Mapping[str, int] | None = None,
-    priorities: Mapping[str, Priority] | None = None,
-) -> dict[str, Any]:
-    return {"prompts": list(perception.set_prompts(prompts, scores, most, priorities))}
+def _set_prompts(perception: Perception, operation: ops.SetPrompts) -> dict[str, Any]:
+    phrases = perception.set_prompts(
+        operation.prompts, operation.scores, operation.most, operation.priorities
+    )
+    return {"prompts": list(phrases)}
 
 
-def _add_exemplar(
-    perception: Perception,
-    name: str,
-    boxes: Sequence[FramePrompt],
-    labels: Sequence[int] | None = None,
-    text: str = "",
-    photo: bytes | None = None,
-    seq: int | None = None,
-    **place: Any,
-) -> dict[str, Any]:
+def _add_exemplar(perception: Perception, operation: ops.AddExemplar) -> dict[str, Any]:
     require_exemplars(perception.detector)
-    if photo is None:
-        pipeline = _find_pipeline(perception, **place)
-        cached = pipeline.queries.find(seq)
-        reply = {**_origin(pipeline), **_check_age(perception, pipeline, seq), "seq": cached.seq}
+    # the boxes are on a frame of a camera, or on a photo
+    names_frame = (operation.camera, operation.seq, operation.epoch) != (None, None, None)
+    if operation.photo is None:
+        pipeline = _find_pipeline(perception, operation.camera, operation.epoch)
+        cached = pipeline.find(operation.seq)
+        reply = {**_origin(pipeline), **_check_age(perception, pipeline, operation.seq), "seq": cached.seq}
         assert cached.image is not None  # as the detector takes exemplars
-        image, view = cached.image.numpy(), f"{pipeline.camera} {cached.seq} {cached.capture_ns}"
-    elif place or seq is not None:
+        image = cached.image.numpy()
+        view = f"{pipeline.camera} {cached.seq} {cached.capture_ns}"
+    elif names_frame:
         raise RequestError("add_exemplar: expected boxes on a photo, or on a frame (camera, seq), found both")
     else:
-        image = decode_photo(photo, perception.settings.tracker.max_frame_pixels)
-        reply, view = {}, hashlib.sha256(photo).hexdigest()
-    corners = np.array([box.within(image.shape[:2])[1] for box in boxes]).tolist()
-    marks = [1] * len(boxes) if labels is None else labels
-    phrases = perception.add_exemplar(name, image, place=view, boxes=corners, labels=marks, text=text)
+        image = decode_photo(operation.photo, perception.settings.tracker.max_frame_pixels)
+        reply = {}
+        view = hashlib.sha256(operation.photo).hexdigest()
+    # the detector takes corners within the image, and a mark of each box: 1 for what is meant
+    corners = np.array([box.within(image.shape[:2])[1] for box in operation.boxes]).tolist()
+    marks: Sequence[int] = [1] * len(corners)
+    if operation.labels is not None:
+        marks = operation.labels
+    phrases = perception.add_exemplar(
+        operation.name, image, place=view, boxes=corners, labels=marks, text=operation.text or ""
+    )
     return {**reply, "prompts": list(phrases)}
 
 
-def _reset(perception: Perception, camera: str | None = None) -> dict[str, Any]:
-    for pipeline in _find_pipelines(perception, camera):
+def _reset(perception: Perception, operation: ops.Reset) -> dict[str, Any]:
+    for pipeline in _find_pipelines(perception, operation.camera):
         pipeline.reset()
     return {}
 
@@ -265,47 +355,20 @@ def _set_paused(perception: Perception, paused: bool) -> dict[str, Any]:
     return {"paused": paused}
 
 
-def _hand_over(snapshots: Snapshots, taker: str | None = None, token: str | None = None) -> dict[str, Any]:
+def _hand_over(snapshots: Snapshots, operation: ops.HandOver) -> dict[str, Any]:
     """Hand over. A successor that names neither itself nor a token is confirmed at once."""
-    if taker is None:
+    token = operation.token
+    if operation.taker is None:
         token = ""
     elif token is None:
         raise RequestError("hand_over: expected 'token' to be a string, found nothing")
-    return {"snapshot": snapshots.hand_over(taker, token)}
-
-
-def _confirm_hand_over(snapshots: Snapshots, token: str, accepted: bool = True) -> dict[str, Any]:
-    return {"state": snapshots.confirm_hand_over(token, accepted), "node": snapshots.node}
-
-
-HANDLERS: dict[str, Callable[..., Any]] = {
-    "add_object": _add_object,
-    "refine_object": _refine_object,
-    "pin_frame": _pin_frame,
-    "remove_object": _remove_object,
-    "rename_object": _rename_object,
-    "set_prompts": _set_prompts,
-    "add_exemplar": _add_exemplar,
-    "reset": _reset,
-    "pause": lambda perception: _set_paused(perception, True),
-    "resume": lambda perception: _set_paused(perception, False),
-    "list_objects": _list_objects,
-    "segment": _segment,
-    "segment_everything": _segment_everything,
-    "points": _points,
-    "status": lambda host: host.status(),
-    "describe": lambda host: host.describe(),
-    "snapshot": lambda snapshots, name=None: {"snapshot": snapshots.begin(name)},
-    "read_snapshot": lambda snapshots, snapshot, offset: snapshots.read(snapshot, offset),
-    "restore": lambda snapshots, name: snapshots.restore_named(name).describe(),
-    "hand_over": _hand_over,
-    "confirm_hand_over": _confirm_hand_over,
-}
-"""The function of each operation. Its first argument is perception, the node or its snapshots, by the kind."""
+    return {"snapshot": snapshots.hand_over(operation.taker, token)}
 
 
 def _find_pipelines(perception: Perception, camera: str | None) -> list[Pipeline]:
-    return list(perception.pipelines.values()) if camera is None else [_find_pipeline(perception, camera)]
+    if camera is None:
+        return list(perception.pipelines.values())
+    return [_find_pipeline(perception, camera)]
 
 
 def _find_pipeline(
@@ -316,18 +379,25 @@ def _find_pipeline(
     Raises NodeRestarted if `epoch` is the epoch of other ids. A new object may go to any camera, but an object's id
     belongs to one.
     """
-    pipelines, session = perception.pipelines, perception.session
+    pipelines = perception.pipelines
+    session = perception.session
+    # without a name, the only camera that sends is meant, or the only one that has sent
     if camera is None:
         sending = [name for name in pipelines if session is None or session.sends(name)]
         names = sending or list(pipelines)
-        pipeline = pipelines[names[0]] if len(names) == 1 else None
+        if len(names) == 1:
+            camera_meant = names[0]
+        else:
+            raise _camera_error(", ".join(pipelines), camera)
     else:
-        pipeline = pipelines.get(camera)
+        camera_meant = camera
+    pipeline = pipelines.get(camera_meant)
     if pipeline is None:
         raise _camera_error(", ".join(pipelines), camera)
+    # the epoch of a new object may be that of any camera that could have been meant
     if session is not None and epoch is not None:
         is_clear = names_object or camera is not None
-        meant = [pipeline] if is_clear else pipelines.values()
+        meant = [pipeline] if is_clear else list(pipelines.values())
         session.check_epoch(epoch, [candidate.epoch for candidate in meant])
     return pipeline
 
@@ -342,13 +412,18 @@ def _camera_error(cameras: str, camera: str | None) -> RequestError:
 
 def _origin(pipeline: Pipeline) -> dict[str, Any]:
     """Return the camera and the epoch that ids belong to."""
-    epoch = {} if pipeline.epoch is None else {"epoch": pipeline.epoch}
-    return {"camera": pipeline.camera, **epoch}
+    if pipeline.epoch is None:
+        return {"camera": pipeline.camera}
+    return {"camera": pipeline.camera, "epoch": pipeline.epoch}
 
 
 def _silence(perception: Perception, pipeline: Pipeline) -> dict[str, Any]:
-    silent_s = perception.session.silent_s(pipeline.camera) if perception.session else None
-    return {} if silent_s is None else {"silent_s": round(silent_s, 3)}
+    if perception.session is None:
+        return {}
+    silent_s = perception.session.silent_s(pipeline.camera)
+    if silent_s is None:
+        return {}
+    return {"silent_s": round(silent_s, 3)}
 
 
 def _check_age(perception: Perception, pipeline: Pipeline, seq: int | None) -> dict[str, Any]:
@@ -359,11 +434,13 @@ def _check_age(perception: Perception, pipeline: Pipeline, seq: int | None) -> d
     session = perception.session
     if session is None:
         return {}
-    cached = pipeline.queries.find(seq)
+    cached = pipeline.find(seq)
     age_ms = session.prompt_age_ms(cached.age_origin_ns)
     if not perception.paused and not cached.lease_ns:
         session.check_prompt_age(pipeline.camera, age_ms)
-    return {} if age_ms is None else {"age_ms": age_ms}
+    if age_ms is None:
+        return {}
+    return {"age_ms": age_ms}
 
 
 def _describe_object(
@@ -374,18 +451,17 @@ def _describe_object(
     result: PromptResult | None,
 ) -> dict[str, Any]:
     """Return the id and the mask of a prompted object, and its stride if it catches up with another one than 1."""
-    stride = pipeline.catch_ups.get_stride(object_id)
-    origin = {
-        "id": object_id,
-        **_origin(pipeline),
-        **age,
-        **({} if stride in (None, 1) else {"stride": stride}),
-    }
-    return origin | _describe_result(result, perception)
+    reply = {"id": object_id, **_origin(pipeline), **age}
+    stride = pipeline.get_stride(object_id)
+    if stride not in (None, 1):
+        reply["stride"] = stride
+    return reply | _describe_result(result, perception)
 
 
 def _describe_result(result: PromptResult | None, perception: Perception) -> dict[str, Any]:
-    return {} if result is None else {"seq": result.seq, **_describe_mask(result, perception)}
+    if result is None:
+        return {}
+    return {"seq": result.seq, **_describe_mask(result, perception)}
 
 
 def _describe_mask(result: PromptResult, perception: Perception) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """Save and restore the state of a node: it continues from its snapshot after a crash, and another node can take over.
 
-The state is copied between two frames, in the thread of the main loop. A thread packs and writes the copy. A node that
-takes over writes the state to its own snapshot before it confirms: from then on a start finds it there, whatever
-happens to either node. `hand_over` describes the two phases.
+The state is copied between two frames, in the thread of the main loop. A thread packs and writes the copy. `take_over`
+decides what a node continues from when it starts, and `hand_over` describes the two phases between two nodes.
 """
 
 import errno
@@ -10,43 +9,33 @@ import hashlib
 import logging
 import os
 import re
-import secrets
-import socket
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from ..client.values import fetch_snapshot
-from ..errors import (
-    BusyError,
-    ForbiddenError,
-    RequestError,
-    Sam3NodeError,
-    SettingsError,
-    SnapshotError,
-    TransportError,
-    WireError,
-)
+from ..errors import BusyError, RequestError, SettingsError, SnapshotError
 from ..files import atomic_file, explain_os_error
 from ..perception.perception import Perception
 from ..perception.snapshot import MAX_BYTES, IdGiver, IdReserve, Kind, Snapshot, restore_snapshot
 from ..settings import SnapshotSettings
-from ..transport import ControlClient, Security
-from ..wire import RESTORED, Fields
-from .hand_over import UNKNOWN, HandOverStage, HandOverState
-from .status import Output
+from ..wire import RESTORED
+from .hand_over import HandOverStage, HandOverState
+from .output import Output
 
 log = logging.getLogger(__name__)
 
 SUFFIX = ".snapshot"
+"""End of the name of each snapshot's file."""
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""What a request may name a snapshot. The name becomes a part of a path."""
 MAX_NAMED = 32
+"""Snapshots with names in one folder. A request for a further name is refused, so that clients cannot fill the disk."""
 PIECE_BYTES = 1 << 20
+"""Bytes that are hashed and written at once. Larger pieces would hold the interpreter's lock during a frame."""
 FAILURES = {
     errno.ENOSPC: "no_space",
     errno.EDQUOT: "no_space",
@@ -56,19 +45,20 @@ FAILURES = {
     errno.EROFS: "not_permitted",
 }
 """Reasons of snapshots that could not be written, by the system's error number."""
-OTHER_IO, OTHER = "io", "other"
+OTHER_IO = "io"
+"""Reason of a snapshot that could not be written because of another error of the system."""
+OTHER = "other"
+"""Reason of a snapshot that could not be made because of any other error."""
 REASONS = (*dict.fromkeys(FAILURES.values()), OTHER_IO, OTHER)
+"""All of these reasons. Each is a label of the metric that counts them."""
 CHUNK_BYTES = 4 << 20
+"""Bytes of a snapshot in one reply."""
 KEEP_S = 120.0
-"""Time for which a packed snapshot waits in memory for the next request to read it."""
+"""Seconds for which a packed snapshot waits in memory for the next request to read it."""
 RETRY_S = 5.0
-"""Pause after a snapshot that could not be written."""
+"""Seconds to wait after a snapshot that could not be written, before the next is tried."""
 ANOTHER_NODE = "another node"
-ANSWER_MS = 10_000
-ASK_MS = 1000
-PAUSE_S = 0.1
-ANOTHER = "another"
-HAND_OVER, CONFIRM = "hand_over", "confirm_hand_over"
+"""What messages call a successor that has not named itself."""
 
 
 class Packed(NamedTuple):
@@ -111,7 +101,9 @@ class Saved(NamedTuple):
         """Raise SnapshotError if it is older than `max_age_s`, or that much ahead of the clock; 0 is no limit."""
         age_s = self.snapshot.age_s
         if 0 < max_age_s < abs(age_s):
-            when = f"{age_s:.0f} s ago" if age_s > 0 else f"{-age_s:.0f} s ahead of this clock, which was set"
+            when = f"{age_s:.0f} s ago"
+            if age_s < 0:
+                when = f"{-age_s:.0f} s ahead of this clock, which was set"
             raise SnapshotError(
                 f"{self.source}: expected a snapshot of the last {max_age_s:g} s (snapshot.max_age_s), found one from"
                 f" {when}"
@@ -168,7 +160,9 @@ class SnapshotFolder:
     def read_saved(self) -> Saved | None:
         """Return the automatic snapshot, None if there is none. Raises SnapshotError if it cannot be used."""
         path = self._path
-        return Saved.read(path) if path is not None and os.path.exists(path) else None
+        if path is None or not os.path.exists(path):
+            return None
+        return Saved.read(path)
 
     def put_aside(self) -> None:
         """Rename the automatic snapshot, so that the next one does not replace it."""
@@ -183,7 +177,8 @@ class SnapshotFolder:
 
 def pack(snapshot: Snapshot, path: Path | None) -> Packed:
     """Write a snapshot, or keep its bytes, in pieces, so that no piece holds the interpreter's lock for long."""
-    begin_s, digest = time.perf_counter(), hashlib.sha256()
+    begin_s = time.perf_counter()
+    digest = hashlib.sha256()
     parts = [memoryview(part) for part in snapshot.parts()]
     pieces = [part[at : at + PIECE_BYTES] for part in parts for at in range(0, part.nbytes, PIECE_BYTES)]
     with BytesIO() if path is None else atomic_file(path) as file:
@@ -197,7 +192,9 @@ def pack(snapshot: Snapshot, path: Path | None) -> Packed:
 
 def explain_failure(error: BaseException) -> SnapshotError:
     """Return the error that says why a snapshot could not be written."""
-    reason = (error.strerror or error) if isinstance(error, OSError) else error
+    reason: object = error
+    if isinstance(error, OSError):
+        reason = error.strerror or error
     return SnapshotError(
         f"the snapshot could not be written: {reason}; check the folder of snapshot.path and its free space"
     )
@@ -205,12 +202,31 @@ def explain_failure(error: BaseException) -> SnapshotError:
 
 def find_reason(error: BaseException) -> str:
     """Return which of REASONS has kept a snapshot from being written."""
-    return FAILURES.get(error.errno or 0, OTHER_IO) if isinstance(error, OSError) else OTHER
+    if isinstance(error, OSError):
+        return FAILURES.get(error.errno or 0, OTHER_IO)
+    return OTHER
 
 
 def milliseconds_since(begin_s: float) -> float:
     """Return the time since a value of time.perf_counter, to the microsecond."""
     return round((time.perf_counter() - begin_s) * 1000, 3)
+
+
+class SnapshotFigures(NamedTuple):
+    """What the metrics say about a node's snapshots and hand-overs."""
+
+    written: int
+    """automatic snapshots on disk since the start"""
+    failed: Mapping[str, int]
+    """automatic snapshots that could not be written, by reason"""
+    age_s: float | None
+    """of the last good one; None if none are due"""
+    is_refused: bool
+    """True if the snapshot could not be used at the start, so that ids have begun again"""
+    hand_overs: Mapping[str, int]
+    """hand-overs to other nodes, by outcome"""
+    is_handed_over: bool
+    """True while another node has this one's work and ids"""
 
 
 @dataclass(slots=True)
@@ -235,9 +251,12 @@ class Snapshots:
     """
 
     def __init__(self, settings: SnapshotSettings, perception: Perception, output: Output) -> None:
-        self._folder = SnapshotFolder(settings.path)
         self.confirm_s = settings.confirm_s
-        self._settings, self._perception, self._output = settings, perception, output
+        """Seconds for which a successor may be silent before this node works on."""
+        self._settings = settings
+        self._perception = perception
+        self._output = output
+        self._folder = SnapshotFolder(settings.path)
         self.hand_over_state = HandOverState(settings.confirm_s)
         self._origin: Mapping[str, Any] = {}
         self._ids = IdReserve(perception)
@@ -245,7 +264,8 @@ class Snapshots:
         self._numbers = 0
         self._automatic: _Pending | None = None
         self._requested: _Pending | None = None
-        self._next_s = self._good_s = time.monotonic()
+        self._good_s = time.monotonic()
+        self._next_s = self._good_s
         self.failed: Mapping[str, int] = dict.fromkeys(REASONS, 0)
         """Number of automatic snapshots that could not be written, by reason."""
         self._status: dict[str, Any] = {
@@ -282,21 +302,38 @@ class Snapshots:
         state = self.hand_over_state
         return {**self._status, "handed_over": state.is_over, "hand_over": state.describe()}
 
+    def figures(self) -> SnapshotFigures:
+        """Return what the metrics say. Any thread may call it."""
+        state = self.hand_over_state
+        return SnapshotFigures(
+            written=self._status["saved"],
+            failed=self.failed,
+            age_s=self.age_s,
+            is_refused=self._status["refused"] is not None,
+            hand_overs=state.outcomes,
+            is_handed_over=state.is_over,
+        )
+
     @property
     def age_s(self) -> float | None:
         """Seconds since the snapshot on disk was taken, or since the start; None if none are due. For any thread."""
-        is_due = self.keeps and not (self.hand_over_state.waits or self.hand_over_state.is_over)
-        return time.monotonic() - self._good_s if is_due else None
+        if not self.keeps or self.hand_over_state.waits or self.hand_over_state.is_over:
+            return None
+        return time.monotonic() - self._good_s
 
     def tick(self) -> None:
         """Take the automatic snapshot if it is due, and note what the thread has finished. Call it between frames."""
         if self._automatic is not None:
             self._collect(self._automatic)
-        now_s, state = time.monotonic(), self.hand_over_state
+        now_s = time.monotonic()
+        state = self.hand_over_state
+        # a successor that stays silent has failed: its node must not stand still for ever
         if state.stage == "waiting" and state.has_expired:
             self._work_on("expired", "the other node did not confirm in time")
+        # nobody fetches this one any more
         if self._requested is not None and now_s > self._requested.used_s + KEEP_S:
             self._requested = None
+        # the state of the moment of the hand-over is the successor's: a later one must not be restored
         is_handed_over = state.stage in ("waiting", "confirmed")
         if self._settings.path is None or is_handed_over or self._automatic is not None:
             return
@@ -333,7 +370,10 @@ class Snapshots:
         if self.hand_over_state.waits:
             self.hand_over_state.check_idle()
         self._check_free()
-        self._requested = self._take("named", None if name is None else self._folder.make_path(name))
+        path = None
+        if name is not None:
+            path = self._folder.make_path(name)
+        self._requested = self._take("named", path)
         return self._requested.number
 
     def hand_over(self, successor: str | None, token: str) -> int:
@@ -351,6 +391,7 @@ class Snapshots:
         self._check_free()
         self.finish()
         origin = {"node": self.node, "token": token, "to": successor or ANOTHER_NODE}
+        # without a successor that confirms, these ids are given away now, so no start may restore them
         if successor is None:
             self.withdraw()
         self._requested = self._take("hand_over", None, origin)
@@ -427,8 +468,10 @@ class Snapshots:
         if saved.snapshot.kind != "named":
             for camera, stats in self._output.stats.items():
                 stats.restore(saved.snapshot.counts.get(camera, {}))
-        cameras, age_s = len(self._perception.pipelines), saved.snapshot.age_s
-        log.info("continued from %s of %.1f s ago, with %d cameras", saved.source, age_s, cameras)
+        cameras = len(self._perception.pipelines)
+        log.info(
+            "continued from %s of %.1f s ago, with %d cameras", saved.source, saved.snapshot.age_s, cameras
+        )
         return saved
 
     def check(self, data: bytes, source: str) -> None:
@@ -505,7 +548,8 @@ class Snapshots:
         self._folder.put_aside()
 
     def _take(self, kind: Kind, path: Path | None, hand_over: Mapping[str, Any] | None = None) -> _Pending:
-        begin_s, now_s = time.perf_counter(), time.monotonic()
+        begin_s = time.perf_counter()
+        now_s = time.monotonic()
         counts = {camera: stats.counts() for camera, stats in self._output.stats.items()}
         snapshot = Snapshot.take(self._perception, kind, counts, hand_over)
         self._numbers += 1
@@ -517,6 +561,7 @@ class Snapshots:
         """Note how the automatic snapshot has ended, if it has."""
         if not job.future.done():
             return
+        # the file is on disk: ids that were given before it stay unique after a restart
         self._automatic = None
         failure = job.future.exception()
         if failure is None:
@@ -527,7 +572,9 @@ class Snapshots:
             self._good_s = job.taken_s
             self._ids.allow(job.limits, durable=True)
             return
-        reason, error = find_reason(failure), explain_failure(failure)
+        # the first failure of several in a row is logged; all are counted
+        reason = find_reason(failure)
+        error = explain_failure(failure)
         self.failed = {**self.failed, reason: self.failed[reason] + 1}
         if self._status["error"] is None:
             log.error("%s", error)
@@ -542,132 +589,3 @@ class Snapshots:
             self.withdraw()
         except SnapshotError as error:
             log.error("%s; until then no object is added", error)
-
-
-def restore_at_start(snapshots: Snapshots, source: str | None, security: Security | None = None) -> None:
-    """Continue from `source`, a file or the control endpoint of another node; without it, from the node's own snapshot.
-
-    A node that has taken over from this `source` before, and is started again, continues from its own snapshot, unless
-    the other node works on. `security` has the key for another node. Raises SnapshotError, or TransportError or
-    RequestError of the other node; it works on then, if it did before.
-    """
-    saved = snapshots.read_saved()
-    if source is None:
-        _restore_own(snapshots, saved)
-    elif "://" not in source:
-        _restore_file(snapshots, saved, source)
-    elif (
-        saved is None
-        or saved.snapshot.hand_over.get("source") != source
-        or not _continue_after_take_over(snapshots, saved, source, security)
-    ):
-        _take_over(snapshots, source, security)
-
-
-def _restore_file(snapshots: Snapshots, saved: Saved | None, source: str) -> None:
-    """Continue from a file; from the own snapshot if an earlier run has continued the ids of the same file.
-
-    A supervisor repeats its command: to continue from the file again would give the same ids twice. Raises
-    SnapshotError if there is neither.
-    """
-    try:
-        file = Saved.read(Path(source), source)
-    except SnapshotError as error:
-        if saved is None or saved.snapshot.hand_over.get("source") != source:
-            raise
-        log.warning("%s; it was continued before", error)
-        _restore_own(snapshots, saved)
-        return
-    origin = {"source": source, "token": file.sha256, "confirmed": True}
-    continues_ids = file.snapshot.kind != "named"
-    was_continued = continues_ids and saved is not None and saved.snapshot.hand_over == origin
-    if was_continued and _restore_own(snapshots, saved):
-        return
-    snapshots.restore(file)
-    snapshots.note_origin(origin if continues_ids else {})
-
-
-def _restore_own(snapshots: Snapshots, saved: Saved | None, confirmed: bool = False) -> bool:
-    """Continue from the node's own snapshot. Return False if it cannot be used.
-
-    Its ids begin again if another node may use them: if they were taken over and not `confirmed`.
-    """
-    if saved is None:
-        return False
-    origin = saved.snapshot.hand_over
-    confirmed = confirmed or not origin or origin.get("confirmed") is True
-    if snapshots.restore_saved(saved, new_epochs=not confirmed) is None:
-        return False
-    snapshots.note_origin({**origin, "confirmed": True} if origin else {})
-    return True
-
-
-def _continue_after_take_over(
-    snapshots: Snapshots, saved: Saved, source: str, security: Security | None
-) -> bool:
-    """Continue from the own snapshot of an earlier run that took over. Return False to take over again.
-
-    If it is too old, the node begins without objects, as after any long pause, unless the other node works on.
-    """
-    origin = saved.snapshot.hand_over
-    was_confirmed = origin.get("confirmed") is True
-    token, node = str(origin.get("token")), str(origin.get("node"))
-    state = _confirm(source, security, token, node, 0.0 if was_confirmed else snapshots.confirm_s)
-    works_on = state in ("expired", "cancelled", ANOTHER)
-    if state == "taken_back" or (works_on and not was_confirmed):
-        log.warning("%s works on since it has handed over: it is taken over again", source)
-        return False
-    if works_on:
-        log.warning("%s may work, too, with other epochs: stop it or this node", source)
-    log.info("%s was taken over before: continuing from %s", source, saved.source)
-    if _restore_own(snapshots, saved, confirmed=state == "confirmed"):
-        return True
-    snapshots.note_origin({**origin, "confirmed": True})
-    return was_confirmed or state == "confirmed"
-
-
-def _take_over(snapshots: Snapshots, source: str, security: Security | None) -> None:
-    """Let another node pause, continue its work, and confirm. It pauses only after a trial with a copy of its state."""
-    token = secrets.token_hex(8)
-    with ControlClient(source, ANSWER_MS, security) as control:
-        snapshots.check(fetch_snapshot(control), source)
-        try:
-            successor = f"{snapshots.node} on {socket.gethostname()}"
-            data = fetch_snapshot(control, HAND_OVER, taker=successor, token=token)
-            saved = snapshots.restore(Saved.unpack(data, source))
-            origin = {**saved.snapshot.hand_over, "source": source}
-            snapshots.note_origin({**origin, "confirmed": False})
-            snapshots.save()
-        except Exception:
-            with suppress(Sam3NodeError):
-                control.call(CONFIRM, token=token, accepted=False)
-            raise
-    if not snapshots.keeps:
-        log.warning("without snapshot.path this node cannot continue after a restart: set it")
-    state = _confirm(source, security, token, origin["node"], snapshots.confirm_s)
-    if state is None:
-        snapshots.begin_epochs()
-        log.warning("%s did not answer the confirmation, and may work on: ids begin again here", source)
-    elif state != "confirmed":
-        snapshots.withdraw()
-        raise RequestError(f"{source} works on: expected that it waits for a confirmation, found {state!r}")
-    snapshots.note_origin({**origin, "confirmed": True})
-
-
-def _confirm(source: str, security: Security | None, token: str, node: str, patience_s: float) -> str | None:
-    """Confirm a hand-over of `node`, once or for `patience_s`. Return its state there; None without an answer.
-
-    ANOTHER means that the node has begun another hand-over since, UNKNOWN that it is another process.
-    """
-    deadline_s = time.monotonic() + patience_s
-    with ControlClient(source, ASK_MS, security) as control:
-        while True:
-            try:
-                reply = Fields(control.call(CONFIRM, token=token), CONFIRM)
-                is_same = reply.text("state") == UNKNOWN and reply.text("node") == node
-                return ANOTHER if is_same else reply.text("state")
-            except (TransportError, BusyError, ForbiddenError, WireError) as error:
-                if time.monotonic() >= deadline_s:
-                    log.warning("%s gives no answer: %s", source, error)
-                    return None
-                time.sleep(PAUSE_S)

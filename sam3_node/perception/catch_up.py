@@ -1,10 +1,11 @@
-"""Cache one camera's newest frames, and track objects that were prompted on a past frame up to the latest.
+"""Cache one camera's newest frames, and let objects that were prompted on a past frame catch up with the latest.
 
-The cache keeps the features, so that users can prompt on a frame that they have seen. An object then catches up, one
-frame at a time, between the steps of live frames. It is tracked alone, on every frame that was cached after its prompt,
-or on every second to sixth frame and the latest: its stride. It is tracked on such a frame before the cache drops it.
-So what an object has become when it joins depends on the prompts, the frames, the stride, and the step after which it
-joins, and not on how the work was divided. A replay that knows stride and step repeats it bit for bit.
+The cache keeps features, so that users can prompt on a frame that they have seen. The object then catches up between
+the steps of live frames, one frame at a time. The tracker follows it alone, on every frame that was cached after its
+prompt. With a stride of 2 to 6, it follows it on every second to sixth frame and on the latest. The cache drops no such
+frame before the object was tracked on it. So the object's memory depends on the prompts, the frames, the stride, and
+the step after which it joins. It does not depend on how the work was divided. A replay that knows stride and step
+repeats it bit for bit.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from math import ceil
 from typing import NamedTuple
 
@@ -28,17 +29,23 @@ from ..tracking import Track, Tracker, Tracks
 from ..tracking.confidence import ConfidenceEstimator
 from ..tracking.host_copy import copy_pinned
 from ..tracking.tracks import PromptTensors, catching_key
-from ..types import Frame, State
+from ..types import State
+from .objects import Objects
 from .output_masks import copy_masks, copy_to_host
-from .registry import ObjectRegistry
-from .track_manager import FrameContext
+from .saving import SavedByType, from_plain, to_plain
+from .step import StepFrame
+
+log = logging.getLogger(__name__)
 
 MAX_DEVICE_SHARE = 1 / 16
-"""Largest share of a GPU's memory that the features of one camera may take."""
+"""Share of a GPU's memory that the features of one camera may take. Above it, older features go to the host."""
 MAX_WAY = 32
-"""Frames kept between a pinned frame and the newest seconds, so that objects can catch up from it."""
+"""Frames that stay between a pinned frame and the newest seconds. Fewer would make large steps of a way from it."""
+MAX_CORRECTIONS = 4
+"""Corrected objects that can catch up at a time. Each takes a row of memory; new objects have rows of their own."""
 MAX_DROPS = 2
-"""Frames beyond the span that are dropped in a step, one more than it adds. An object may be tracked on each first."""
+"""Frames beyond the span that a step drops at most, one more than it adds. Each costs time: objects that catch up are
+tracked on it first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,22 +77,18 @@ class CachedFrame:
         self.nbytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     @classmethod
-    def from_step(
-        cls, frame: Frame, received_ns: int, context: FrameContext, tracks: Tracks, has_image: bool
-    ) -> CachedFrame:
-        """Build it from a step and its result, without the trunk, which no prompt needs."""
-        logits = dict(zip(tracks.ids, tracks.logits, strict=True))
-        origin_ns = frame.capture_ns if frame.clock == "system" else received_ns
-        kept = context.features._replace(trunk=None)
+    def from_step(cls, step: StepFrame, with_image: bool) -> CachedFrame:
+        """Build it from a step whose objects are tracked, without the trunk, which no prompt needs."""
+        frame = step.frame
         return cls(
-            frame.seq,
-            context.frame_number,
-            kept,
-            logits,
-            context.scaling,
-            frame.capture_ns,
-            origin_ns,
-            torch.tensor(context.image) if has_image else None,
+            seq=frame.seq,
+            frame_number=step.frame_number,
+            features=step.features._replace(trunk=None),
+            logits=dict(zip(step.tracks.ids, step.tracks.logits, strict=True)),
+            scaling=step.scaling,
+            capture_ns=frame.capture_ns,
+            age_origin_ns=frame.capture_ns if frame.clock == "system" else step.received_ns,
+            image=torch.tensor(step.image) if with_image else None,
         )
 
     def set_logits(self, object_id: int, logits: Tensor) -> None:
@@ -98,36 +101,10 @@ class CachedFrame:
         """Return the features on the device, ready for the current stream."""
         return _map(self.features, lambda part: part.to(device, non_blocking=True))
 
-    def state(self) -> State:
-        """Return the state that `from_state` takes."""
-        return {
-            "seq": self.seq,
-            "frame_number": self.frame_number,
-            "features": [part.cpu() for part in self.features if part is not None],
-            "logits": [[object_id, logits.cpu()] for object_id, logits in self.logits.items()],
-            "frame_size": list(self.scaling.frame_size),
-            "model_size": self.scaling.model_size,
-            "capture_ns": self.capture_ns,
-            "age_origin_ns": self.age_origin_ns,
-            "lease": [self.lease_ns, self.pinned_ns],
-            "image": self.image,
-        }
-
-    @classmethod
-    def from_state(cls, state: State, device: torch.device) -> CachedFrame:
-        """Build a frame from what `state` returned, with its tensors on `device`."""
-        height, width = state["frame_size"]
-        return cls(
-            state["seq"],
-            state["frame_number"],
-            Features(*(part.to(device) for part in state["features"])),
-            {object_id: logits.to(device) for object_id, logits in state["logits"]},
-            Scaling((height, width), state["model_size"]),
-            state["capture_ns"],
-            state["age_origin_ns"],
-            state["image"],
-            *state["lease"],
-        )
+    def move(self, device: torch.device) -> None:
+        """Move features and masks to a device. The image stays on the host."""
+        self.features = _map(self.features, lambda part: part.to(device))
+        self.logits = {object_id: logits.to(device) for object_id, logits in self.logits.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +135,8 @@ class FrameCache:
     """
 
     def __init__(self, camera: str, limits: CacheLimits) -> None:
-        self._camera, self._limits = camera, limits
+        self._camera = camera
+        self._limits = limits
         self._frames: list[CachedFrame] = []
 
     def __len__(self) -> int:
@@ -176,7 +154,8 @@ class FrameCache:
     def pin(self, seq: int, lease_ns: int) -> None:
         """Keep the frame `seq` for `lease_ns` from now on, 0 to let it go; UnknownFrameError if it is not cached."""
         frame = self.get(seq)
-        frame.lease_ns, frame.pinned_ns = lease_ns, self._frames[-1].capture_ns
+        frame.lease_ns = lease_ns
+        frame.pinned_ns = self._frames[-1].capture_ns
 
     def add(self, frame: CachedFrame, held: Iterable[int] = ()) -> list[CachedFrame]:
         """Add the newest frame. Drop frames beyond the limits, and return them, the oldest first.
@@ -186,6 +165,7 @@ class FrameCache:
         for object_id in held:
             if self._frames and object_id in self._frames[-1].logits:
                 frame.set_logits(object_id, self._frames[-1].logits[object_id])
+        # leases end by the times of frames, so a replay ends them on the same frames
         pinned = [kept for kept in self._frames if kept.lease_ns]
         for kept in pinned:
             # after a restart of the camera, a seq would name two frames
@@ -203,7 +183,8 @@ class FrameCache:
 
         pinned: False if no frame was pinned when this step began, as on nearly all steps: the oldest is dropped then.
         """
-        frames, newest = self._frames, self._frames[-1]
+        frames = self._frames
+        newest = self._frames[-1]
         is_large = self.nbytes > self._limits.nbytes
         if not pinned:
             is_past = abs(newest.capture_ns - frames[0].capture_ns) > self._limits.span_ns
@@ -256,21 +237,17 @@ class FrameCache:
     def state(self, after: int = -1) -> State:
         """Return the state that `restore` takes: the frames after step `after`, and the newest in any case."""
         count = max(self.count_after(after), 1)
-        return {"frames": [frame.state() for frame in list(self)[-count:]]}
+        return {"frames": to_plain(self._frames[-count:])}
 
     def restore(self, state: State, device: torch.device) -> None:
         """Replace the frames by those that `state` returned, on `device`."""
-        self._frames = [CachedFrame.from_state(frame, device) for frame in state["frames"]]
+        self._frames = from_plain(list[CachedFrame], state["frames"])
+        for frame in self._frames:
+            frame.move(device)
 
 
 def _map(features: Features, change: Callable[[Tensor], Tensor]) -> Features:
     return Features(change(features.fine), change(features.middle), change(features.top))
-
-
-log = logging.getLogger(__name__)
-
-MAX_CORRECTIONS = 4
-"""Tracked objects that can catch up at a time after a correction. New objects have rows of their own."""
 
 
 class CaughtUp(NamedTuple):
@@ -285,38 +262,40 @@ class CaughtUp(NamedTuple):
 
 @dataclass(slots=True)
 class _CatchUpProgress:
-    """The place of an object on its way to the newest frame."""
+    """How far an object has caught up."""
 
     frame_number: int
-    """the step that it was tracked or prompted on last"""
+    """the last step on which it was tracked or prompted"""
     frames: int = 0
     """steps since its prompt"""
     hidden: int = 0
-    """the last of these, on which it was out of view"""
+    """number of the last of these steps, in a row, on which it was out of view"""
     stride: int = 1
     """steps from one frame that it is tracked on to the next"""
     request_id: str | None = None
     """of its prompt"""
 
 
-class CatchUps:
+class CatchUps(SavedByType):
     """The objects of one camera that catch up, first come, first served."""
 
+    SAVED = ("_places", "_failed")
+    _places: dict[int, _CatchUpProgress]
+    _failed: list[CaughtUp]
+
     def __init__(
-        self,
-        tracker: Tracker,
-        frames: FrameCache,
-        objects: ObjectRegistry,
-        confidence: ConfidenceEstimator,
-        remove: Callable[[int], None],
+        self, tracker: Tracker, frames: FrameCache, objects: Objects, confidence: ConfidenceEstimator
     ) -> None:
-        self._tracker, self._frames, self._objects = tracker, frames, objects
-        self._confidence, self._remove = confidence, remove
-        self._places: dict[int, _CatchUpProgress] = {}
+        self._tracker = tracker
+        self._frames = frames
+        self._objects = objects
+        self._confidence = confidence
+        self._places = {}
+        self._failed = []
         self.stride = 1
-        """Stride of objects whose prompt does not say one, 1 to MAX_STRIDE. 1 makes of an object what a prompt at the
+        """Stride of objects whose prompt does not say one, 1 to MAX_STRIDE. With 1 an object becomes what a prompt in
         time would have made of it."""
-        self._failed: list[CaughtUp] = []
+        objects.on_remove(self.forget)
 
     def __contains__(self, object_id: int) -> bool:
         return object_id in self._places
@@ -326,7 +305,7 @@ class CatchUps:
 
     @property
     def behind(self) -> int:
-        """Number of frames that are left for all objects together, and of failures that `advance` has not returned."""
+        """Number of calls of `advance` until all objects have caught up, and all failures are returned."""
         waiting = sum(
             ceil(self._frames.count_after(place.frame_number) / place.stride)
             for place in self._places.values()
@@ -354,6 +333,7 @@ class CatchUps:
         object_id = prompt.object_id
         features = cached.features_on(self._tracker.model.device)
         logits, score = self._tracker.begin_catch_up(features, cached.frame_number, prompt)
+        # pinned frames keep a way to them with gaps: the stride must not step over frames that have stayed
         following = self._frames.next_after(cached.frame_number) or cached
         gap = following.frame_number - cached.frame_number
         chosen = self.stride if gap < 2 else min(self.stride, gap // 2)  # gaps differ by a factor of two
@@ -400,21 +380,10 @@ class CatchUps:
             self._confidence.remove(catching_key(object_id))
             self._tracker.give_up(object_id)
 
-    def state(self) -> State:
-        """Return the state that `restore` takes."""
-        return {
-            "places": [[key, *astuple(place)] for key, place in self._places.items()],
-            "failed": [list(failure) for failure in self._failed],
-        }
-
-    def restore(self, state: State) -> None:
-        """Replace everything by what `state` returned."""
-        self._places = {key: _CatchUpProgress(*values) for key, *values in state["places"]}
-        self._failed = [CaughtUp(*failure) for failure in state["failed"]]
-
     def _go_on(self, object_id: int) -> None:
         """Track an object on the next frame of its way: its stride after the last, or the latest if that is nearer."""
-        place, latest = self._places[object_id], self._frames.get(None)
+        place = self._places[object_id]
+        latest = self._frames.get(None)
         frame = self._frames.next_after(place.frame_number + place.stride - 1) or latest
         if frame.frame_number > place.frame_number:
             self._track(object_id, frame)
@@ -453,6 +422,7 @@ class CatchUps:
         if place is None or self._frames.next_after(place.frame_number) is not None:
             return False
         del self._places[object_id]
+        # the age of a new object counts from its prompt; a corrected one has counted meanwhile
         is_new = object_id not in self._tracker.ids
         self._tracker.join(object_id)
         self._confidence.rename(catching_key(object_id), object_id)
@@ -464,4 +434,4 @@ class CatchUps:
         if object_id in self._tracker.ids:
             self.forget(object_id)
         else:
-            self._remove(object_id)
+            self._objects.remove(object_id)

@@ -24,13 +24,15 @@ from ..errors import ReplayError, WireError
 from ..types import Buffer, State
 from ..wire.codec import compress, decompress
 
-MAGIC = b"SAM3NST2"
+MAGIC = b"SAM3NST3"
+"""First bytes of a checkpoint; the last is the version of the layout."""
 PLAIN = "plain"
-TENSOR = 1  # msgpack's extension type
+"""Name of the tensor that holds everything else, as msgpack."""
+TENSOR = 1
+"""Number of msgpack's extension type that stands for a tensor."""
 _DIGEST = hashlib.sha256().digest_size
+"""Bytes of a digest."""
 _SIZE = struct.Struct("<Q")
-
-
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -70,7 +72,8 @@ def list_parts(state: State) -> list[Buffer]:
     def replace_tensor(value: object) -> msgpack.ExtType:
         if not isinstance(value, Tensor):
             raise TypeError(f"a state holds plain values and tensors, found {type(value).__name__}")
-        key, dense = str(len(tensors)), value.clone()
+        key = str(len(tensors))
+        dense = value.clone()
         tensors[key] = dense.permute(_outermost_first(dense.stride()))
         return msgpack.ExtType(TENSOR, msgpack.packb([key, dense.stride()]))
 
@@ -82,7 +85,8 @@ def list_parts(state: State) -> list[Buffer]:
 def _serialize(tensors: Mapping[str, Tensor]) -> list[Buffer]:
     """Return a safetensors file in parts: the size of the header, the header, and the values of each tensor."""
     header: dict[str, Any] = {}
-    parts, end = list[Buffer](), 0
+    parts = list[Buffer]()
+    end = 0
     # the largest items first, so that all values are aligned
     for key in sorted(tensors, key=lambda key: (-tensors[key].itemsize, key)):
         tensor = tensors[key].contiguous()
@@ -102,7 +106,9 @@ def _serialize(tensors: Mapping[str, Tensor]) -> list[Buffer]:
 
 def unpack_state(data: bytes) -> State:
     """Unpack what `pack_state` packed, with equal tensor values, dtypes and layouts; ReplayError for other bytes."""
-    magic, digest, content = data[: len(MAGIC)], data[len(MAGIC) :][:_DIGEST], data[len(MAGIC) + _DIGEST :]
+    magic = data[: len(MAGIC)]
+    digest = data[len(MAGIC) :][:_DIGEST]
+    content = data[len(MAGIC) + _DIGEST :]
     if magic != MAGIC:
         raise ReplayError(
             f"expected a checkpoint, which begins with {MAGIC!r}, found {magic!r}; start the replay again"

@@ -6,13 +6,14 @@ It works on masks messages alone and knows no time but theirs, so the same messa
 import itertools
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from ..types import NANOSECONDS, Instance, MaskFrame, State
+from ..types import NANOSECONDS, Instance, MaskFrame
+from .saving import SavedByType
 
 BASE = "base"
 """The frame in which positions of several cameras can be compared."""
@@ -73,7 +74,7 @@ class _Thing:
         return {key.camera for key in self.members}
 
 
-class WorldLinker:
+class WorldLinker(SavedByType):
     """Gives each object a `world_id` that is the same for the objects of all cameras that are the same thing.
 
     An object gets a `world_id` with its first position in the frame "base", and keeps it while it is tracked, also
@@ -85,16 +86,25 @@ class WorldLinker:
     holds one object of each camera at most.
     """
 
+    SAVED = ("last_id", "_things", "_ids")
+    last_id: int
+    """the last id that was given; 0 if there was none"""
+    _things: dict[int, _Thing]
+    """by id, in the order of ids"""
+    _ids: dict[CameraObject, int]
+    """the thing of each object"""
+
     def __init__(self, rules: LinkRules) -> None:
         self._rules = rules
         self.last_id = 0
         self.id_limit: int | None = None
         """The last id that may be given; None: any. Things beyond it have no id until it is raised."""
-        self._things: dict[int, _Thing] = {}  # in the order of their ids
-        self._ids: dict[CameraObject, int] = {}
+        self._things = {}
+        self._ids = {}
 
     def observe(self, masks: MaskFrame) -> MaskFrame:
         """Return the masks with a `world_id` for each object that has one."""
+        # first what is gone, so that its thing is free; then new sightings; then links, which compare them
         self._forget_absent(masks)
         for instance in masks.instances:
             sighting = _make_sighting(instance, masks.age_origin_ns) if _says_position(instance) else None
@@ -114,19 +124,6 @@ class WorldLinker:
         """Forget all objects of a camera."""
         for key in [key for key in self._ids if key.camera == camera]:
             self._remove(key)
-
-    def state(self) -> State:
-        """Return the state that `restore` takes."""
-        return {
-            "last_id": self.last_id,
-            "things": [_save_thing(thing) for thing in self._things.values()],
-        }
-
-    def restore(self, state: State) -> None:
-        """Continue from the moment at which `state` was called."""
-        self.last_id = state["last_id"]
-        self._things = {saved["id"]: _restore_thing(saved) for saved in state["things"]}
-        self._ids = {key: thing.id for thing in self._things.values() for key in thing.members}
 
     def _note(self, key: CameraObject, sighting: Sighting | None) -> None:
         if key in self._ids:
@@ -160,7 +157,8 @@ class WorldLinker:
 
     def _check_link(self, key: CameraObject) -> None:
         """Count an observation that contradicts the object's link, and end the link after several in a row."""
-        thing, rules = self._things[self._ids[key]], self._rules
+        thing = self._things[self._ids[key]]
+        rules = self._rules
         own = thing.members[key]
         pairs = self._pair([own], [other for member, other in thing.members.items() if member != key])
         if not pairs:
@@ -244,31 +242,6 @@ def _distance_m(left: Sighting, right: Sighting, max_size_ratio: float) -> float
         if max(ratio, 1 / ratio) > max_size_ratio:
             return math.inf
     return math.dist(left.position_m, right.position_m)
-
-
-def _save_thing(thing: _Thing) -> State:
-    return {
-        "id": thing.id,
-        "members": [[*key, sighting and asdict(sighting)] for key, sighting in thing.members.items()],
-        "agreed": [list(item) for item in thing.agreed.items()],
-        "contradicted": [[*key, count] for key, count in thing.contradicted.items()],
-    }
-
-
-def _restore_thing(saved: State) -> _Thing:
-    return _Thing(
-        saved["id"],
-        {
-            CameraObject(camera, number): _restore_sighting(fields)
-            for camera, number, fields in saved["members"]
-        },
-        dict(saved["agreed"]),
-        {CameraObject(camera, number): count for camera, number, count in saved["contradicted"]},
-    )
-
-
-def _restore_sighting(fields: State | None) -> Sighting | None:
-    return None if fields is None else Sighting(**(fields | {"position_m": tuple(fields["position_m"])}))
 
 
 def _with_speed(sighting: Sighting, before: Sighting | None) -> Sighting:

@@ -24,17 +24,24 @@ import torch
 from torch import Tensor
 
 from ..geometry import Scaling
+from ..resumable import Resumable
 from ..tracking import Tracks
 from ..tracking.confidence import Evidence
 from ..tracking.host_copy import HostCopy, copy_to_device
 from ..tracking.track_history import LevelSets, compare_levels, find_level_sets
-from ..types import Job, Mask
+from ..types import Mask
 from .prompts import PromptResult
 
 Values = TypeVar("Values", npt.NDArray[Any], Tensor)
+Ints = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
 
 LIMIT = 32768.0
 """Logits are clamped to -LIMIT..LIMIT, and NaN counts as -LIMIT."""
+MAX_BYTES = 1 << 19
+"""Bytes of masks that are made at once. The intermediate values of one take about 500 bytes of the device."""
+MASKS_A_TURN = 8
+"""Number of masks that are brought to the frame's size between two frames."""
 _ROUNDING = 2.0**-21
 """Bound of the error of a float32 interpolation, as a part of the largest logit and for each pixel of a side.
 
@@ -82,12 +89,14 @@ def rasterize(logits: npt.NDArray[np.float32], frame_size: tuple[int, int]) -> M
     low = logits[rows, columns]
     largest = float(np.abs(low).max())
     if not largest <= LIMIT:
-        low, largest = clamp(low), LIMIT
+        low = clamp(low)
+        largest = LIMIT
     # with dsize=None cv2 scales by exactly fx and fy; warpAffine would round coordinates to 1/32 pixel
     region = cv2.resize(low, None, fx=x_scale, fy=y_scale, interpolation=cv2.INTER_LINEAR)
     error = largest * (max(low.shape) + 8) * _ROUNDING
     # between the two thresholds, rounding may have decided: these few pixels follow the definition
-    inside, possible = region > error, region > -error
+    inside = region > error
+    possible = region > -error
     if _count(inside) != _count(possible):
         y, x = _find(possible ^ inside)
         inside[y, x] = _interpolate_at(logits, frame_size, y + top, x + left) > 0
@@ -96,7 +105,8 @@ def rasterize(logits: npt.NDArray[np.float32], frame_size: tuple[int, int]) -> M
 
 def crop_mask(inside: npt.NDArray[np.bool_], corner: tuple[int, int], frame_size: tuple[int, int]) -> Mask:
     """Return the mask of a frame from a region of it, bool [h, w], whose top-left pixel is `corner` (x, y)."""
-    (x, y, width, height), (left, top) = _bounding_box(inside), corner
+    x, y, width, height = _bounding_box(inside)
+    left, top = corner
     if not width:
         return Mask.empty(frame_size)
     box = (left + x, top + y, left + x + width, top + y + height)
@@ -132,7 +142,8 @@ def _interpolate_at(
     x: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.float32]:
     """Return the interpolation at pixels (y, x) of the frame by the definition, up to a positive factor."""
-    rows, columns = axis(logits.shape[0], frame_size[0]), axis(logits.shape[1], frame_size[1])
+    rows = axis(logits.shape[0], frame_size[0])
+    columns = axis(logits.shape[1], frame_size[1])
     before, after = (
         blend(
             clamp(logits[rows.first[y], column[x]]),
@@ -156,13 +167,6 @@ def _aligned_span(begin: int, end: int, low: int, high: int) -> tuple[slice, int
     first = max(begin - 1, 0) // step * step
     last = min(-(-(end + 1) // step) * step, low)
     return slice(first, last), first * high // low, high / low
-
-
-Ints = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
-
-MAX_BYTES = 1 << 19
-"""Bytes of masks that are made at once. The intermediate values of one take about 500 bytes of the device."""
 
 
 class Region(NamedTuple):
@@ -211,9 +215,12 @@ class PackedMasks(NamedTuple):
         """Wait for the bits, and return the masks."""
         if self.copy is None:
             return [Mask.empty(self.frame_size) for _ in self.regions]
-        packed, masks, start = self.copy.read(), [], 0
+        packed = self.copy.read()
+        masks = []
+        start = 0
         for region in self.regions:
-            height, width = region.bottom - region.top, region.right - region.left
+            height = region.bottom - region.top
+            width = region.right - region.left
             end = start + height * region.stride
             inside = unpack_bits(packed[start:end].reshape(height, region.stride), width)
             masks.append(crop_mask(inside, (region.left, region.top), self.frame_size))
@@ -281,9 +288,11 @@ def _split(rows: Ints) -> Iterator[Ints]:
 
 def _pack_rows(logits: Tensor, rows: Ints, frame_size: tuple[int, int]) -> Tensor:
     """Return the bits of rows, one after the other, as uint8 on the device."""
-    device, (count, height, width) = logits.device, logits.shape
+    device = logits.device
+    count, height, width = logits.shape
     index, y, left, stride = rows.T
-    vertical, horizontal = axis(height, frame_size[0]), _axis_on(width, frame_size[1], device)
+    vertical = axis(height, frame_size[0])
+    horizontal = _axis_on(width, frame_size[1], device)
     size = int(stride.sum())
     shift = left - 8 * (np.cumsum(stride) - stride)  # from a bit's number among all to its column
     # one row of a region takes two rows of logits, each at its own weight
@@ -324,10 +333,6 @@ def _places_on(size: int, device: torch.device) -> Tensor:
 @lru_cache(maxsize=64)
 def _axis_on(low: int, high: int, device: torch.device) -> Axis[Tensor]:
     return Axis(*(torch.from_numpy(values).to(device) for values in axis(low, high)))
-
-
-MASKS_A_TURN = 8
-"""Number of masks that are brought to the frame's size between two frames."""
 
 
 class LowMasks(NamedTuple):
@@ -379,7 +384,9 @@ def to_prompt_results(seq: int, scaling: Scaling, logits: Tensor, scores: Tensor
     return [PromptResult(seq, *pair) for pair in zip(masks, clamp_scores(values), strict=True)]
 
 
-def to_results_job(seq: int, scaling: Scaling, logits: Tensor, scores: Tensor) -> Job[list[PromptResult]]:
+def to_results_job(
+    seq: int, scaling: Scaling, logits: Tensor, scores: Tensor
+) -> Resumable[list[PromptResult]]:
     """Make K masks as `to_prompt_results` does, some a turn, and leave out empty ones."""
     results = []
     for some, their_scores in zip(logits.split(MASKS_A_TURN), scores.split(MASKS_A_TURN), strict=True):

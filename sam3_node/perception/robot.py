@@ -1,9 +1,9 @@
-"""Find the robot's own pixels in an image, from its URDF and its joints, and the objects that it covers.
+"""Draw the robot's own pixels in an image, from its URDF and its joints.
 
 `RobotBody` reads a URDF: each geometry of a link becomes a convex part, its hull. The silhouette of the robot is the
 union of the projected parts: the hull of the projected corners of a convex body is its exact outline. With depth, a
-pixel is the robot's only if the measured point lies on a part. `RobotStage` does this for one camera, and remembers
-where each object was when the robot came in front of it.
+pixel is the robot's only if the measured point lies on a part. `RobotPixels` are the robot on one frame: they say which
+objects and detections it covers.
 """
 
 from __future__ import annotations
@@ -19,11 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import CalibrationError, SettingsError, require
-from ..geometry import Array, deproject, invert, matrix_of, project, transform_points, vector_from_rotation
-from ..settings import RobotSettings
-from ..types import Intrinsics, JointState, Mask, State
-from ..wire import decode_mask, encode_mask
-from .spatial import CameraView
+from ..geometry import Array, deproject, invert, project, transform_points, vector_from_rotation
+from ..types import Intrinsics, JointState, Mask
 from .surfaces import DepthMap, Float
 
 Pixels = npt.NDArray[np.bool_]
@@ -40,13 +37,16 @@ EDGE_POINTS = 12
 """Points of each edge of an outline that a lens bends."""
 COVERED = 0.5
 """Share of an object's last place from which it is hidden, and of a detection's box from which it is dropped."""
-MOVED_M, MOVED_RAD = 0.02, math.radians(2)
-"""A camera that has moved more than this looks at another place: what was there may be anywhere in the image."""
-GROWTH = 1.2
-"""A place of more than this many times the area of the whole object has been left: the object has moved."""
+MOVED_M = 0.02
+"""Metres. A camera that has moved farther looks at another place: what was there may be anywhere in the image."""
+MOVED_RAD = math.radians(2)
+"""Radians. The same for a camera that has turned farther."""
 _MOVING = ("revolute", "continuous", "prismatic")
+"""Types of a URDF's joints that have a position."""
 _AROUND = np.ones((3, 3), np.uint8)
-_SHIFT = 4  # bits of a part of a pixel, in OpenCV's drawing
+"""Neighbours of a pixel in a dilation: the eight around it."""
+_SHIFT = 4
+"""Bits of a part of a pixel, in OpenCV's drawing."""
 
 
 class Part(NamedTuple):
@@ -101,13 +101,16 @@ class RobotBody:
             raise SettingsError(
                 f"robot.base: expected a link of {path}, one of {', '.join(links)}, found {base}"
             )
+        # all corners in one array, so that one multiplication places them
         self._corners = np.concatenate([part.corners for part in self._parts])
         counts = [len(part.corners) for part in self._parts]
         self._corner_links = np.repeat([part.link for part in self._parts], counts)
         self._starts = np.append(0, np.cumsum(counts)[:-1])
         self._base = links.index(base) if base else 0
+        # the chain of joints, each after its parent
         self._parents = [links.index(joint.parent) for joint in joints]
         self._origins = np.array([_or_identity(joint.origin) for joint in joints]).reshape(-1, 4, 4)
+        # a joint that mimics another has no position of its own
         free = [joint for joint in urdf.robot.joints if joint.type in _MOVING and joint.mimic is None]
         self.joints = tuple(joint.name for joint in free)
         """Names of the joints that a joint state gives, in the URDF's order: those that move and mimic no other."""
@@ -123,6 +126,7 @@ class RobotBody:
             joint.axis / np.linalg.norm(joint.axis) if joint.type in _MOVING else np.zeros(3)
             for joint in joints
         ]
+        # either a shift along the axis or a turn about it; the other is zero
         slides = np.array([joint.type == "prismatic" for joint in joints], bool)[:, None]
         self._slides = np.reshape(axes, (-1, 3)) * slides
         self._cross = np.cross(np.eye(3), (np.reshape(axes, (-1, 3)) * ~slides)[:, None])
@@ -160,6 +164,7 @@ class RobotBody:
         With `depth`, of the view's size, only those whose measured point is less than `margin_m` outside of a part, and
         those without a measured depth.
         """
+        # every corner in the camera
         drawn = np.zeros(view.size, np.uint8)
         poses = camera_from_link[self._corner_links]
         corners = np.einsum("nij,nj->ni", poses[:, :3, :3], self._corners) + poses[:, :3, 3]
@@ -172,7 +177,8 @@ class RobotBody:
                 continue
             # a box whose sides fit the thinned points
             x, y, width, height = cv2.boundingRect(outline >> _SHIFT)
-            left, top = max(x, 0) // STRIDE * STRIDE, max(y, 0) // STRIDE * STRIDE
+            left = max(x, 0) // STRIDE * STRIDE
+            top = max(y, 0) // STRIDE * STRIDE
             box = np.s_[top : max(y + height + 1, 0), left : max(x + width + 1, 0)]
             shape = np.zeros_like(drawn[box])
             if shape.size:
@@ -188,14 +194,17 @@ class LensView:
     """The projection of a camera onto images of `size` (height, width)."""
 
     def __init__(self, intrinsics: Intrinsics, size: tuple[int, int]) -> None:
-        self.intrinsics, self.size = intrinsics, size
+        self.intrinsics = intrinsics
+        self.size = size
         height, width = size
         rim = np.array([(x, y) for x in np.linspace(0, width - 1, 9) for y in np.linspace(0, height - 1, 9)])
         rays = deproject(rim, 1.0, intrinsics)[:, :2]
         edge = 0.1 * (rays.max(axis=0) - rays.min(axis=0))
-        self._low, self._high = rays.min(axis=0) - edge, rays.max(axis=0) + edge
+        self._low = rays.min(axis=0) - edge
+        self._high = rays.max(axis=0) + edge
         """directions (x / z, y / z) a little beyond the image, where a lens model still holds"""
-        (x0, y0), (x1, y1) = self._low, self._high
+        x0, y0 = self._low
+        x1, y1 = self._high
         self._field = np.array([(x0, y0), (x1, y0), (x1, y1), (x0, y1)], np.float32)
 
     def outlines(self, points_m: Array, starts: Ints) -> Iterator[npt.NDArray[np.int32] | None]:
@@ -206,7 +215,8 @@ class LensView:
         z = points_m[:, 2]
         nearest = np.minimum.reduceat(z, starts)
         rays = (points_m[:, :2] / np.maximum(z, NEAR_M)[:, None]).astype(np.float32)
-        low, high = np.minimum.reduceat(rays, starts), np.maximum.reduceat(rays, starts)
+        low = np.minimum.reduceat(rays, starts)
+        high = np.maximum.reduceat(rays, starts)
         outside = ((high < self._low) | (low > self._high)).any(axis=1)
         across = ((low < self._low) | (high > self._high)).any(axis=1)
         for index, (start, end) in enumerate(pairwise([*starts.tolist(), len(z)])):
@@ -223,7 +233,8 @@ class LensView:
             area, hull = cv2.intersectConvexConvex(hull, self._field)
             if not area:
                 return None
-        corners, lens = hull.reshape(-1, 2), self.intrinsics
+        corners = hull.reshape(-1, 2)
+        lens = self.intrinsics
         if lens.model == "none":
             pixels = corners * (lens.fx, lens.fy) + (lens.cx, lens.cy)
         else:
@@ -239,7 +250,8 @@ class LensView:
 def _cut_near(points_m: Array) -> Float:
     """Return directions (x / z, y / z) whose hull is the visible part of a convex body."""
     ahead = points_m[:, 2] >= NEAR_M
-    front, back = points_m[ahead, None], points_m[None, ~ahead]
+    front = points_m[ahead, None]
+    back = points_m[None, ~ahead]
     # where lines between corners meet the plane: their hull is the cut through the body
     share = (front[..., 2:] - NEAR_M) / (front[..., 2:] - back[..., 2:])
     kept = np.concatenate([front[:, 0], (front + share * (back - front)).reshape(-1, 3)])
@@ -295,7 +307,7 @@ class RobotPixels(NamedTuple):
         """Return True if the robot is in front of most of a place, at which the camera still looks."""
         if not self.looks_at(place):
             return False
-        hidden_px = np.count_nonzero(_crop(self.inside, place.mask) & place.mask.crop)
+        hidden_px = np.count_nonzero(crop_to(self.inside, place.mask) & place.mask.crop)
         return bool(hidden_px > COVERED * place.mask.area)
 
     def looks_at(self, place: Place) -> bool:
@@ -311,74 +323,6 @@ class RobotPixels(NamedTuple):
         return crop.size > 0 and float(crop.mean()) > COVERED
 
 
-class RobotStage:
-    """Finds the robot's pixels for one camera, and the objects that it covers. Places are saved with the state."""
-
-    def __init__(self, body: RobotBody, settings: RobotSettings) -> None:
-        self._body, self._margin_m = body, settings.depth_margin_m
-        self._view: LensView | None = None
-        self._places: dict[int, Place] = {}
-
-    def see(self, joints: JointState | None, camera: CameraView, depth: DepthMap | None) -> RobotPixels:
-        """Return the robot's pixels on a frame, taken at these joints. Raises CalibrationError if something lacks."""
-        if joints is None:
-            raise CalibrationError("expected joints at the time of the image, found none")
-        if camera.intrinsics is None or camera.place.camera_pose is None:
-            raise CalibrationError("expected a calibration with hand_eye in spatial.calibration, found none")
-        size = camera.frame.height, camera.frame.width
-        if self._view is None or (self._view.intrinsics, self._view.size) != (camera.intrinsics, size):
-            self._view = LensView(camera.intrinsics, size)
-        camera_from_base = invert(matrix_of(camera.place.camera_pose))
-        camera_from_link = camera_from_base @ self._body.place(joints.positions)
-        inside = self._body.draw(camera_from_link, self._view, depth, self._margin_m)
-        return RobotPixels(joints, inside, camera_from_base)
-
-    def find_covered(self, robot: RobotPixels) -> frozenset[int]:
-        """Return the objects whose last place is mostly under the robot."""
-        return frozenset(object_id for object_id, place in self._places.items() if robot.hides(place))
-
-    def observe(self, object_id: int, mask: Mask, robot: RobotPixels | None) -> None:
-        """Take an object's mask in view, without pixels of the robot.
-
-        Its place is the mask, and what it was before where the robot is now: an arm that comes slowly hides it little
-        by little. A place that so becomes larger than the object is one that the object has left. Without the robot,
-        its place is forgotten.
-        """
-        before = self._places.pop(object_id, None)
-        if robot is None:
-            return
-        place = Place(mask, mask.area, robot.camera_from_base)
-        if before is not None and before.mask.size == mask.size and robot.looks_at(before):
-            hidden = before.mask.crop & _crop(robot.inside, before.mask)
-            if hidden_px := np.count_nonzero(hidden):
-                place = place._replace(whole_px=before.whole_px)
-                if mask.area + hidden_px <= GROWTH * before.whole_px:
-                    both = mask.full()
-                    _crop(both, before.mask)[hidden] = True
-                    place = place._replace(mask=Mask.from_full(both))
-        self._places[object_id] = place
-
-    def remove(self, object_id: int) -> None:
-        """Forget an object."""
-        self._places.pop(object_id, None)
-
-    def state(self) -> State:
-        """Return the state that `restore` takes."""
-        return {
-            "places": [
-                [key, encode_mask(mask), whole_px, camera.tolist()]
-                for key, (mask, whole_px, camera) in self._places.items()
-            ]
-        }
-
-    def restore(self, state: State) -> None:
-        """Continue from the moment at which `state` was called."""
-        self._places = {
-            key: Place(decode_mask(mask), whole_px, np.array(camera))
-            for key, mask, whole_px, camera in state["places"]
-        }
-
-
 def _sort_joints(joints: list[Any], root: str) -> Iterator[Any]:
     """Yield the joints, a parent's before its children's."""
     waiting = [root]
@@ -392,7 +336,9 @@ def _load_parts(path: Path, links: list[Any]) -> Iterator[Part]:
     creation = require("trimesh.creation", "robot")
     for index, link in enumerate(links):
         for shape in link.collisions or link.visuals:
-            box, cylinder, sphere = shape.geometry.box, shape.geometry.cylinder, shape.geometry.sphere
+            box = shape.geometry.box
+            cylinder = shape.geometry.cylinder
+            sphere = shape.geometry.sphere
             if box is not None:
                 mesh = creation.box(box.size)
             elif cylinder is not None:
@@ -417,7 +363,7 @@ def _or_identity(origin: Array | None) -> Array:
     return np.eye(4) if origin is None else np.asarray(origin)
 
 
-def _crop(image: Pixels, mask: Mask) -> Pixels:
+def crop_to(image: Pixels, mask: Mask) -> Pixels:
     """Return the part of an image, which is not copied, in the box of a mask."""
     x0, y0, x1, y1 = mask.box
     return image[y0:y1, x0:x1]

@@ -20,14 +20,20 @@ from ..errors import Sam3NodeError, SnapshotError
 from ..types import Buffer, State
 from .checkpoint import MALFORMED, list_parts, unpack_tensors
 from .linking import WorldLinker
+from .objects import Objects
 from .perception import Perception
-from .registry import ObjectRegistry
 
 MAGIC = b"SAM3SNAP"
-VERSION = 1
+VERSION = 2
+"""Version of the layout. A snapshot of another version is refused."""
 MAX_BYTES = 4 << 30
 """Size of the largest snapshot that is read."""
 ID_BLOCK = 1000
+"""Ids that a node may give before a newer snapshot must be on disk. A node that restores the older one skips them."""
+MAPS = ("identity", "state", "counts", "hand_over", "uptime")
+"""Fields of a snapshot that are maps."""
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""File of the random id that Linux gives to each boot."""
 _HEADER = struct.Struct(f"<{len(MAGIC)}sI{hashlib.sha256().digest_size}s")
 
 Kind = Literal["automatic", "hand_over", "named"]
@@ -89,7 +95,8 @@ class Snapshot:
 
     def parts(self) -> list[Buffer]:
         """Return the bytes of the file in parts. A thread that makes and writes them does not stop others."""
-        parts, digest = list_parts({name: getattr(self, name) for name in self.__slots__}), hashlib.sha256()
+        parts = list_parts({name: getattr(self, name) for name in self.__slots__})
+        digest = hashlib.sha256()
         for part in parts:
             digest.update(part)
         return [_HEADER.pack(MAGIC, VERSION, digest.digest()), *parts]
@@ -127,10 +134,6 @@ class Snapshot:
         return snapshot
 
 
-MAPS = ("identity", "state", "counts", "hand_over", "uptime")
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-
 def read_uptime() -> dict[str, Any]:
     """Return the id of this boot and the time since it, also while the host slept; empty where there is none."""
     try:
@@ -144,7 +147,8 @@ def read_uptime() -> dict[str, Any]:
 
 def describe_identity(perception: Perception) -> dict[str, Any]:
     """Return what must be equal for a snapshot to mean the same in another node: weights, sizes, tracker settings."""
-    tracker, model = perception.settings.tracker, perception.model
+    tracker = perception.settings.tracker
+    model = perception.model
     return {
         "model": model.name,
         "model_digest": perception.digests["model_digest"],
@@ -184,7 +188,8 @@ def restore_snapshot(perception: Perception, snapshot: Snapshot, what: str) -> N
 
 
 def _check_identity(perception: Perception, snapshot: Snapshot, what: str) -> None:
-    expected, found = describe_identity(perception), snapshot.identity
+    expected = describe_identity(perception)
+    found = snapshot.identity
     names = [name for name, value in expected.items() if found.get(name) != value]
     if names:
         here = ", ".join(f"{name} {expected[name]!r:.70}" for name in names)
@@ -195,7 +200,7 @@ def _check_identity(perception: Perception, snapshot: Snapshot, what: str) -> No
         )
 
 
-IdGiver = ObjectRegistry | WorldLinker
+IdGiver = Objects | WorldLinker
 """What counts ids up, up to its `id_limit`."""
 
 

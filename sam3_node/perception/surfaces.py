@@ -31,7 +31,37 @@ Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.intp]
 DepthImage = npt.NDArray[np.uint16]
 
-_BOX_PIXELS = 10  # of a mask's box are looked at for each used one, at most
+TARGET_PIXELS = 400
+"""Pixels of a mask that are used, about. More would cost time, and hardly move a position."""
+MIN_PIXELS = 6
+"""Valid depths that a position needs."""
+NOISE_PER_M = 0.0036
+"""Standard deviation of depth is this times the squared depth: 3.6 mm at 1 m. A D435 at 848x480 has a focal length of
+447 px and a baseline of 50 mm; 0.08 px of disparity noise give 0.08 / (447 * 0.05).
+https://dev.intelrealsense.com/docs/tuning-depth-cameras-for-best-performance"""
+GAP_SHARE = 0.5
+"""Share of the object's width up to which a mode of depths may be away from the largest mode and still belong to it."""
+_MIN_GAP_M = 0.008
+"""Least length of a gap between two modes."""
+_GAP_PER_NOISE = 4.0
+"""Length of a gap between two modes, in standard deviations of depth."""
+_MIN_DENSE = 3
+"""Depths over the length of a gap that a mode has at least."""
+_SPARSE_SHARE = 0.15
+"""Share of the depths in the densest place that a mode has over the length of a gap at least."""
+_CORRELATED_PIXELS = 25.0
+"""Pixels that count as one measurement, because neighbours share the stereo window."""
+_EDGE_ERROR_PX = 0.5
+"""Error of a mask's edges, as a whole."""
+_TRIMMED = 0.01
+"""Share of points beyond each end of the extent."""
+_BOX_PIXELS = 10
+"""Pixels of a mask's box that are looked at for each used one, at most."""
+_IDENTITY = np.eye(3)
+_KERNEL = np.ones((3, 3), np.uint8)
+"""Neighbours of a sample in a dilation or an erosion: the eight around it."""
+_FAR_M = np.float32(1e9)
+"""Depth that is farther than any: it never is the nearest of its neighbours."""
 
 
 class DepthMap(NamedTuple):
@@ -79,7 +109,8 @@ class Samples:
         """[N + 1], first row of each mask"""
         shape = (int(self.starts[-1]), max((crop.shape[1] for crop in crops), default=0))
         self.inside = np.zeros(shape, np.bool_)
-        z, self.rays = np.zeros(shape, np.uint16), np.zeros((2, *shape), np.float32)
+        z = np.zeros(shape, np.uint16)
+        self.rays = np.zeros((2, *shape), np.float32)
         for start, crop, box in zip(self.starts.tolist(), crops, boxes, strict=False):
             height, width = crop.shape
             self.inside[start : start + height, :width] = crop
@@ -117,33 +148,14 @@ def _thin(mask: Mask, target: int) -> _Thinning:
     x0, y0, x1, y1 = mask.box
     box_step = math.ceil(math.sqrt(mask.crop.size / (_BOX_PIXELS * target)))
     step = max(1, box_step, round(math.sqrt(mask.area / target)))
-    left, top = (x1 - x0 - 1) % step, (y1 - y0 - 1) % step
+    left = (x1 - x0 - 1) % step
+    top = (y1 - y0 - 1) % step
     return _Thinning(
         step,
         (slice(top // 2, None, step), slice(left // 2, None, step)),
         (slice(y0 + top // 2, y1, step), slice(x0 + left // 2, x1, step)),
         (left % 2 / 2, top % 2 / 2),
     )
-
-
-TARGET_PIXELS = 400
-"""Pixels of a mask that are used, about."""
-MIN_PIXELS = 6
-"""Valid depths that a position needs."""
-NOISE_PER_M = 0.0036
-"""Standard deviation of depth is this times the squared depth: 3.6 mm at 1 m. A D435 at 848x480 has a focal length of
-447 px and a baseline of 50 mm; 0.08 px of disparity noise give 0.08 / (447 * 0.05).
-https://dev.intelrealsense.com/docs/tuning-depth-cameras-for-best-performance"""
-GAP_SHARE = 0.5
-_MIN_GAP_M, _GAP_PER_NOISE = 0.008, 4.0  # length of a gap between modes
-# depths in a mode over this length: at least, and of those in the densest place
-_MIN_DENSE, _SPARSE_SHARE = 3, 0.15
-_CORRELATED_PIXELS = 25.0  # neighbours share the stereo window, so that this many count as one measurement
-_EDGE_ERROR_PX = 0.5  # error of a mask's edges, as a whole
-_TRIMMED = 0.01  # share of points beyond each end of the extent
-_IDENTITY = np.eye(3)
-_KERNEL = np.ones((3, 3), np.uint8)
-_FAR_M = np.float32(1e9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +187,9 @@ def measure_surfaces(masks: Sequence[Mask], depth: DepthMap, target: int = TARGE
 
     No mask may be empty.
     """
-    samples, focal_px = Samples(masks, depth, target), depth.focal_px
+    samples = Samples(masks, depth, target)
+    focal_px = depth.focal_px
+    # erode, separate by depth, and take the rim back: see the head of this file
     valid = samples.inside & (samples.z > 0)
     counts = samples.count(samples.inside)
     widths_px = np.sqrt(counts) * samples.steps
@@ -183,13 +197,15 @@ def measure_surfaces(masks: Sequence[Mask], depth: DepthMap, target: int = TARGE
     _keep_objects(samples, core, widths_px / focal_px)
     filled, reached, measured = _restore_rim(samples, valid, core, eroded)
     measured_counts = samples.count(measured)
+    # a mask with too few depths has no surface
     enough = measured_counts >= MIN_PIXELS
     for index in np.flatnonzero(~enough).tolist():
         reached[samples.rows(index)] = measured[samples.rows(index)] = False
     shares = (samples.count(valid) / np.maximum(counts, 1)).tolist()
     indices = np.flatnonzero(enough)
     if not indices.size:
-        vectors, matrices = np.zeros((0, 3)), np.zeros((0, 3, 3))
+        vectors = np.zeros((0, 3))
+        matrices = np.zeros((0, 3, 3))
         return Surfaces(shares, [], vectors, vectors, vectors, vectors, matrices, matrices, [])
     return _describe(
         samples, filled, reached, measured, shares, indices, widths_px, measured_counts, focal_px
@@ -230,7 +246,8 @@ def _keep_objects(samples: Samples, core: Bools, widths_per_depth: Array) -> Non
     dense = np.zeros(used.size + 2, np.bool_)
     np.greater_equal(near, np.repeat(fewest, sizes[sizes > 0]), out=dense[1:-1])
     changes = np.flatnonzero(dense[1:] != dense[:-1])
-    firsts, owners = changes[::2], np.searchsorted(bounds, changes[::2], side="right") - 1
+    firsts = changes[::2]
+    owners = np.searchsorted(bounds, changes[::2], side="right") - 1
     lasts = ends[changes[1::2] - 1] - 1
     modes = zip(depths[firsts].tolist(), depths[lasts].tolist(), (lasts - firsts).tolist(), strict=True)
     limits = np.full((2, len(sizes), 1), [[[-np.inf]], [[np.inf]]], np.float32)
@@ -269,7 +286,8 @@ def _join_modes(modes: Sequence[tuple[float, float, int]], near_per_depth: float
 def _restore_rim(samples: Samples, valid: Bools, core: Bools, eroded: Bools) -> tuple[Float, Bools, Bools]:
     """Return depths with the rim restored, which samples have one, and which samples have a depth of their own."""
     z = samples.z
-    high, low = cv2.dilate(z * core, _KERNEL), cv2.erode(np.where(core, z, _FAR_M), _KERNEL)
+    high = cv2.dilate(z * core, _KERNEL)
+    low = cv2.erode(np.where(core, z, _FAR_M), _KERNEL)
     reached = samples.inside & (high > 0)
     for index in np.flatnonzero(~eroded).tolist():
         reached[samples.rows(index)] = core[samples.rows(index)]
@@ -297,17 +315,22 @@ def _describe(
     np.multiply(samples.rays.reshape(2, -1).take(used, axis=1), points[2], out=points[:2])
     own = points.compress(measured.ravel().take(used), axis=1)
     bounds = samples.find_bounds(used)
-    starts, sizes = bounds[indices], (bounds[1:] - bounds[:-1])[indices]
+    starts = bounds[indices]
+    sizes = (bounds[1:] - bounds[:-1])[indices]
     positions = (np.add.reduceat(points, starts, axis=1, dtype=np.float64) / sizes).T
+    # the box lies along the principal axes of the surface
     centred = _split(points - np.repeat(positions.T.astype(np.float32), sizes, axis=1), starts)
     scatters = np.array([part @ part.T for part in centred], np.float64) / sizes[:, None, None]
     axes = np.linalg.eigh(scatters)[1]
     ends = [trim_ends(turned.T @ part) for turned, part in zip(axes.astype(np.float32), centred, strict=True)]
     low, high = np.array(ends, np.float64).transpose(1, 0, 2)
-    rows, order = np.arange(len(indices))[:, None], np.argsort(low - high, axis=1, kind="stable")
+    rows = np.arange(len(indices))[:, None]
+    order = np.argsort(low - high, axis=1, kind="stable")
+    # the nearest point and the points themselves are of measured depths only
     own_starts = samples.find_bounds(np.flatnonzero(measured))[indices]
     covariances = _predict_covariances(positions, scatters, counts[indices], focal_px, widths_px[indices])
     middles = positions + (axes @ ((low + high) / 2)[:, :, None])[:, :, 0]
+    # thinning may leave the samples half a pixel from the middle of the mask
     shifts = positions[:, 2:] / focal_px * samples.offsets_px[indices]
     positions[:, :2] += shifts
     middles[:, :2] += shifts
@@ -351,8 +374,11 @@ def _orient(axes: Array) -> Array:
     """Return axes [n, 3, 3] right-handed, with the largest component of the first two positive."""
     extremes = np.where(axes.max(axis=1) >= -axes.min(axis=1), 1.0, -1.0)
     axes = axes * extremes[:, None, :]
-    (a, b, c), (d, e, f) = axes[:, :, 0].T, axes[:, :, 1].T
-    axes[:, 0, 2], axes[:, 1, 2], axes[:, 2, 2] = b * f - c * e, c * d - a * f, a * e - b * d
+    a, b, c = axes[:, :, 0].T
+    d, e, f = axes[:, :, 1].T
+    axes[:, 0, 2] = b * f - c * e
+    axes[:, 1, 2] = c * d - a * f
+    axes[:, 2, 2] = a * e - b * d
     return axes
 
 

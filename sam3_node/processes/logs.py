@@ -21,13 +21,19 @@ from ..errors import current_request_id
 
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s%(about)s"
 WINDOW_S = 10.0
+"""Seconds in which at most `logging.limit` lines of one kind are written."""
 MAX_KINDS = 1000
+"""Kinds that are counted apart. All others together are one more kind."""
+MAX_DESCRIPTORS = 65536
+"""Open files that this process asks the system to permit."""
+NEARLY_FULL = 0.8
+"""Share of the permitted files from which on a warning is logged."""
 
 Kind = tuple[str, int, str, str | None]
+"""Logger, level, message without its arguments, and camera."""
 
 _subject: ContextVar[tuple[str | None, int | None]] = ContextVar("subject", default=(None, None))
-MAX_DESCRIPTORS = 65536
-NEARLY_FULL = 0.8
+log = logging.getLogger(__name__)
 log = logging.getLogger(__name__)
 
 
@@ -64,17 +70,23 @@ class LogHandler(logging.StreamHandler[TextIO]):
 
     def configure(self, form: Literal["text", "json"], limit: int) -> None:
         """Set the format and the limit of further lines."""
-        self.setFormatter(
-            JsonFormatter() if form == "json" else logging.Formatter(TEXT_FORMAT, defaults={"about": ""})
-        )
+        formatter: logging.Formatter = JsonFormatter()
+        if form == "text":
+            formatter = logging.Formatter(TEXT_FORMAT, defaults={"about": ""})
+        self.setFormatter(formatter)
         self._limit = limit
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line, or count it."""
+        # what the line is about: the frame of this thread, and the request that it carries out
         record.camera, record.seq = _subject.get()
-        record.request_id = name = current_request_id()
-        record.about = f" [request {name}]" if name else ""
+        request_id = current_request_id()
+        record.request_id = request_id
+        record.about = ""
+        if request_id:
+            record.about = f" [request {request_id}]"
         now_s = time.monotonic()
+        # counts of windows that have ended come before this line, in order of time
         self._report(now_s)
         if self._limit and not self._admits(record, now_s):
             return
@@ -87,6 +99,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
 
     def _admits(self, record: logging.LogRecord, now_s: float) -> bool:
         kind: Kind = (record.name, record.levelno, str(record.msg), _subject.get()[0])
+        # many kinds at once are a fault of their own, and must not fill the memory
         if kind not in self._windows and len(self._windows) >= MAX_KINDS:
             kind = ("", 0, "lines of other kinds", None)
         window = self._windows.setdefault(kind, _Window(now_s + WINDOW_S))
@@ -98,13 +111,17 @@ class LogHandler(logging.StreamHandler[TextIO]):
 
     def _report(self, now_s: float) -> None:
         """Close the windows that have ended, and log how many lines each has suppressed."""
+        # a list of the kinds: their windows are removed meanwhile
         for kind in [kind for kind, window in self._windows.items() if window.end_s <= now_s]:
             count = self._windows.pop(kind).suppressed
             if count:
+                # logged by the same logger and level, so that filters treat it like the lines that it stands for
                 name, level, message, camera = kind
                 text = f"{count} lines were suppressed (logging.limit), of this kind: {message}"
                 line = logging.LogRecord(name, level, __file__, 0, text, None, None)
-                line.camera, line.seq, line.suppressed = camera, None, count
+                line.camera = camera
+                line.seq = None
+                line.suppressed = count
                 super().emit(line)
 
 
@@ -119,6 +136,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        # only what is known: a reader of JSON tells absent from empty
         for name in ("camera", "seq", "request_id", "suppressed"):
             value = getattr(record, name, None)
             if value is not None:
@@ -156,7 +174,10 @@ def raise_descriptor_limit() -> int:
     Each connection of a peer takes a descriptor. At the usual limit of 1024, many peers would lock out a camera.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    wanted = MAX_DESCRIPTORS
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(hard, MAX_DESCRIPTORS)
+    # a limit that is high enough stays as the administrator has set it
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return soft
     try:
@@ -170,6 +191,7 @@ def raise_descriptor_limit() -> int:
 def warn_if_descriptors_run_out() -> bool:
     """Log a warning and return True if more than 80 % of the allowed files are open. Needs /proc."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    # Linux lists the open files there; elsewhere nothing is known
     try:
         count = len(os.listdir("/proc/self/fd"))
     except OSError:

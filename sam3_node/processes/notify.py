@@ -18,24 +18,36 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import ClassVar
 
-from ..types import Closeable
+from ..resources import Closeable
 
 log = logging.getLogger(__name__)
 
 KICKS_PER_LIMIT = 4
+"""Signs of life in the supervisor's limit. One that is late must not end the process."""
 STALLED_PERIODS = 2
+"""Periods of the thread's own pause after which the whole process is taken to have been stopped."""
 CLOSE_S = 8.0
 """Time that a process may take to close after its main loop has ended."""
 STACK_LINES = 12
-ADDRESS, LIMIT, PID = "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"
+"""Lines of the main loop's stack that are logged when it hangs."""
+ADDRESS = "NOTIFY_SOCKET"
+"""Variable with the address of the supervisor's socket."""
+LIMIT = "WATCHDOG_USEC"
+"""Variable with the microseconds of silence after which the supervisor replaces the process."""
+PID = "WATCHDOG_PID"
+"""Variable with the process that is watched, if there is only one."""
 VARIABLES = (ADDRESS, LIMIT, PID)
 RESTARTED = "SAM3NODE_RESTARTED_BY"
 """Variable that a supervisor sets if it starts a failed process again."""
-REFUSED, TRY_AGAIN = 2, 75
-"""Exit codes of errors: one that only a change of settings or files can mend, and, under a supervisor, one that may
-pass (EX_TEMPFAIL of sysexits.h): a camera is not plugged in, or the process had begun its work."""
+REFUSED = 2
+"""Exit code of an error that only a change of settings or files can mend."""
+TRY_AGAIN = 75
+"""Exit code, under a supervisor, of an error that may pass (EX_TEMPFAIL of sysexits.h): a camera is not plugged in, or
+the process had begun its work."""
 MAX_DATAGRAM_BYTES = 4096
+"""Longest report that is read."""
 MAX_DATAGRAMS_PER_READ = 64
+"""Reports that are read at once. A process that floods its supervisor must not stop it."""
 
 
 def is_supervised() -> bool:
@@ -58,17 +70,31 @@ class Watchdog(Closeable):
     """True once a main loop of this process has begun: what ends it later is no error of its settings."""
 
     def __init__(self, hang_s: float = 0.0, environment: MutableMapping[str, str] | None = None) -> None:
-        environment = {} if environment is None else environment
-        address, limit, pid = (environment.pop(name, "") for name in VARIABLES)
-        self._hang_s = self._limit_s = hang_s
-        self._deadline_s: float | None = None
-        self._resumed_s = 0.0
+        if environment is None:
+            environment = {}
+        # removed, because they are not for the children of this process
+        address = environment.pop(ADDRESS, "")
+        limit = environment.pop(LIMIT, "")
+        pid = environment.pop(PID, "")
+        self._hang_s = hang_s
+        self._limit_s = hang_s  # of what the main loop does now
+        self._deadline_s: float | None = None  # None while the main loop waits for input
+        self._resumed_s = 0.0  # when the process ran again after it had been stopped
         self._loop_thread = 0
-        self._is_ready = self._told = False
+        self._is_ready = False
+        self._told = False  # that the main loop hangs
         self._closed = threading.Event()
-        self._address = "\0" + address[1:] if address.startswith("@") else address
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if address else None
-        limit_s = int(limit) / 1e6 if limit.isdigit() and pid in ("", str(os.getpid())) else 0.0
+        # an abstract name of Linux begins with a zero byte, which a variable cannot hold
+        self._address = address
+        if address.startswith("@"):
+            self._address = "\0" + address[1:]
+        self._socket: socket.socket | None = None
+        if address:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        # systemd names the process that it watches; a child that inherited the variables is another one
+        limit_s = 0.0
+        if limit.isdigit() and pid in ("", str(os.getpid())):
+            limit_s = int(limit) / 1e6
         if self._socket is not None and limit_s > 0:
             self._period_s = limit_s / KICKS_PER_LIMIT
             threading.Thread(target=self._kick, name="watchdog", daemon=True).start()
@@ -77,13 +103,17 @@ class Watchdog(Closeable):
     def hangs(self) -> bool:
         """True if the main loop has taken longer than it may. Any thread may read it; it waits for nothing."""
         deadline_s = self._deadline_s
-        return deadline_s is not None and time.monotonic() >= max(deadline_s, self._resumed_s + self._limit_s)
+        if deadline_s is None:
+            return False
+        # after the whole process was stopped, the time of the main loop begins again
+        return time.monotonic() >= max(deadline_s, self._resumed_s + self._limit_s)
 
     def tick(self) -> None:
         """Report that the main loop begins a turn. The first turn also reports that the process is ready."""
         self.begin(self._hang_s)
         if not self._is_ready:
-            self._is_ready = Watchdog.began = True
+            self._is_ready = True
+            Watchdog.began = True
             self._loop_thread = threading.get_ident()
             self._send("READY=1")
 
@@ -108,6 +138,7 @@ class Watchdog(Closeable):
 
     def _kick(self) -> None:
         while not self._closed.is_set():
+            # a thread whose sign of life depends on the main loop: a loop that hangs asks to be replaced
             if self.hangs:
                 self._log_hang()
                 self._send("WATCHDOG=trigger")
@@ -124,8 +155,11 @@ class Watchdog(Closeable):
         """Log once where the main loop is."""
         if not self._told:
             self._told = True
+            # the stack of the main loop, as it is in this moment
             frame = sys._current_frames().get(self._loop_thread)
-            place = "".join(traceback.format_stack(frame)[-STACK_LINES:]) if frame else ""
+            place = ""
+            if frame is not None:
+                place = "".join(traceback.format_stack(frame)[-STACK_LINES:])
             log.critical("the main loop has hung for more than %.1f s; it is here:\n%s", self._limit_s, place)
 
     def _send(self, state: str) -> None:
@@ -144,7 +178,7 @@ class NotifySocket(Closeable):
         self._path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
-        self._heard_s: float | None = None
+        self._heard_s: float | None = None  # None until the process has reported that it is alive
         self.triggered = False
         """True if the process has said that it hangs."""
         try:
@@ -156,7 +190,9 @@ class NotifySocket(Closeable):
     @property
     def silent_s(self) -> float:
         """Seconds since the last kick, or since the process has said that it ends; 0 before the first."""
-        return 0.0 if self._heard_s is None else time.monotonic() - self._heard_s
+        if self._heard_s is None:
+            return 0.0
+        return time.monotonic() - self._heard_s
 
     def environment(self, limit_s: float) -> Mapping[str, str]:
         """Return the variables that tell a process this socket, and that it is replaced after `limit_s` of silence."""
@@ -173,6 +209,7 @@ class NotifySocket(Closeable):
                 states = self._socket.recv(MAX_DATAGRAM_BYTES).split(b"\n")
             except BlockingIOError:
                 return
+            # a process that ends is silent from here on, and is killed like one that hangs
             if b"WATCHDOG=1" in states or b"STOPPING=1" in states:
                 self._heard_s = time.monotonic()
             if b"WATCHDOG=trigger" in states:
@@ -186,6 +223,7 @@ class NotifySocket(Closeable):
 
     def restart(self) -> None:
         """Forget the reports of an earlier process."""
+        # reports of the earlier process may still wait in the socket
         self.read()
         self._heard_s = None
         self.triggered = False

@@ -10,15 +10,17 @@ import time
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-from ..types import Closeable
+from ..resources import Closeable
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 and the number of SIGINT, as shells count."""
 PATIENCE_S = 3.0
+"""Seconds that a library that runs no Python code has after Ctrl-C before the process ends."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 NOTICE_S = 3.0
 """Seconds without progress after which a command says what it waits for."""
 REPEAT_S = 1.0
+"""Time between two looks for the reason, once a command waits."""
 
 
 def exit_on_interrupt() -> None:
@@ -34,6 +36,7 @@ def raise_on_interrupt() -> None:
     """
     interruption = _Interruption()
     signal.signal(signal.SIGINT, interruption.handle)
+    # an exception in a destructor is ignored by Python: Ctrl-C must not be lost there
     sys.unraisablehook = interruption.report_unraisable
     _run_after_signal((signal.SIGINT,), interruption.exit_if_stuck, "interrupt")
 
@@ -42,7 +45,8 @@ class _Interruption:
     """The state of one interruption: whether the main thread has raised KeyboardInterrupt."""
 
     def __init__(self) -> None:
-        self._is_raised = self._is_signalled = False
+        self._is_raised = False
+        self._is_signalled = False
         self._report_other = sys.unraisablehook
 
     def handle(self, number: int, frame: FrameType | None) -> None:
@@ -54,7 +58,8 @@ class _Interruption:
 
     def exit_if_stuck(self) -> None:
         """Exit PATIENCE_S after a SIGINT that has raised nothing, and for a second one. Runs in a thread."""
-        is_second, self._is_signalled = self._is_signalled, True
+        is_second = self._is_signalled
+        self._is_signalled = True
         if not is_second:
             time.sleep(PATIENCE_S)
         # a signal just before a read that blocks is not handled before the read ends
@@ -81,13 +86,15 @@ def stop_on_signals(once: bool = False) -> threading.Event:
     """
     stop = threading.Event()
     _run_after_signal(STOP_SIGNALS, stop.set, "signals")
+    react = _arm_interrupt if once else _do_nothing
     for number in STOP_SIGNALS:
-        signal.signal(number, _arm_interrupt if once else lambda *_: None)
+        signal.signal(number, react)
     return stop
 
 
 def _run_after_signal(numbers: Sequence[int], react: Callable[[], None], name: str) -> None:
     """Run `react` in a thread after each of these signals, which need a handler."""
+    # Python writes the number of each signal to this pipe, at once, whatever the main thread does
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer)
@@ -100,7 +107,12 @@ def _run_after_signal(numbers: Sequence[int], react: Callable[[], None], name: s
     threading.Thread(target=wait, name=name, daemon=True).start()
 
 
+def _do_nothing(*_: object) -> None:
+    """Handle a signal, so that it does not end the process; the thread at the pipe reacts to it."""
+
+
 def _arm_interrupt(*_: object) -> None:
+    # the first signal has set the event; the next one is for a command that does not end
     for number in STOP_SIGNALS:
         signal.signal(number, signal.default_int_handler)
 
@@ -120,7 +132,8 @@ class WaitingNotice(Closeable):
     def __init__(
         self, find_reason: Callable[[], str | None], show: Callable[[str], object] = print_notice
     ) -> None:
-        self._find_reason, self._show = find_reason, show
+        self._find_reason = find_reason
+        self._show = show
         self._shown = ""
         self._closed = threading.Event()
         self._progress_s = time.monotonic()
@@ -136,6 +149,7 @@ class WaitingNotice(Closeable):
         self._closed.set()
 
     def _run(self) -> None:
+        # one look NOTICE_S after the last progress, then one every REPEAT_S
         pause_s = NOTICE_S
         while not self._closed.wait(pause_s):
             begin_s = self._progress_s
@@ -146,6 +160,7 @@ class WaitingNotice(Closeable):
             reason = self._find_reason()
             if reason is None:
                 return
+            # finding the reason takes time, in which what was waited for may have come
             is_current = self._progress_s == begin_s and not self._closed.is_set()
             if reason and reason != self._shown and is_current:
                 self._shown = reason

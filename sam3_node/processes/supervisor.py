@@ -27,21 +27,35 @@ from typing import Literal
 
 from ..errors import ProcessError, Sam3NodeError, SettingsError
 from ..files import explain_os_error
+from ..resources import Closeable
 from ..settings import CameraSettings, Settings, load_settings
-from ..types import Closeable
 from .logs import announce
 from .notify import REFUSED, RESTARTED, VARIABLES, NotifySocket
 from .signals import stop_on_signals
 
 Restart = Literal["never", "on-failure"]
 
-BACKOFF_S, MAX_BACKOFF_S, HEALTHY_S = 0.5, 10.0, 30.0
+BACKOFF_S = 0.5
+"""Pause before the first restart. It doubles with each failure in a row."""
+MAX_BACKOFF_S = 10.0
+"""Longest pause before a restart."""
+HEALTHY_S = 30.0
+"""Seconds of life after which the earlier failures of a process do not count any more."""
 TAIL_LINES = 40
+"""Last lines of output that are kept of each process, for errors."""
 MAX_LINE_BYTES = 65536
+"""Longest line that is forwarded. A longer one is cut into several."""
 STALL_S = 5.0
-MAX_SOCKET_FOLDER_BYTES = 80  # a socket's path may have 107 bytes
-PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+"""Seconds between two polls after which this process, or the whole machine, is taken to have been stopped."""
+MAX_SOCKET_FOLDER_BYTES = 80
+"""Longest path of a folder of sockets: a socket's path may have 107 bytes."""
+MAX_BACKOFF_FAILURES = 16
+"""Failures in a row that are counted: the pause is at its longest long before."""
+PR_SET_PDEATHSIG = 1  # of Linux' prctl
+_libc = None
+if sys.platform == "linux":
+    # loaded here, because it must not be loaded between fork and exec
+    _libc = ctypes.CDLL(None, use_errno=True)
 CAMERA_READY = r"^camera \S+ publishing on (\S+)"
 NODE_READY = r"^node ready: .* masks on (\S+), control on (\S+)"
 RECORD_READY = r"^record frames from"
@@ -89,7 +103,7 @@ class _Child:
         self.restart_at = math.inf
         self.is_up = False
         self.started = time.monotonic()
-        # a member never reports to the supervisor of this process
+        # a member never reports to the supervisor of this process, if it has one itself
         inherited = {name: value for name, value in os.environ.items() if name not in VARIABLES}
         environment = {**inherited, "PYTHONUNBUFFERED": "1", **self.process.env}
         if self.process.restart != "never":
@@ -105,11 +119,13 @@ class _Child:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env=environment,
+                # a session of its own: a signal to the group reaches what it has started, and Ctrl-C does not reach it
                 start_new_session=True,
                 preexec_fn=_make_child_setup(os.getpid()),
             )
         assert self.popen.stdout is not None
         self.pipe = self.popen.stdout
+        # read without waiting: one member that prints nothing must not stop the others
         os.set_blocking(self.pipe.fileno(), False)
 
     @property
@@ -130,8 +146,10 @@ class _Child:
         except BlockingIOError:
             return None
         *lines, self.pending = (self.pending + data).split(b"\n")
+        # the end of the output, or a line that never ends: hand out what there is
         if self.pending and (not data or len(self.pending) > MAX_LINE_BYTES):
-            lines, self.pending = [*lines, self.pending], b""
+            lines.append(self.pending)
+            self.pending = b""
         if not data:
             self.pipe.close()
         return [line.decode("utf-8", "replace").rstrip("\r") for line in lines]
@@ -140,6 +158,7 @@ class _Child:
         """Keep a line of output, and check whether it marks the process as ready."""
         self.tail.append(line)
         match = re.search(self.process.ready, line)
+        # ready stays true across restarts; `is_up` is of this process alone
         self.ready = self.ready or match
         self.is_up |= match is not None
 
@@ -168,8 +187,11 @@ class Group(Closeable):
         """Start one more member. Raises ProcessError when its command cannot be run."""
         if process.name in self._children:
             raise ProcessError(f"two processes are named {process.name!r}; names in a group must differ")
-        reports = self._open_reports(process) if process.watchdog_s else None
-        self._children[process.name] = child = _Child(process, reports)
+        reports = None
+        if process.watchdog_s:
+            reports = self._open_reports(process)
+        child = _Child(process, reports)
+        self._children[process.name] = child
         self._selector.register(child.pipe, selectors.EVENT_READ, child)
 
     def wait_ready(self, name: str, timeout_s: float) -> re.Match[str]:
@@ -178,6 +200,7 @@ class Group(Closeable):
         Raises ProcessError, with the last lines of output, when any member ends or the timeout expires.
         """
         deadline = time.monotonic() + timeout_s
+        # any member that ends ends the wait: the others could not become ready without it
         child = self._children[name]
         while child.ready is None:
             self.check()
@@ -188,11 +211,13 @@ class Group(Closeable):
 
     def poll(self, timeout_s: float = 0.0) -> dict[str, int]:
         """Forward output for at most `timeout_s`, and restart members whose pause is over. Return `codes`."""
+        # silence is judged only after the reports that wait were read
         self._forgive_after_stall()
         self._select(timeout_s)
         for child in self._children.values():
             self._kill_hung(child)
             self._reap(child)
+            # by the thread that polls: on Linux, the end of that thread ends the member
             if time.monotonic() >= child.restart_at:
                 child.spawn()
                 self._selector.register(child.pipe, selectors.EVENT_READ, child)
@@ -215,13 +240,16 @@ class Group(Closeable):
 
     def stop(self) -> dict[str, int]:
         """Stop all members, the last started first, and return all exit codes."""
+        # the last started first: a reader ends before what it reads from
         members = list(reversed(self._children.values()))
         for child in members:
+            # all get the signal at once, and share the grace time, in which their output is still forwarded
             child.restart_at = math.inf
             child.signal(signal.SIGTERM)
         deadline = time.monotonic() + self._grace_s
         while any(child.alive for child in members) and time.monotonic() < deadline:
             self._select(0.05)
+        # what is left is killed, with everything that it has started
         for child in members:
             if child.alive:
                 self._print(f"{child.process.name} did not end within {self._grace_s:g} s of SIGTERM: killed")
@@ -240,11 +268,15 @@ class Group(Closeable):
 
     def _open_reports(self, process: Process) -> NotifySocket:
         """Open the socket on which a process reports, in a folder that only this user may enter."""
-        what, remedy = f"cannot watch {process.name}: its socket", "; free or set TMPDIR"
-        with explain_os_error(ProcessError, what, remedy):
+        with explain_os_error(
+            ProcessError, f"cannot watch {process.name}: its socket", "; free or set TMPDIR"
+        ):
             if self._folder is None:
-                short = len(os.fsencode(tempfile.gettempdir())) <= MAX_SOCKET_FOLDER_BYTES
-                folder = tempfile.TemporaryDirectory(prefix="sam3-", dir=None if short else "/tmp")
+                # a long TMPDIR, such as that of a test, leaves no room for the name of a socket
+                parent = None
+                if len(os.fsencode(tempfile.gettempdir())) > MAX_SOCKET_FOLDER_BYTES:
+                    parent = "/tmp"
+                folder = tempfile.TemporaryDirectory(prefix="sam3-", dir=parent)
                 self._folder = Path(self._opened.enter_context(folder))
             reports = self._opened.enter_context(NotifySocket(self._folder / str(len(self._children))))
         self._selector.register(reports, selectors.EVENT_READ, reports)
@@ -252,6 +284,7 @@ class Group(Closeable):
 
     def _forgive_after_stall(self) -> None:
         """Count all silences anew if this process, and maybe the whole machine, did not run for some time."""
+        # a laptop that slept: everybody was silent, and nobody hangs
         now_s = time.monotonic()
         if now_s - self._polled_s > STALL_S:
             for child in self._children.values():
@@ -261,8 +294,9 @@ class Group(Closeable):
 
     def _kill_hung(self, child: _Child) -> None:
         if child.alive and child.hangs:
-            says = child.reports is not None and child.reports.triggered
-            reason = "says that it hangs" if says else f"has been silent for {child.process.watchdog_s:g} s"
+            reason = f"has been silent for {child.process.watchdog_s:g} s"
+            if child.reports is not None and child.reports.triggered:
+                reason = "says that it hangs"
             self._print(f"{child.process.name} {reason}: killed")
             child.signal(signal.SIGKILL)
             child.popen.wait()
@@ -289,6 +323,7 @@ class Group(Closeable):
         """Check whether a process has ended; then set its final exit code, or the time of its restart."""
         if child.code is not None or child.restart_at < math.inf or child.alive:
             return
+        # what it printed last says why it ended
         self._drain(child)
         child.signal(signal.SIGKILL)  # processes that it has started and left running
         code = child.popen.returncode
@@ -297,10 +332,11 @@ class Group(Closeable):
         if code == 0 or is_refused or child.process.restart == "never":
             child.code = code
             return
+        # a process that ran for long has not failed to start: its pauses begin again
         if time.monotonic() - child.started > HEALTHY_S:
             child.failures = 0
         pause_s = min(BACKOFF_S * 2**child.failures, MAX_BACKOFF_S)
-        child.failures = min(child.failures + 1, 16)
+        child.failures = min(child.failures + 1, MAX_BACKOFF_FAILURES)
         child.restart_at = time.monotonic() + pause_s
         self._print(f"{child.process.name} ended with {describe_exit(code)}; restarting it in {pause_s:g} s")
 
@@ -330,9 +366,11 @@ def _make_child_setup(parent: int) -> Callable[[], None] | None:
     """
     if _libc is None:
         return None
-    prctl, kill_signal = _libc.prctl, int(signal.SIGKILL)
+    prctl = _libc.prctl
+    kill_signal = int(signal.SIGKILL)
 
     def set_death_signal() -> None:
+        # between fork and exec, as little as possible: another thread may have held any lock at the fork
         prctl(PR_SET_PDEATHSIG, kill_signal, 0, 0, 0)
         if os.getppid() != parent:  # the parent died after the fork, before prctl
             os._exit(1)
@@ -342,7 +380,9 @@ def _make_child_setup(parent: int) -> Callable[[], None] | None:
 
 def describe_exit(code: int) -> str:
     """Return an exit code in words. Negative codes are signals."""
-    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    if code < 0:
+        return signal.Signals(-code).name
+    return f"exit code {code}"
 
 
 def list_processes(settings: Settings, profile: Path) -> list[Process]:
@@ -351,9 +391,11 @@ def list_processes(settings: Settings, profile: Path) -> list[Process]:
     Raises SettingsError when there are more cameras than frame endpoints, when two cameras have the same name, or when
     a watcher or recorder would take messages from their only reader.
     """
+    # with lossless delivery each message goes to one reader: a second one would take it from the first
     for name in settings.group.processes:
         if name in ("watch", "record", "console"):
             settings.transport.require_newest(f"group.processes: {name}")
+    # a profile has several cameras in a table of the group, or one in its own section
     cameras = settings.group.cameras or (settings.camera,)
     _check_cameras(cameras, settings.transport.frames)
     processes: list[Process] = []
@@ -369,6 +411,7 @@ def _check_cameras(cameras: Sequence[CameraSettings], endpoints: Sequence[str]) 
     names = [camera.name for camera in cameras]
     if len(set(names)) < len(names):
         raise SettingsError(f"cameras of one group need different names, found {', '.join(names)}")
+    # each camera binds an endpoint of its own
     if len(cameras) > len(endpoints):
         raise SettingsError(
             f"{len(cameras)} cameras need as many endpoints in transport.frames, found {len(endpoints)}"
@@ -377,10 +420,13 @@ def _check_cameras(cameras: Sequence[CameraSettings], endpoints: Sequence[str]) 
 
 def _make_camera(settings: Settings, profile: Path, index: int, camera: CameraSettings) -> Process:
     """Create a camera process. It reads its section and endpoint from the environment."""
+    # the n-th camera has the n-th endpoint; its section comes by the environment, because the profile has a list
     environment = {"SAM3_TRANSPORT__FRAMES": settings.transport.frames[index]}
     if settings.group.cameras:
         environment["SAM3_CAMERA"] = camera.model_dump_json()
-    name = camera.name if settings.group.cameras else "camera"
+    name = "camera"
+    if settings.group.cameras:
+        name = camera.name
     return _make_process(settings, profile, name, "camera", CAMERA_READY, environment)
 
 
@@ -398,6 +444,7 @@ def run_group(processes: Sequence[Process], stop: threading.Event, grace_s: floa
         for process in processes:
             group.start(process)
         announced = False
+        # until a signal, or until one member has ended for good, which ends all
         while not stop.is_set() and not group.poll(0.2):
             if not announced and group.ready:
                 announced = True
@@ -409,16 +456,24 @@ def run_group(processes: Sequence[Process], stop: threading.Event, grace_s: floa
 
 def combine_exit_codes(codes: dict[str, int]) -> int:
     """Return 0 if each process ended with 0 or by SIGTERM, else the first other exit code."""
+    # SIGTERM is how the group itself ends its members
     failures = [code for code in codes.values() if code not in (0, -signal.SIGTERM)]
-    return (failures[0] if failures[0] > 0 else 128 - failures[0]) if failures else 0
+    if not failures:
+        return 0
+    # a negative code is a signal, which shells count from 128
+    if failures[0] < 0:
+        return 128 - failures[0]
+    return failures[0]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of launch/start. Its one argument is the profile."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:]) if arguments is None else list(arguments)
     if len(words) != 1 or words[0].startswith("-"):
         print("usage: launch/start PROFILE.toml (such as launch/demo.toml)", file=sys.stderr)
-        return 0 if words in (["-h"], ["--help"]) else 2
+        if words in (["-h"], ["--help"]):
+            return 0
+        return 2
     try:
         profile = Path(words[0]).resolve()
         settings = load_settings(profile)

@@ -18,7 +18,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -28,22 +27,35 @@ from ..bags.native.reader import MAX_RECORDS_TO_LAYOUT
 from ..errors import BagError, OutputError, Sam3NodeError, TransportError
 from ..files import make_folder
 from ..processes.notify import Watchdog
+from ..resources import Closeable
 from ..settings import RecordSettings, Settings
 from ..transport import ControlClient, Security
 from ..transport.sockets import SocketOwner
 from ..transport.tap import ReceivedMessage, StreamTap
-from ..types import NANOSECONDS, Closeable
+from ..types import NANOSECONDS
 from ..wire import EVENTS_TOPIC, unpack_event
 from .series import RecordedSeries, RecordReport
 
 TIME_FORMAT = "%Y%m%dT%H%M%SZ"
-_TIME, _PART = r"\d{8}T\d{6}Z(-\d+)?", r"(_\d{4,})?"
+"""Time in the names of files."""
 POLL_MS = 100
+"""Time of one wait for a message."""
 FLUSH_S = 0.5
-PROGRESS_S = RATE_S = 5.0
+"""Time between two writes to the disk. A power failure loses as much."""
+PROGRESS_S = 5.0
+"""Time between two reports of the progress, and between two looks at the quota."""
+RATE_S = 5.0
+"""Time after a recording's first message at which its rate is reported."""
 ABSENT_S = 3.0
-DESCRIBE_TIMEOUT_MS = 10_000  # a node that loads its model, or a large model on a CPU, answers slowly
+"""Time after which a node that has not answered is reported."""
+DESCRIBE_TIMEOUT_MS = 10_000
+"""Time that the node may take to describe itself. One that loads its model, or has a large one on a CPU, is slow."""
 RETRY_S = 0.5
+"""Time between two requests of the description."""
+
+# the time in a name, with a number for recordings of one second; and the number of a further file
+_TIME = r"\d{8}T\d{6}Z(-\d+)?"
+_PART = r"(_\d{4,})?"
 
 
 def run_record(
@@ -72,18 +84,28 @@ class Recorder(SocketOwner):
     """
 
     def __init__(self, settings: Settings, out: TextIO, trigger: Trigger) -> None:
+        # a recorder must never slow the node down, which lossless delivery would let it
         settings.transport.require_newest("record")
-        record, transport = settings.record, settings.transport
-        self._out, self._record, self._transport = out, record, transport
+        record = settings.record
+        transport = settings.transport
+        self._out = out
+        self._record = record
+        self._transport = transport
         self._trigger = trigger
-        self._ring = MessageRing(record.ring_s, int(record.ring_mb * 1e6)) if record.ring_s else None
+        self._ring: MessageRing | None = None
+        if record.ring_s:
+            self._ring = MessageRing(record.ring_s, int(record.ring_mb * 1e6))
         self._quota = Quota(record)
         self._description: dict[str, Any] | None = None
+        # the recording that is being written; with a ring, there is one after a trigger only
         self._series: RecordedSeries | None = None
+
+        # what cannot be opened closes what was opened before
         security = Security.from_settings(transport)
         with contextlib.ExitStack() as opened:
             self._node = opened.enter_context(_NodeDescriber(transport.control, security))
-            queue_bytes, poses = int(record.queue_mb * 1e6), settings.spatial.poses
+            queue_bytes = int(record.queue_mb * 1e6)
+            poses = settings.spatial.poses
             tap = StreamTap(transport.frames, transport.masks, record.cameras, queue_bytes, poses, security)
             self._tap = opened.enter_context(tap)
             if self._ring is None:
@@ -91,13 +113,19 @@ class Recorder(SocketOwner):
             else:
                 _check_folder(record.out)
             opened.pop_all()
-        self._is_absence_reported = self._is_rate_reported = False
-        self._reported_lost, self._until_s = 0, 0.0
-        self._began_s = self._next_flush_s = time.monotonic()
+
+        self._is_absence_reported = False
+        self._is_rate_reported = False
+        self._reported_lost = 0
+        # when the recording of a trigger ends
+        self._until_s = 0.0
+        self._began_s = time.monotonic()
+        self._next_flush_s = self._began_s
         self._next_progress_s = self._began_s + PROGRESS_S
 
     def run(self, stop: threading.Event, watchdog: Watchdog) -> None:
-        """Record until `stop` is set; OutputError if nothing more can be written."""
+        """Record until `stop` is set. Raises OutputError if nothing more can be written."""
+        # the node may start later: the recorder says at once what it records
         self._require_process()
         sources = f"{', '.join(self._transport.frames)}, masks from {self._transport.masks}"
         self._print(f"record frames from {sources}, {self._describe_target()}")
@@ -111,6 +139,8 @@ class Recorder(SocketOwner):
                 if self._ring is not None:
                     self._follow_trigger(self._ring)
                 self._flush_and_report()
+
+            # receive nothing more, and write what has arrived
             watchdog.begin_close()
             self._tap.close()
             while self._take(0):
@@ -122,6 +152,7 @@ class Recorder(SocketOwner):
 
     def close(self) -> None:
         """Finish the file without the messages that still wait in the queue. Idempotent."""
+        # sockets and files belong to the process that opened them
         if self._is_forked:
             return
         self._node.close()
@@ -130,13 +161,17 @@ class Recorder(SocketOwner):
             self._series.close()
 
     def _begin_series(self, path: Path) -> RecordedSeries:
+        """Begin a recording with the node's description, if that is known."""
         self._series = RecordedSeries(path, self._record, lambda: self._tap.dropped, self._node.request)
+        # a recording of the ring begins long after the node has described itself
         if self._description is not None:
             self._series.files.add_metadata(NODE, self._description)
-        self._is_rate_reported, self._reported_lost = False, 0
+        self._is_rate_reported = False
+        self._reported_lost = 0
         return self._series
 
     def _take(self, timeout_ms: int) -> bool:
+        """Take the next message, into the recording or the ring. Return False if none came."""
         arrived = self._tap.take(timeout_ms)
         if arrived is None:
             return False
@@ -144,13 +179,15 @@ class Recorder(SocketOwner):
             self._series.add(arrived)
         elif self._ring is not None:
             self._ring.add(arrived)
+            # the first event is of a node that has just started: its description is another
             with contextlib.suppress(Sam3NodeError):
                 if arrived.parts[0] == EVENTS_TOPIC and unpack_event(arrived.parts).n == 0:
-                    self._node.request()  # a node that has just started
+                    self._node.request()
         return True
 
     def _follow_trigger(self, ring: MessageRing) -> None:
         """Begin or prolong a recording if the trigger fired, and end one whose time is over."""
+        # another firing during a recording prolongs it
         if self._trigger.take():
             self._until_s = time.monotonic() + self._record.after_s
             if self._series is None:
@@ -162,6 +199,7 @@ class Recorder(SocketOwner):
             self._enforce_quota()
 
     def _write_ring(self, ring: MessageRing, now_ns: int) -> None:
+        """Begin a recording with the messages of the ring."""
         series = self._begin_series(_choose_path(self._record.out, is_event=True))
         self._print(f"triggered: the ring goes to {series.files.paths[0]}")
         messages = list(ring.take_all(now_ns))
@@ -175,6 +213,7 @@ class Recorder(SocketOwner):
         if description is None:
             return
         self._description = description
+        # the number of earlier events tells how many of them the recording lacks
         events = description.get("events")
         if self._series is not None:
             self._series.files.add_metadata(NODE, description)
@@ -189,6 +228,8 @@ class Recorder(SocketOwner):
             self._next_flush_s = now_s + FLUSH_S
             if self._series is not None:
                 self._series.flush()
+
+        # an absent node and the rate are reported once
         is_absent = self._description is None and now_s > self._began_s + ABSENT_S
         if is_absent and not self._is_absence_reported:
             self._is_absence_reported = True
@@ -196,6 +237,7 @@ class Recorder(SocketOwner):
         if self._series is not None and not self._is_rate_reported and self._series.seconds >= RATE_S:
             self._is_rate_reported = True
             self._print(self._series.format_rate())
+
         if now_s >= self._next_progress_s:
             self._next_progress_s = now_s + PROGRESS_S
             self._enforce_quota()
@@ -203,12 +245,15 @@ class Recorder(SocketOwner):
                 self._report_progress(self._series)
 
     def _enforce_quota(self) -> None:
-        current = self._series.files.paths[-1] if self._series is not None else None
+        current = None
+        if self._series is not None:
+            current = self._series.files.paths[-1]
         for path in self._quota.enforce(current):
             self._print(f"deleted {path}: beyond record.max_total_gb or record.max_age_h")
 
     def _report_progress(self, series: RecordedSeries) -> None:
         lost = series.report.lost + series.report.rejected
+        # in a log, only new losses are worth a line
         if self._out.isatty() or lost > self._reported_lost:
             self._print(f"{_format_counts(series)}{self._format_losses(series.report)}")
         self._reported_lost = lost
@@ -228,14 +273,17 @@ class Recorder(SocketOwner):
             )
 
     def _format_losses(self, report: RecordReport) -> str:
-        lost = [
-            f"{camera} {counts.frames_lost} frames, {counts.masks_lost} masks"
-            for camera, counts in report.cameras.items()
-            if counts.frames_lost or counts.masks_lost
-        ]
+        # what the numbers of messages show, then what is known of the reasons
+        lost = []
+        for camera, counts in report.cameras.items():
+            if counts.frames_lost or counts.masks_lost:
+                lost.append(f"{camera} {counts.frames_lost} frames, {counts.masks_lost} masks")
         if report.events_lost:
             lost.append(f"{report.events_lost} events")
-        text = f"; lost: {', '.join(lost)}" if lost else ""
+
+        text = ""
+        if lost:
+            text += f"; lost: {', '.join(lost)}"
         if self._tap.dropped:
             text += f" ({self._tap.dropped} messages were dropped: they came faster than the disk writes)"
         if report.rejected:
@@ -258,12 +306,13 @@ class Recorder(SocketOwner):
 
 def _format_counts(series: RecordedSeries) -> str:
     cameras = series.report.cameras.values()
-    frames, masks = sum(counts.frames for counts in cameras), sum(counts.masks for counts in cameras)
-    poses = f", {series.report.poses} poses" if series.report.poses else ""
-    return (
-        f"{frames} frames, {masks} masks, {series.report.events} events{poses}, "
-        f"{series.files.bytes / 1e6:.1f} MB"
-    )
+    frames = sum(counts.frames for counts in cameras)
+    masks = sum(counts.masks for counts in cameras)
+    counted = [f"{frames} frames", f"{masks} masks", f"{series.report.events} events"]
+    if series.report.poses:
+        counted.append(f"{series.report.poses} poses")
+    counted.append(f"{series.files.bytes / 1e6:.1f} MB")
+    return ", ".join(counted)
 
 
 class _NodeDescriber(Closeable):
@@ -271,8 +320,10 @@ class _NodeDescriber(Closeable):
 
     def __init__(self, endpoint: str, security: Security) -> None:
         self._client = ControlClient(endpoint, DESCRIBE_TIMEOUT_MS, security)
-        self._requested, self._closed = threading.Event(), threading.Event()
+        self._requested = threading.Event()
+        self._closed = threading.Event()
         self._descriptions: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        # a thread, because a request may wait for seconds while messages arrive
         threading.Thread(target=self._run, name="describe", daemon=True).start()
 
     def request(self) -> None:
@@ -296,6 +347,7 @@ class _NodeDescriber(Closeable):
             try:
                 description = self._client.call("describe")
             except TransportError:
+                # no node yet: ask again until there is one
                 self._requested.set()
                 self._closed.wait(RETRY_S)
             except Sam3NodeError:  # an older node has no `describe`
@@ -311,17 +363,28 @@ def _choose_path(out: Path, is_event: bool = False) -> Path:
     is_file = out.suffix == ".mcap"
     if is_file and not is_event:
         return out
-    name = f"{datetime.now(UTC):{TIME_FORMAT}}"
-    folder, stem = (out.parent, f"{out.stem}-{name}") if is_file else (out, name)
+    folder = out
+    stem = f"{datetime.now(UTC):{TIME_FORMAT}}"
+    if is_file:
+        folder = out.parent
+        stem = f"{out.stem}-{stem}"
+    path = folder / f"{stem}.mcap"
     if not is_event:
-        return folder / f"{stem}.mcap"
-    names = (f"{stem}{f'-{number}' if number else ''}.mcap" for number in count())
-    return next(folder / name for name in names if not (folder / name).exists())
+        return path
+
+    # triggers may follow each other within a second
+    number = 0
+    while path.exists():
+        number += 1
+        path = folder / f"{stem}-{number}.mcap"
+    return path
 
 
 def _check_folder(out: Path) -> None:
     """Create the folder of later files. Raises OutputError if nothing can be written there."""
-    folder = out.parent if out.suffix == ".mcap" else out
+    folder = out
+    if out.suffix == ".mcap":
+        folder = out.parent
     make_folder(folder)
     if not os.access(folder, os.W_OK):
         raise OutputError(f"cannot write into {folder}: expected a folder that may be written")
@@ -335,16 +398,20 @@ class Quota:
     """
 
     def __init__(self, record: RecordSettings) -> None:
-        is_file = record.out.suffix == ".mcap"
-        self._folder = record.out.parent if is_file else record.out
-        prefix = rf"{re.escape(record.out.stem)}(-{_TIME})?" if is_file else _TIME
+        self._folder = record.out
+        prefix = _TIME
+        if record.out.suffix == ".mcap":
+            self._folder = record.out.parent
+            prefix = rf"{re.escape(record.out.stem)}(-{_TIME})?"
         self._name = re.compile(rf"{prefix}{_PART}\.mcap")
-        self._max_bytes, self._max_age_s = record.max_total_gb * 1e9, record.max_age_h * 3600
+        self._max_bytes = record.max_total_gb * 1e9
+        self._max_age_s = record.max_age_h * 3600
 
     def enforce(self, current: Path | None) -> list[Path]:
         """Delete the files that are too old or too many, except `current`. Return the deleted files."""
         if not (self._max_bytes or self._max_age_s):
             return []
+        # the oldest first, until the others keep to the limits
         files = sorted(self._list_files())
         total = sum(size for _, _, size in files)
         deleted = []
@@ -368,7 +435,9 @@ def _delete(path: Path) -> bool:
     """Delete a finished recording of a recorder. Return False if this is none, or if it cannot be deleted."""
     try:
         with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a recorder locks the file that it writes
+            # a recorder locks the file that it writes
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # other programs may write files of such a name
             names = [name for name, _ in McapStream(path).metadata(MAX_RECORDS_TO_LAYOUT)]
             if RECORDER not in names:
                 return False
@@ -379,14 +448,15 @@ def _delete(path: Path) -> bool:
 
 
 class MessageRing:
-    """The messages of the last `seconds`, of at most `max_bytes`; older ones are dropped."""
+    """The messages of the last `seconds`, of at most `max_bytes`. Older ones are dropped."""
 
     def __init__(self, seconds: float, max_bytes: int) -> None:
         self.dropped = 0
         """Number of messages that were dropped because they were old, or too many."""
         self.bytes = 0
         """Memory of all messages."""
-        self._length_ns, self._max_bytes = round(seconds * NANOSECONDS), max_bytes
+        self._length_ns = round(seconds * NANOSECONDS)
+        self._max_bytes = max_bytes
         self._messages: deque[ReceivedMessage] = deque()
 
     def add(self, message: ReceivedMessage) -> None:
@@ -402,6 +472,7 @@ class MessageRing:
             yield self._take()
 
     def _drop_before(self, oldest_ns: int) -> None:
+        # both limits hold at any time, so that memory is bounded however large messages are
         while self._messages and (self._messages[0].received_ns < oldest_ns or self.bytes > self._max_bytes):
             self._take()
             self.dropped += 1
@@ -416,7 +487,8 @@ class Trigger:
     """Counts requests to write the ring. It has no lock, because a signal handler may interrupt its user."""
 
     def __init__(self) -> None:
-        self._count = self._taken = 0
+        self._count = 0
+        self._taken = 0
 
     def fire(self) -> None:
         """Request that the ring be written."""
@@ -425,7 +497,8 @@ class Trigger:
     def take(self) -> bool:
         """Return True if there was a request since the last call."""
         count = self._count
-        is_new, self._taken = count > self._taken, count
+        is_new = count > self._taken
+        self._taken = count
         return is_new
 
     def listen(self, keys: TextIO) -> None:

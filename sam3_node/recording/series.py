@@ -1,4 +1,4 @@
-"""Writes one recording: messages are unpacked, their raw colour compressed if asked, written in order, and counted.
+"""Writes one recording: unpacks messages, compresses their raw colour on request, and writes them in order.
 
 `RecordReport` counts recorded and lost messages by the numbers that messages carry.
 """
@@ -18,14 +18,18 @@ from .. import wire
 from ..bags.native import COLOUR, RECORDER
 from ..bags.native.writer import SplitRecordingWriter, compress_colour, describe_compression
 from ..errors import OutputError, WireError
+from ..resources import Closeable
 from ..settings import RecordSettings
 from ..transport.tap import ReceivedMessage
-from ..types import Closeable, Frame, MaskFrame, count_missing_frames
+from ..types import Frame, MaskFrame, count_missing_frames
 from ..wire.images import CHANNELS
 
 MAX_CAMERAS = 64
+"""Number of cameras, and of topics of the robot, that a recording may have. Names come from outside."""
 MAX_COMPRESSING = 16
-"""Maximum number of messages that wait for a frame that is still compressed."""
+"""Number of messages that wait for a frame that is still being compressed. With more, writing waits."""
+MAX_THREADS = 4
+"""Number of threads that compress frames."""
 QUOTA_PARTS = 10
 """Number of files that a quota holds if the size or length of files is not set."""
 
@@ -43,7 +47,7 @@ class _QueuedMessage(NamedTuple):
 class RecordedSeries(Closeable):
     """Writes messages to one recording, in one or several files. A context manager.
 
-    `dropped` returns the number of messages that were never received; it goes into the recording's summary.
+    `dropped` returns the number of messages that were never received, which goes into the recording's summary.
     `on_restart` is called for an event of a node that was restarted. Raises OutputError as SplitRecordingWriter does.
     """
 
@@ -52,18 +56,23 @@ class RecordedSeries(Closeable):
     ) -> None:
         self.report = RecordReport()
         self._began_ns = time.time_ns()
-        self._record, self._dropped, self._on_restart = record, dropped, on_restart
+        self._record = record
+        self._dropped = dropped
+        self._on_restart = on_restart
         self._waiting: deque[_QueuedMessage] = deque()
         self._is_colour_described = False
         self._first_s: float | None = None
+
+        # a quota deletes whole files: one file of its size would leave none
         split_mb = record.split_mb or record.max_total_gb * 1000 / QUOTA_PARTS
         split_s = record.split_s or record.max_age_h * 3600 / QUOTA_PARTS
         self.files = SplitRecordingWriter(path, split_mb * 1e6, split_s, self._summary)
-        self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "compress")
+        self._pool = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), "compress")
         self.files.add_metadata(RECORDER, {"began_ns": self._began_ns, "colour": record.colour})
 
     def add(self, message: ReceivedMessage) -> None:
-        """Write a message, or reject a malformed one. OutputError if nothing more can be written."""
+        """Write a message, or reject a malformed one. Raises OutputError if nothing more can be written."""
+        # the rate counts from the first message, because cameras may start later
         if self._first_s is None:
             self._first_s = time.monotonic()
         self._try(partial(self._accept, *message))
@@ -76,6 +85,7 @@ class RecordedSeries(Closeable):
 
     def close(self) -> None:
         """Write what waits, and finish the last file. Idempotent."""
+        # after a failed write nothing more can be written, but threads and files still end
         try:
             if not self.files.closed:
                 self._write_ready(0)
@@ -86,27 +96,32 @@ class RecordedSeries(Closeable):
     @property
     def seconds(self) -> float:
         """Time since the first message."""
-        return 0.0 if self._first_s is None else time.monotonic() - self._first_s
+        if self._first_s is None:
+            return 0.0
+        return time.monotonic() - self._first_s
 
     def format_rate(self) -> str:
         """Describe the mean rate so far, and the hours until the disk is full."""
         seconds = max(self.seconds, 1e-3)
         bytes_per_s = self.files.bytes / seconds
-        rates = [
-            f"{camera} {counts.frames / seconds:.1f} frames/s"
-            for camera, counts in self.report.cameras.items()
-            if counts.frames
-        ]
-        text = ", ".join([f"rate: {bytes_per_s / 1e6:.1f} MB/s", *rates])
+        text = f"rate: {bytes_per_s / 1e6:.1f} MB/s"
+        for camera, counts in self.report.cameras.items():
+            if counts.frames:
+                text += f", {camera} {counts.frames / seconds:.1f} frames/s"
+
+        # a quota keeps the disk from filling
         if self._record.max_total_gb:
             return f"{text}; at most {self._record.max_total_gb:g} GB are kept"
         try:
             free = shutil.disk_usage(self.files.paths[-1].parent).free
         except OSError:
             return text
-        return f"{text}; the disk is full in {free / bytes_per_s / 3600:.1f} hours" if bytes_per_s else text
+        if not bytes_per_s:
+            return text
+        return f"{text}; the disk is full in {free / bytes_per_s / 3600:.1f} hours"
 
     def _accept(self, parts: list[memoryview], received_ns: int) -> None:
+        """Unpack a message, and queue how to write it. Raises WireError for a malformed one."""
         future: Future[Frame] | None = None
         if parts[0] == wire.EVENTS_TOPIC:
             write = partial(self._write_event, wire.unpack_event(parts), parts[1], received_ns)
@@ -116,30 +131,36 @@ class RecordedSeries(Closeable):
             write = partial(self._write_masks, masks, parts[1], received_ns)
         elif bytes(parts[0]).startswith(wire.ROBOT_ROOTS):
             wire.unpack_pose(parts)
-            self.report.admit_pose(topic := bytes(parts[0]).decode())
+            topic = bytes(parts[0]).decode()
+            self.report.admit_pose(topic)
             write = partial(self._write_robot, topic, parts[1], received_ns)
         else:
             frame = wire.unpack_frame(parts)
             self.report.admit(frame.camera)
             write = partial(self._write_frame, frame, received_ns)
+            # compression takes longer than a frame: it runs in threads
             if self._record.colour != "raw" and frame.encoding in CHANNELS:
                 future = self._pool.submit(compress_colour, frame, self._record.colour)
                 write = partial(self._write_compressed, future, received_ns)
         self._waiting.append(_QueuedMessage(write, future))
 
     def _write_ready(self, max_waiting: int) -> None:
+        """Write the messages up to the first frame that is still compressed, and more while too many wait."""
         while self._waiting and (self._waiting[0].is_ready() or len(self._waiting) > max_waiting):
             self._try(self._waiting.popleft().write)
 
     def _try(self, work: Callable[[], None]) -> None:
+        """Do some work, and count the message as rejected if that fails. Raises OutputError alone."""
+        # no malformed message may end the recording
         try:
             work()
         except OutputError:
             raise
-        except Exception as error:  # no malformed message may end the recording
+        except Exception as error:
             self.report.reject(error)
 
     def _write_event(self, event: wire.Event, body: memoryview, received_ns: int) -> None:
+        # a restarted node has another description
         self.files.current().write_event(body, event.n, received_ns)
         if self.report.add_event(event):
             self._on_restart()
@@ -158,6 +179,7 @@ class RecordedSeries(Closeable):
 
     def _write_compressed(self, future: Future[Frame], received_ns: int) -> None:
         frame = future.result()
+        # say once, before the first such frame, what its pixels are
         if not self._is_colour_described:
             self._is_colour_described = True
             self.files.add_metadata(COLOUR, describe_compression(frame.encoding))
@@ -188,7 +210,7 @@ class CameraCounts:
 class RecordReport:
     """Counts recorded messages, and lost ones by the gaps in their numbers.
 
-    A frame is lost if seq leaves it out. At least one masks message is lost if `skipped` does not reach back to the
+    A frame is lost if its seq is missing. At least one masks message is lost if `skipped` does not reach back to the
     frame that was stepped before. Numbers that start again mean that a camera or a node was restarted.
     """
 
@@ -211,7 +233,8 @@ class RecordReport:
     _described_events: int | None = None
 
     def admit(self, camera: str) -> None:
-        """Add a camera if it is new; WireError if there are too many."""
+        """Add a camera if it is new. Raises WireError if there are too many."""
+        # names come from outside: without a limit they would fill memory
         if camera in self.cameras:
             return
         if len(self.cameras) >= MAX_CAMERAS:
@@ -219,7 +242,7 @@ class RecordReport:
         self.cameras[camera] = CameraCounts()
 
     def admit_pose(self, topic: str) -> None:
-        """Add a topic of poses or joints if it is new; WireError if there are too many."""
+        """Add a topic of poses or joints if it is new. Raises WireError if there are too many."""
         if topic not in self._posed and len(self._posed) >= MAX_CAMERAS:
             raise WireError(
                 f"expected at most {MAX_CAMERAS} topics of poses and joints, found another: {topic}"
@@ -228,7 +251,8 @@ class RecordReport:
 
     def add_frame(self, frame: Frame) -> None:
         """Count a recorded frame of an admitted camera."""
-        counts, last = self.cameras[frame.camera], self._last_frame.get(frame.camera)
+        counts = self.cameras[frame.camera]
+        last = self._last_frame.get(frame.camera)
         counts.frames += 1
         if last is not None:
             counts.frames_lost += count_missing_frames(last, frame.seq)
@@ -236,15 +260,18 @@ class RecordReport:
 
     def add_masks(self, masks: MaskFrame) -> None:
         """Count recorded masks of an admitted camera."""
-        counts, last = self.cameras[masks.camera], self._last_stepped.get(masks.camera)
+        counts = self.cameras[masks.camera]
+        last = self._last_stepped.get(masks.camera)
         counts.masks += 1
         counts.skipped += masks.skipped
+        # frames that the node skipped have no masks
         if last is not None and count_missing_frames(last, masks.seq) > masks.skipped:
             counts.masks_lost += 1
         self._last_stepped[masks.camera] = masks.seq
 
     def add_event(self, event: wire.Event) -> bool:
-        """Count a recorded event; return True if it comes from a node that was restarted."""
+        """Count a recorded event. Return True if it comes from a node that was restarted."""
+        # a node numbers its events from 0
         self.events += 1
         is_restart = self._last_event is not None and event.n <= self._last_event
         if is_restart:
@@ -270,7 +297,8 @@ class RecordReport:
 
     @property
     def events_lost(self) -> int:
-        """Number of missing events: between the recorded ones, and before them since the node's description."""
+        """Number of missing events, between the recorded ones and between the node's description and the first one."""
+        # the description may be newer than the first recorded event: nothing is missing then
         missed = 0
         if self._first_event is not None and self._described_events is not None:
             missed = self._first_event - self._described_events
@@ -279,19 +307,28 @@ class RecordReport:
     @property
     def lost(self) -> int:
         """Number of all missing messages."""
-        return self.events_lost + sum(
-            counts.frames_lost + counts.masks_lost for counts in self.cameras.values()
-        )
+        lost = self.events_lost
+        for counts in self.cameras.values():
+            lost += counts.frames_lost + counts.masks_lost
+        return lost
 
     def describe(self) -> dict[str, Any]:
         """Return the counts as they are stored in the metadata of a recording."""
-        names = ("events", "poses", "events_lost", "node_starts", "rejected", "last_error")
-        cameras = {camera: asdict(counts) for camera, counts in self.cameras.items()}
-        return {"cameras": cameras, **{name: getattr(self, name) for name in names}}
+        return {
+            "cameras": {camera: asdict(counts) for camera, counts in self.cameras.items()},
+            "events": self.events,
+            "poses": self.poses,
+            "events_lost": self.events_lost,
+            "node_starts": self.node_starts,
+            "rejected": self.rejected,
+            "last_error": self.last_error,
+        }
 
     def _follow(self, event: wire.Event) -> None:
-        """Update the last stepped seq: a failed frame was stepped, too; a camera that is served again starts anew."""
-        camera, seq = str(event.args.get("camera")), event.args.get("seq")
+        """Update the last stepped seq of the camera that an event is about."""
+        # a failed frame was stepped, too; a camera that is served again starts anew
+        camera = str(event.args.get("camera"))
+        seq = event.args.get("seq")
         if event.op in (wire.SERVED, wire.DROPPED):
             self._last_stepped.pop(camera, None)
         elif event.op == wire.FAILED and isinstance(seq, int) and camera in self.cameras:

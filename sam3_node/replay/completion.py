@@ -1,8 +1,8 @@
 """Opens the session of a job, checks that a folder's results are of the same job, and writes outputs and the summary.
 
 job.json identifies the job, its settings and its weights, so that results of different jobs are never mixed.
-summary.json is written last: with `complete: true` it marks the results as complete. A replay that was stopped writes
-the outputs of what is done, and a summary with `complete: false`; it can go on later.
+summary.json is written last. With `complete: true` it marks the results as complete. A replay that was stopped writes
+the outputs of what is done, and a summary with `complete: false`. It can be resumed.
 """
 
 import json
@@ -27,10 +27,13 @@ from .store import WORK, Store, Summary, open_store
 log = logging.getLogger(__name__)
 
 IDENTITY = f"{WORK}/job.json"
+"""File that identifies the job of a folder."""
 SUMMARY = "summary.json"
+"""File with the summary, which marks complete results."""
 FREE_FIELDS = ("out", "outputs", "allow_gaps")
 """Fields of a job that may change when it is continued."""
 DIGESTS = ("model_digest", "detector_digest")
+"""Fields of a Perception's description that identify its weights."""
 
 ProgressCallback = Callable[[str, int, int | None], None]
 """Called with the current task, the number of its completed frames, and their total (None if unknown)."""
@@ -72,13 +75,15 @@ class JobSession:
         """Write the missing outputs, then the summary. A stop does not interrupt this unless it `is_interruptible`.
 
         `masks` are the results of the shards by default. An incomplete summary counts as one without outputs: they are
-        replaced when the job goes on.
+        replaced when the job is resumed.
         """
         missing: list[str] = [kind for kind in self.schedule.job.outputs if kind not in summary.outputs]
+        # COCO names the images, so it is written anew with them
         if "images" in missing and "coco" in summary.outputs:
-            missing.append("coco")  # it names the images
+            missing.append("coco")
         total = sum(summary.cameras.values())
 
+        # outputs take long, too: the user sees how far they are
         def on_progress(kind: str, done: int) -> None:
             self.progress(f"writing {kind}", done, total)
             if is_interruptible and self.stop.is_set():
@@ -88,18 +93,24 @@ class JobSession:
             if not summary.complete:
                 log.warning("stopped: writing the outputs of what is done; another interrupt ends that, too")
             min_score = self.schedule.settings.detector.min_track_score
+            recorded = None
+            if self.schedule.job.mode == "as-recorded":
+                recorded = self.schedule.recorded_masks
             sources = Sources(
                 masks or partial(read_results, self.store, min_score),
                 self.schedule.frames,
                 recording=PurePosixPath(summary.bag).name,
                 has_images="images" in summary.outputs,
                 dataset=self.schedule.dataset,
-                recorded=self.schedule.recorded_masks if self.schedule.job.mode == "as-recorded" else None,
+                recorded=recorded,
             )
             self.store.keep(write_outputs(self.store.folder, missing, sources, on_progress))
+
+        # the summary is the completion marker: it comes after everything that it promises
         if missing or self.read_finished() is None:
             summary = replace(summary, outputs=list(dict.fromkeys([*summary.outputs, *missing])))
             self.store.write(SUMMARY, summary.to_json().encode())
+        # complete results are never continued, so they need no state
         if summary.complete:
             for folder in (FIRST_PASS, SECOND_PASS):
                 Shards(self.store, folder).finish()
@@ -120,23 +131,29 @@ def job_session(
     `again` deletes earlier results. `marks` belong to the job's identity beside its fields. Without `has_settings`, the
     caller checks the settings. Raises ReplayError if the folder has results of another job.
     """
+    # hold the folder before the first look at its results, so that no other process changes them meanwhile
     store = open_store(job.out)
     with store.held(), open_schedule(job) as schedule:
         if again:
             clear_results(store)
         identity = _build_identity(schedule)
         identity["job"] |= marks
-        check_identity(
-            store, {name: value for name, value in identity.items() if has_settings or name != "settings"}
-        )
+        checked = dict(identity)
+        if not has_settings:
+            del checked["settings"]
+        check_identity(store, checked)
         yield JobSession(schedule, store, progress, stop or threading.Event(), identity)
 
 
 def _build_identity(schedule: Schedule) -> dict[str, Any]:
     """Collect, as JSON values, what must be equal for masks to be equal, except the weights."""
+    # all of the job but what may change, and all settings that masks depend on
     fixed = {name: value for name, value in asdict(schedule.job).items() if name not in FREE_FIELDS}
     sections = {name: getattr(schedule.settings, name).model_dump(mode="json") for name in SECTIONS}
-    size = schedule.path.stat().st_size if schedule.path.is_file() else None
+    # a recording of another size is another one; a folder has no size that would tell
+    size = None
+    if schedule.path.is_file():
+        size = schedule.path.stat().st_size
     identity: dict[str, Any] = json.loads(json.dumps({"job": fixed, "settings": sections, "bytes": size}))
     return identity
 
@@ -151,6 +168,7 @@ def check_identity(store: Store, identity: Mapping[str, Any]) -> None:
 
     Raises ReplayError with the differences.
     """
+    # the digests of the weights join the identity later, when the model is loaded
     stored = read_identity(store)
     if not all(name in stored for name in identity):
         store.write(IDENTITY, json.dumps({**stored, **identity}, indent=2).encode())
@@ -165,6 +183,7 @@ def check_identity(store: Store, identity: Mapping[str, Any]) -> None:
 
 def read_identity(store: Store) -> dict[str, Any]:
     """Return the stored identity; an empty map if there is none."""
+    # damage is no other job: say so, instead of listing differences
     if not store.exists(IDENTITY):
         return {}
     try:
@@ -179,21 +198,30 @@ def read_identity(store: Store) -> dict[str, Any]:
 
 
 def _list_differences(name: str, stored: Any, current: Any) -> list[str]:
+    """Return a line for each value that differs, with its dotted name."""
     if isinstance(stored, dict) and isinstance(current, dict):
-        keys = dict.fromkeys([*stored, *current])
-        nested = [_list_differences(f"{name}.{key}", stored.get(key), current.get(key)) for key in keys]
-        return [line for lines in nested for line in lines]
-    return [] if stored == current else [f"{name.strip('.')} was {stored!r:.80}, is {current!r:.80}"]
+        lines = []
+        for key in dict.fromkeys([*stored, *current]):
+            lines += _list_differences(f"{name}.{key}", stored.get(key), current.get(key))
+        return lines
+    if stored == current:
+        return []
+    return [f"{name.strip('.')} was {stored!r:.80}, is {current!r:.80}"]
 
 
 def read_complete_summary(store: Store) -> Summary | None:
     """Return the summary of results that are complete, None for others."""
-    summary = Summary.from_json(store.read(SUMMARY)) if store.exists(SUMMARY) else None
-    return summary if summary and summary.complete else None
+    if not store.exists(SUMMARY):
+        return None
+    summary = Summary.from_json(store.read(SUMMARY))
+    if summary is None or not summary.complete:
+        return None
+    return summary
 
 
 def clear_results(store: Store) -> None:
     """Delete all results, the completion marker first. Outputs stay."""
+    # the reverse of their order: at any moment the rest is an unfinished replay, never one that seems complete
     store.delete(SUMMARY)
     for folder in (SECOND_PASS, FIRST_PASS):
         Shards(store, folder).clear()

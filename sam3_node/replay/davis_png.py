@@ -25,9 +25,13 @@ MaskSource = Callable[[], Iterator[MaskFrame]]
 K = TypeVar("K", bound=Hashable)
 
 INDICES = 255
+"""Number of palette indices that objects may have; 0 is the background."""
 TABLE = "objects.json"
+"""Name of the file that lists a camera's objects."""
 
+# PNG's number of the colour type, and the place of its byte
 _PALETTE_TYPE = 3
+_TYPE_PLACE = 25
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
@@ -44,12 +48,18 @@ def colours() -> Labels:
 
 def encode_labels(labels: Labels) -> bytes:
     """Encode uint8 [h, w] indices as an 8-bit palette PNG, which OpenCV cannot write."""
+    # each row begins with its filter type; 0 is none
     height, width = labels.shape
-    rows = np.zeros((height, width + 1), np.uint8)  # each row begins with its filter type; 0 is none
+    rows = np.zeros((height, width + 1), np.uint8)
     rows[:, 1:] = labels
     header = struct.pack(">IIBBBBB", width, height, 8, _PALETTE_TYPE, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"PLTE", colours().tobytes()), (b"IDAT", zlib.compress(rows.tobytes(), 6)))
-    return _SIGNATURE + b"".join(_chunk(kind, body) for kind, body in (*chunks, (b"IEND", b"")))
+    chunks = [
+        _chunk(b"IHDR", header),
+        _chunk(b"PLTE", colours().tobytes()),
+        _chunk(b"IDAT", zlib.compress(rows.tobytes(), 6)),
+        _chunk(b"IEND", b""),
+    ]
+    return _SIGNATURE + b"".join(chunks)
 
 
 def decode_labels(data: Buffer) -> Labels:
@@ -60,9 +70,13 @@ def decode_labels(data: Buffer) -> Labels:
     pixels = _decode_png(data)
     if pixels is None or pixels.dtype != np.uint8:
         raise WireError(f"expected a palette or 8-bit grey PNG, found {_describe(pixels)}")
+    # grey: a mask of one object has the values 0 and 255, other images have the indices themselves
     if pixels.ndim == 2:
-        is_binary = np.isin(pixels, (0, 255)).all()
-        return np.where(pixels == 255, 1, pixels).astype(np.uint8) if is_binary else pixels
+        if np.isin(pixels, (0, 255)).all():
+            return np.where(pixels == 255, 1, pixels).astype(np.uint8)
+        return pixels
+
+    # OpenCV has turned the palette's indices into colours: look these up
     table = _pack_rgb(_read_palette(bytes(data)))
     order = np.argsort(table, kind="stable")
     position = np.searchsorted(table[order], _pack_rgb(pixels[..., 2::-1]))
@@ -75,11 +89,15 @@ def read_mask(path: Path, value: int | None = None) -> Mask:
     Raises ReplayError if there are none.
     """
     labels = read_labels(path)
-    mask = Mask.from_full(labels == value if value is not None else labels != 0)
+    if value is None:
+        pixels = labels != 0
+        wanted = "an object"
+    else:
+        pixels = labels == value
+        wanted = str(value)
+    mask = Mask.from_full(pixels)
     if not mask.area:
-        raise ReplayError(
-            f"mask {path}: expected a pixel of {'an object' if value is None else value}, found none"
-        )
+        raise ReplayError(f"mask {path}: expected a pixel of {wanted}, found none")
     return mask
 
 
@@ -107,12 +125,13 @@ class NumberTable(Generic[K]):
 
 
 def palette_index(object_id: int) -> int:
-    """Return the palette index of an object, 1..255: its id up to 255; above, indices repeat."""
+    """Return the palette index of an object, 1..255. It is the id up to 255; above, indices repeat."""
     return 1 + (object_id - 1) % INDICES
 
 
 def paint_indices(masks: MaskFrame) -> Labels:
     """Draw all masks of a frame as one image of indices, uint8 [h, w]. The highest score is on top."""
+    # painter's order: the last one is on top
     image = np.zeros((masks.height, masks.width), np.uint8)
     for instance in sorted(masks.instances, key=lambda instance: instance.paint_order):
         instance.mask.paint(image, palette_index(instance.id))
@@ -128,6 +147,7 @@ def write_palette_pngs(folder: Path, masks: Iterable[MaskFrame], progress: Calla
     for count, frame in enumerate(masks, start=1):
         camera_folder = child_path(folder, frame.camera)
         camera_folder.mkdir(parents=True, exist_ok=True)
+        # the object's row keeps its first frame, and the label that it had there
         table = tables.setdefault(frame.camera, {})
         for instance in frame.instances:
             row = {"index": palette_index(instance.id), "id": instance.id, "label": instance.label}
@@ -148,6 +168,7 @@ def _decode_png(data: Buffer) -> npt.NDArray[Any] | None:
         check_png_pixels(data)
     except WireError:
         return None
+    # before OpenCV allocates what the header declares
     if header.width * header.height > MAX_FRAME_PIXELS:
         raise WireError(f"expected at most {MAX_FRAME_PIXELS} pixels, found {header.width} x {header.height}")
     try:
@@ -157,12 +178,15 @@ def _decode_png(data: Buffer) -> npt.NDArray[Any] | None:
 
 
 def _describe(pixels: npt.NDArray[Any] | None) -> str:
-    return "no PNG, or a broken one" if pixels is None else f"one of {pixels.dtype} values"
+    if pixels is None:
+        return "no PNG, or a broken one"
+    return f"one of {pixels.dtype} values"
 
 
 def _read_palette(data: bytes) -> Labels:
+    # OpenCV gives no palette: take it from its chunk, which stands before the pixels
     start = data.find(b"PLTE")
-    if start < 0 or data[25] != _PALETTE_TYPE:
+    if start < 0 or data[_TYPE_PLACE] != _PALETTE_TYPE:
         raise WireError("expected a palette or 8-bit grey PNG, found one of full colour")
     (length,) = struct.unpack(">I", data[start - 4 : start])
     return np.frombuffer(data[start + 4 : start + 4 + length], np.uint8).reshape(-1, 3)

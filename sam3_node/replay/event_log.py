@@ -1,9 +1,8 @@
 """The actions of a replay: steps on frames, edits between them, and notes on what the recording lacks.
 
-The steps and edits of a live node, read from its recorded masks and events, and matched with recorded frames.
-
-The masks and events give the node's actions in their order, and show where the recording has gaps. The frames of these
-steps are then found in one pass over the recording, with few frames in memory.
+`read_event_log` reads the steps and edits of a live node from its recorded masks and events, in their order, and finds
+the gaps of the recording. `match_frames` then finds the frames of these steps in one pass over the recording, with few
+frames in memory.
 """
 
 import logging
@@ -11,13 +10,14 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from ..bags.native.reader import RecordedMasks
 from ..errors import ReplayError
 from ..types import Frame, MaskFrame, RobotState, count_missing_frames
 from ..wire import DROPPED, FAILED, GRASPED, RELEASED, RESTORED, SERVED, Event, Fields
 from ..wire.messages import read_joints, read_pose, read_shed
+from ..wire.operations import CHANGES, Change, read_operation
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +28,9 @@ REMOVED = "removed"
 ADD_EVERYTHING = "add_everything"
 """Edit: segment everything on a frame, and add an object for each mask while slots are free."""
 MAX_NOTES = 20
+"""Number of notes that are kept. Later ones are logged only."""
+WINDOW = 256
+"""Number of steps to look ahead. The recorded orders of steps and of frames may differ by as many steps."""
 
 
 class Edit(NamedTuple):
@@ -35,6 +38,22 @@ class Edit(NamedTuple):
 
     op: str
     args: Mapping[str, Any] = {}
+
+    @classmethod
+    def of(cls, change: Change) -> Self:
+        """Return the edit that makes a change."""
+        return cls(change.op, change.to_args())
+
+    def read_change(self) -> Change:
+        """Return the change that this edit makes.
+
+        Raises ReplayError for an edit that is no control operation, and RequestError for wrong arguments.
+        """
+        if self.op not in CHANGES:
+            raise ReplayError(f"expected an operation of {', '.join(CHANGES)}, found {self.op!r:.60}")
+        change = read_operation(self.op, self.args)
+        assert isinstance(change, Change)
+        return change
 
 
 class Step(NamedTuple):
@@ -81,10 +100,6 @@ class Notes:
             self.lines.append(text)
 
 
-WINDOW = 256
-"""Steps to look ahead: the recorded orders of steps and of frames may differ by this number of steps."""
-
-
 class LoggedStep(NamedTuple):
     """A frame that the live node stepped. If its masks were not published, only camera and seq are recorded."""
 
@@ -94,7 +109,7 @@ class LoggedStep(NamedTuple):
     received_ns: int = 0
     skipped: int = 0
     withheld: bool = False
-    """True if the masks were too old to publish"""
+    """True if the masks were too old to publish."""
     robot: RobotState = RobotState()
     shed_level: int = 0
 
@@ -128,31 +143,32 @@ def read_event_log(
     """
     reader = _LogReader(description or {})
     for item in items:
-        yield from reader.read_event(item) if isinstance(item, Event) else reader.read_masks(item.masks)
+        if isinstance(item, Event):
+            yield from reader.read_event(item)
+        else:
+            yield from reader.read_masks(item.masks)
 
 
 @dataclass(slots=True)
 class _LogReader:
+    """Turns recorded events and masks into log entries, and compares their numbers to find gaps."""
+
     description: Mapping[str, Any]
     has_begun: bool = False
     next_event: int | None = None
     node: str | None = None
-    """The node of the last masks; None if it is unknown, or was started again since."""
+    """The node of the last masks. None if it is unknown, or was started again since."""
     last_seq: dict[str, int | None] = field(default_factory=dict)
-    """The last frame taken of each served camera; None if it is unknown."""
+    """The last frame taken of each served camera. None if it is unknown."""
 
     def read_event(self, event: Event) -> Iterator[LogEntry]:
+        # the event's number tells whether others are missing, or the node was restarted
         yield from self._check_event_order(event)
         args = Fields(event.args, f"event {event.op}")
         if event.op == FAILED:
-            camera, seq = args.text("camera"), args.integer("seq")
-            self.last_seq[camera] = seq
-            withheld = args.has("withheld") and args.flag("withheld")
-            pose = read_pose(args.fields("robot_pose")) if args.has("robot_pose") else None
-            joints = read_joints(args.fields("joints")) if args.has("joints") else None
-            level = read_shed(args.fields("shed")).level if args.has("shed") else 0
-            yield LoggedStep(camera, seq, withheld=withheld, robot=RobotState(pose, joints), shed_level=level)
+            yield self._read_failed(args)
             return
+        # a node that was restored continues from a state that is not in the recording
         if event.op == RESTORED:
             self.last_seq.clear()
             yield Edit(RESTARTED)
@@ -162,11 +178,32 @@ class _LogReader:
             self.last_seq[args.text("camera")] = None
         elif event.op == DROPPED:
             self.last_seq.pop(args.text("camera"), None)
-        if event.op not in (GRASPED, RELEASED):  # the steps say it
+        # a replay finds grasps itself, from the steps
+        if event.op not in (GRASPED, RELEASED):
             yield Edit(event.op, event.args)
+
+    def _read_failed(self, args: Fields) -> LoggedStep:
+        """Read the step of a frame without published masks: its event has what their message would have."""
+        camera = args.text("camera")
+        seq = args.integer("seq")
+        self.last_seq[camera] = seq
+        # recordings of earlier versions lack some of these
+        withheld = args.has("withheld") and args.flag("withheld")
+        pose = None
+        if args.has("robot_pose"):
+            pose = read_pose(args.fields("robot_pose"))
+        joints = None
+        if args.has("joints"):
+            joints = read_joints(args.fields("joints"))
+        level = 0
+        if args.has("shed"):
+            level = read_shed(args.fields("shed")).level
+        return LoggedStep(camera, seq, withheld=withheld, robot=RobotState(pose, joints), shed_level=level)
 
     def read_masks(self, masks: MaskFrame) -> Iterator[LogEntry]:
         yield from self._begin(self.description.get("events", 1))
+
+        # another node has no objects, and its first events were not recorded
         if None not in (masks.node, self.node) and masks.node != self.node:
             self.last_seq.clear()
             yield Edit(RESTARTED)
@@ -175,9 +212,12 @@ class _LogReader:
                 "started again, and its first events are not in the recording"
             )
         self.node = masks.node
+
+        # the number of skipped frames since the camera's last one shows whether masks are missing
         if masks.camera not in self.last_seq:
             yield Edit(SERVED, {"camera": masks.camera})
-        elif (last := self.last_seq[masks.camera]) is not None:
+        last = self.last_seq.get(masks.camera)
+        if last is not None:
             yield from self._check_seq(masks, last)
         self.last_seq[masks.camera] = masks.seq
         yield LoggedStep(
@@ -198,6 +238,8 @@ class _LogReader:
         self.has_begun = True
         if restored := self.description.get("restored"):
             yield _describe_restore(restored)
+
+        # one event for each served camera is no change: a camera begins without objects
         cameras: Mapping[str, Any] = self.description.get("cameras", {})
         changes = self.description.get("events", first_event) - len(cameras)
         if changes or self.description.get("prompts") or not self.description:
@@ -214,11 +256,13 @@ class _LogReader:
             described = self.description.get("events", event.n)
             yield from self._begin(min(event.n, described))
             expected = min(event.n, described)
-        elif event.n < expected:  # a restarted node counts from 0 again
+        elif event.n < expected:
+            # a restarted node counts from 0 again
             yield Edit(RESTARTED)
             self.last_seq.clear()
             self.node = None
             expected = 0
+        # the recorder was too slow, or began late
         if event.n > expected:
             yield Gap(
                 f"expected event {expected} of the node, found {event.n} ({event.op}): the events in between are not "
@@ -227,6 +271,7 @@ class _LogReader:
         self.next_event = event.n + 1
 
     def _check_seq(self, masks: MaskFrame, last: int) -> Iterator[Gap]:
+        # frames that the node skipped have no masks; others that are missing had
         missing = count_missing_frames(last, masks.seq)
         if masks.seq > last and missing != masks.skipped:
             yield Gap(
@@ -236,6 +281,7 @@ class _LogReader:
 
 
 def _describe_restore(restored: Mapping[str, Any]) -> Gap:
+    """Return the gap of a node that continued from a snapshot: its state is not in the recording."""
     return Gap(
         "expected a node that began without objects, found that it continued from a snapshot (SHA-256 "
         f"{restored.get('sha256')!s:.64}), which is not in the recording"
@@ -248,27 +294,34 @@ def match_frames(entries: Iterable[LogEntry], frames: Iterable[Frame], notes: No
     `frames` come from all cameras, in order for each camera. Memory holds only the frames read ahead that
     the next WINDOW steps need.
     """
-    upcoming, source = deque[LogEntry](), iter(entries)
+    upcoming = deque[LogEntry]()
+    source = iter(entries)
     matcher = _FrameMatcher(iter(frames))
     while True:
+        # fill the window, so that the matcher keeps the frames of the steps in it
         for entry in islice(source, WINDOW - len(upcoming)):
             upcoming.append(entry)
             matcher.expect(entry)
         if not upcoming:
             return
+
         entry = upcoming.popleft()
         if isinstance(entry, Edit):
             yield entry
-        elif isinstance(entry, Gap):
+            continue
+        if isinstance(entry, Gap):
             notes.add_gap(entry.text)
-        elif (frame := matcher.find(entry)) is not None:
-            step = Step(frame, entry.received_ns, entry.skipped, entry.failed, entry.withheld)
-            yield step._replace(robot=entry.robot, shed_level=entry.shed_level)
-        else:
+            continue
+
+        frame = matcher.find(entry)
+        if frame is None:
             notes.add_gap(
                 f"camera {entry.camera}: expected frame {entry.seq}, which the node stepped, found that it is not in "
                 "the recording"
             )
+            continue
+        step = Step(frame, entry.received_ns, entry.skipped, entry.failed, entry.withheld)
+        yield step._replace(robot=entry.robot, shed_level=entry.shed_level)
 
 
 class _FrameMatcher:
@@ -290,8 +343,9 @@ class _FrameMatcher:
         self._expected[step.camera].popleft()
         while kept or self._read_to(step.camera):
             frame = kept[0]
+            # a camera's frames are in order: if a later step needs this one, this step's is missing
             if not step.matches(frame) and self._is_expected(frame):
-                return None  # a camera's frames are in order: a later step needs this one
+                return None
             kept.popleft()
             if step.matches(frame):
                 return frame
@@ -300,6 +354,7 @@ class _FrameMatcher:
     def _read_to(self, camera: str) -> bool:
         """Keep the next frame of this camera, and those before it that are expected. Return False without one."""
         for frame in self._frames:
+            # frames that no step in the window expects were skipped by the node
             if frame.camera == camera or self._is_expected(frame):
                 self._kept[frame.camera].append(frame)
             if frame.camera == camera:

@@ -36,6 +36,7 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 OUTPUTS: tuple[Output, ...] = get_args(Output)
 NAMES = ("camera", "frame", "label", "box", "points", "labels", "mask", "value")
+"""Fields that an object in a file of prompts may have."""
 SECTIONS = ("model", "tracker", "detector", "engine", "spatial", "robot")
 """The sections of the settings that masks depend on."""
 
@@ -47,11 +48,12 @@ Sections = dict[str, dict[str, Any]]
 class ObjectOnFrame:
     """An object marked on one frame of a camera, in pixels of that frame.
 
-    `seq` selects the frame; without it, `index` counts the camera's frames from 0. `points` [n](x, y) with
-    `labels` [n] (1 inside, 0 outside; all 1 when absent) and/or a `box` (x0, y0, x1, y1) mark the object. Instead,
-    `mask` may name an image file of the frame's size: pixels of this `value` (default: all nonzero pixels) are inside.
-    With `like`, the box is an exemplar, on the frame or on a `photo`: all that is like it (1), but not like boxes of 0,
-    is looked for and gets the label.
+    `seq` selects the frame. Without it, `index` counts the camera's frames from 0. `points` [n](x, y) with `labels` [n]
+    (1 inside, 0 outside; all 1 when absent), a `box` (x0, y0, x1, y1), or both mark the object. Instead, `mask` may
+    name an image file of the frame's size: pixels of this `value` (default: all nonzero pixels) are inside.
+
+    With `like`, the box is an exemplar, on the frame or on a `photo`. The detector looks for everything that is like
+    the boxes of 1 and unlike those of 0. What it finds gets the label.
     """
 
     camera: str | None = None
@@ -72,12 +74,13 @@ class Job:
     """Recordings to replay, how to replay them, and the outputs to write. Paths may be URLs.
 
     `settings` are those that the user set, by section and field. They override the recording's own settings in
-    `as-recorded`, and the defaults otherwise. `names` and `objects` select what to track; without both, `every` repeats
-    the recorded edits. `topics` are the cameras or topics to read; empty means all. In `every`, `begin_ns` and `end_ns`
-    (exclusive) limit the recording to a `TimeSpan`, and of its frames `start` to `stop` (exclusive; None for the end)
-    are taken, counted from 0 over all these cameras. With `allow_gaps`, a replay goes on where the recording lacks
-    data. `depth_aligned` states that depth is registered to colour. `calibrations`, each a calibration file as JSON,
-    replace the recorded node's.
+    `as-recorded`, and the defaults otherwise. `names` and `objects` select what to track. Without both, `every` repeats
+    the recorded edits. `topics` are the cameras or topics to read; empty means all.
+
+    In `every`, `begin_ns` and `end_ns` (exclusive) limit the recording to a `TimeSpan`. `start` to `stop` (exclusive;
+    None for the end) select frames of it, counted from 0 over all these cameras. With `allow_gaps`, a replay continues
+    where the recording lacks data. `depth_aligned` states that depth is registered to colour. `calibrations`, each a
+    calibration file as JSON, replace the recorded node's.
     """
 
     bags: tuple[str, ...]
@@ -109,7 +112,10 @@ class Job:
         _check_objects(self.names, self.objects)
         if not self.bags:
             raise ReplayError("bags: expected at least one recording, found none")
-        if (self.start, self.stop, *self.span) != (0, None, None, None) and self.mode != "every":
+
+        # what as-recorded repeats is the whole run of a node, in its order
+        is_part = self.start != 0 or self.stop is not None or not self.span.is_whole
+        if is_part and self.mode != "every":
             raise ReplayError(
                 "a part of the recording: expected the mode every with it; as-recorded repeats the recording as a whole"
             )
@@ -135,9 +141,13 @@ class Job:
         """Return one job for each recording. Several recordings get a folder each in `out`, named like the file."""
         if len(self.bags) == 1:
             return (self,)
-        stems = [PurePosixPath(bag.rstrip("/")).stem for bag in self.bags]
-        folders = _make_unique([safe_file_name(stem) if stem.strip(".") else "bag" for stem in stems])
+        names = []
+        for bag in self.bags:
+            stem = PurePosixPath(bag.rstrip("/")).stem
+            # a name of dots alone would lead out of the folder
+            names.append(safe_file_name(stem) if stem.strip(".") else "bag")
         out = self.out.rstrip("/")
+        folders = _make_unique(names)
         return tuple(
             replace(self, bags=(bag,), out=f"{out}/{folder}")
             for bag, folder in zip(self.bags, folders, strict=True)
@@ -146,6 +156,7 @@ class Job:
 
 def _check_objects(names: Sequence[str], objects: Sequence[ObjectOnFrame]) -> None:
     """Raise ReplayError for a name, box or points that no frame can have."""
+    # before a long job begins; what needs the frame's size is checked when the recording is open
     try:
         clean_prompts(names)
         for marked in objects:
@@ -166,15 +177,18 @@ def _make_unique(names: Sequence[str]) -> list[str]:
     """Append a number to each repeated name."""
     taken: list[str] = []
     for name in names:
-        count, unique = 2, name
+        count = 2
+        unique = name
         while unique in taken:
-            unique, count = f"{name}-{count}", count + 1
+            unique = f"{name}-{count}"
+            count += 1
         taken.append(unique)
     return taken
 
 
 def chosen_settings(settings: Settings) -> Sections:
     """Return the settings that masks depend on and that a profile, the environment or the command line set."""
+    # fields at their defaults would override those of the recording
     chosen: Sections = {}
     for name in SECTIONS:
         section = getattr(settings, name)
@@ -189,10 +203,15 @@ def settings_for(job: Job, description: Mapping[str, Any] | None) -> Settings:
     In `as-recorded`, device, data type and threads are the recorded node's: on a CPU the number of threads
     changes how sums are rounded. Raises ReplayError if the settings are not valid.
     """
-    base = _recorded_sections(description, job) if description else {}
+    base: Sections = {}
+    if description:
+        base = _recorded_sections(description, job)
     tree = {name: {**base.get(name, {}), **job.settings.get(name, {})} for name in SECTIONS}
-    tree["spatial"].pop("calibration", None)  # the files' contents are in the description or in the job
-    if job.mode == "every":  # each prompt is made on the newest frame, so checkpoints need not hold many
+
+    # the contents of calibration files are in the description or in the job
+    tree["spatial"].pop("calibration", None)
+    # each prompt is made on the newest frame, so checkpoints need not hold many
+    if job.mode == "every":
         tree["tracker"]["feature_cache_s"] = 0.0
     with _checking("recording's settings do"):
         return Settings(**tree)
@@ -200,6 +219,7 @@ def settings_for(job: Job, description: Mapping[str, Any] | None) -> Settings:
 
 def calibrations_for(job: Job, description: Mapping[str, Any] | None) -> tuple[Calibration, ...]:
     """Return the calibrations of a job: its own, else the recorded node's. Raises ReplayError."""
+    # an older recording has none
     recorded = (description or {}).get("calibrations", ())
     with _checking("calibration does"):
         texts = job.calibrations or map(json.dumps, recorded)
@@ -216,19 +236,22 @@ def _checking(what: str) -> Iterator[None]:
 
 
 def _recorded_sections(description: Mapping[str, Any], job: Job) -> Sections:
+    """Return the recorded node's settings, as far as a job in its mode takes them over."""
     recorded = description.get("settings", {})
     sections = {name: dict(recorded.get(name, {})) for name in SECTIONS}
+
+    # bit for bit: the description has the values that the node resolved from `auto`
     if job.mode == "as-recorded":
-        # the description has the values that the node resolved from `auto`
-        sections["model"] |= {
-            name: description[name] for name in ("device", "dtype", "threads") if description.get(name)
-        }
+        for name in ("device", "dtype", "threads"):
+            if description.get(name):
+                sections["model"][name] = description[name]
         return sections
+
     # bit-exact results are not needed here, so this machine's device and engines are used
-    sections["model"] = {
-        name: value for name, value in sections["model"].items() if name in ("name", "image_size")
-    }
+    model = sections["model"]
+    sections["model"] = {name: model[name] for name in ("name", "image_size") if name in model}
     del sections["engine"]
+    # names of the job replace those that the node detected
     if job.names or job.objects or job.everything:
         sections["detector"].pop("prompts", None)
     return sections
@@ -244,12 +267,14 @@ def describe_differences(replayed: Mapping[str, Any], recorded: Mapping[str, Any
 
     `replayed` and `recorded` are descriptions of a Perception.
     """
-    before, now = _collect_facts(recorded), _collect_facts(replayed)
-    return [
-        f"{name} was {before[name]!r} in the recording, is {now[name]!r}"
-        for name in now
-        if name in before and before[name] != now[name]
-    ]
+    before = _collect_facts(recorded)
+    now = _collect_facts(replayed)
+    lines = []
+    for name, value in now.items():
+        # a fact that an older recording lacks tells nothing
+        if name in before and before[name] != value:
+            lines.append(f"{name} was {before[name]!r} in the recording, is {value!r}")
+    return lines
 
 
 def _collect_facts(description: Mapping[str, Any]) -> dict[str, Any]:
@@ -269,10 +294,12 @@ def read_prompts(path: Path) -> tuple[ObjectOnFrame, ...]:
 
     JSON has a list or "objects", TOML [[objects]]. Each object is a map {camera?, frame?, label?,
     box | points and labels | mask, value?}. `frame` is a seq or "first", the default. `box` [x0, y0, x1, y1] and
-    `points` [[x, y], ...] are in frame pixels; `labels` are 1 inside and 0 outside. `mask` is a palette or grey PNG of
-    the frame's size, with a path relative to the file; its pixels of this `value` (default: all nonzero pixels) are the
-    object. A folder is a DAVIS sequence, whose first PNG is read, or holds such folders, each named like its
-    camera. Objects of a PNG are on the first frame. Raises ReplayError that names the object, also for a missing mask.
+    `points` [[x, y], ...] are in frame pixels. `labels` are 1 inside and 0 outside. `mask` is a palette or grey PNG of
+    the frame's size, with a path relative to the file. Its pixels of this `value` (default: all nonzero pixels) are the
+    object.
+
+    A folder is a DAVIS sequence, whose first PNG is read, or holds such folders, each named like its camera. Objects of
+    a PNG are on the first frame. Raises ReplayError that names the object, also for a missing mask.
     """
     if path.is_dir():
         return tuple(_read_folder(path))
@@ -285,6 +312,7 @@ def read_prompts(path: Path) -> tuple[ObjectOnFrame, ...]:
 
 
 def _read_folder(folder: Path) -> Iterator[ObjectOnFrame]:
+    # a sequence of DAVIS itself, else one for each camera
     if first := _first_png(folder):
         yield from _read_annotation(first, None)
         return
@@ -311,6 +339,7 @@ def _read_annotation(path: Path, camera: str | None) -> Iterator[ObjectOnFrame]:
 
 
 def _read_entries(path: Path) -> list[Any]:
+    """Return the objects in a JSON or TOML file, unchecked."""
     readers = {".json": json.loads, ".toml": tomllib.loads}
     if path.suffix.lower() not in readers:
         raise ReplayError(
@@ -322,13 +351,17 @@ def _read_entries(path: Path) -> list[Any]:
         content = readers[path.suffix.lower()](data.decode())
     except ValueError as error:
         raise ReplayError(f"{path}: expected {path.suffix[1:].upper()}, found {error}") from error
-    entries = content.get("objects") if isinstance(content, dict) else content
+    # TOML has no list at its top
+    entries: Any = content
+    if isinstance(content, dict):
+        entries = content.get("objects")
     if not isinstance(entries, list) or not entries:
         raise ReplayError(f"{path}: expected a list of objects, or one named 'objects', found none")
     return entries
 
 
 def _read_object(what: str, folder: Path, entry: object) -> ObjectOnFrame:
+    # points and boxes are checked as those of a request are; a mask must be there and hold the object
     try:
         marked = _parse_object(Fields(entry, what), folder)
         if marked.mask is None:
@@ -344,15 +377,19 @@ def _read_object(what: str, folder: Path, entry: object) -> ObjectOnFrame:
 
 def _parse_object(fields: Fields, folder: Path) -> ObjectOnFrame:
     """Return the object, its points, labels and box unchecked."""
+    # a misspelt field would be ignored, and the object marked elsewhere
     unknown = sorted(set(fields.names()) - set(NAMES))
     if unknown:
         raise WireError(f"{fields.what}: expected some of {', '.join(NAMES)}, found {unknown[0]!r:.60}")
     check_parts(*map(fields.any, ("points", "box", "mask")))
     values = fields.read(_OBJECT)
+    mask = None
+    if "mask" in values:
+        mask = str(folder / values.pop("mask"))
     return ObjectOnFrame(
         seq=values.pop("frame", None),
         label=clean_label(values.pop("label", "")),
-        mask=str(folder / values.pop("mask")) if "mask" in values else None,
+        mask=mask,
         **{name: _to_tuples(fields.any(name)) for name in ("points", "labels", "box")},
         **values,
     )
@@ -369,7 +406,9 @@ def _read_frame(fields: Fields, name: str) -> int | None:
 
 _OBJECT = Schema(
     {
-        **dict.fromkeys(("camera?", "label?", "mask?"), Fields.text),
+        "camera?": Fields.text,
+        "label?": Fields.text,
+        "mask?": Fields.text,
         "frame?": _read_frame,
         "value?": integer(1, 255),
     }
@@ -377,4 +416,7 @@ _OBJECT = Schema(
 
 
 def _to_tuples(value: object) -> Any:
-    return tuple(map(_to_tuples, value)) if isinstance(value, list) else value
+    """Return a value whose lists are tuples, so that a job is hashable and cannot be changed."""
+    if isinstance(value, list):
+        return tuple(map(_to_tuples, value))
+    return value

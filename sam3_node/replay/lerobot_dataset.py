@@ -1,8 +1,8 @@
 """Writes masks into a copy of a LeRobot dataset, as an added feature of each camera that lerobot's own loader opens.
 
-The feature `observation.masks.<camera>` is a PNG in the table, which has no loss, of the size of the camera's frames.
-Its pixels are (label, object, score x 255), 0 for the background: three channels, so that policies take it as any
-camera. Labels are numbered over the whole dataset, objects over their episode and camera, both from 1;
+The feature `observation.masks.<camera>` is a lossless PNG in the table, of the size of the camera's frames. Its pixels
+are (label, object, score x 255), and 0 for the background. They have three channels, so that policies take the feature
+as any camera. Labels are numbered over the whole dataset, objects over their episode and camera, both from 1.
 meta/sam3_masks.json names them. The statistics are exact, in 0..1 as the loader gives the pixels.
 """
 
@@ -27,14 +27,23 @@ from ..types import Instance, MaskFrame
 from .davis_png import MaskSource, NumberTable, palette_index
 
 FOLDER = "lerobot"
+"""Folder of the copy, in that of the outputs."""
 FEATURE = "observation.masks.{}"
+"""Name of the feature of a camera."""
 NAMES = "meta/sam3_masks.json"
+"""File that names labels and objects."""
 STATS = "meta/stats.json"
+"""File with the statistics of the whole dataset."""
 EPISODE_STATS_V2 = "meta/episodes_stats.jsonl"
+"""File with the statistics of each episode, in version 2.1."""
 CHANNELS = ("label", "object", "score")
+"""Meaning of a pixel's channels."""
 COPIED = ("meta", "data", "videos", "images")
+"""Folders of a dataset that are copied."""
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
+"""Share of the pixels below each quantile, by lerobot's names."""
 STATISTICS = ("min", "max", "mean", "std", *QUANTILES)
+"""Names of the statistics, in the order of `Stats`."""
 
 Histogram = npt.NDArray[np.int64]
 """Number of pixels of each value, [3 channels, 256]."""
@@ -43,8 +52,9 @@ Stats = npt.NDArray[np.float64]
 
 
 def check_lerobot(path: Path) -> None:
-    """Raise ReplayError that names all that is missing, unless a recording is a whole LeRobot dataset."""
-    selection, missing = split_selection(path), []
+    """Raise ReplayError that names everything that is missing, unless a recording is a whole LeRobot dataset."""
+    selection = split_selection(path)
+    missing = []
     if not is_lerobot(selection.path):
         missing.append(
             f"a LeRobot dataset, with the robot's states, actions and tasks: {selection.path} has no {INFO}; record "
@@ -69,11 +79,11 @@ def write_lerobot(
 ) -> None:
     """Write the copy of the dataset at `path` into `folder`/lerobot. Videos are hard links where possible.
 
-    `labels` are numbered first, in their order; others follow by name. Rows that have no masks, because they were not
-    replayed or could not be, have the background alone, and are counted in NAMES. Raises BagError for a damaged
-    dataset.
+    `labels` are numbered first, in their order; others follow by name. A row without masks, because it was not replayed
+    or could not be, has the background alone, and is counted in NAMES. Raises BagError for a damaged dataset.
     """
     check_lerobot(path)
+    # the description comes last, because it has the statistics of all pixels
     with IsolatedCalls("pyarrow", "lerobot-datasets") as tables:
         writer = _DatasetWriter(path, folder / FOLDER, tables, masks, progress, labels)
         writer.copy_files()
@@ -105,8 +115,13 @@ class _DatasetWriter:
         progress: Callable[[int], None],
         labels: Sequence[str],
     ) -> None:
-        self._layout, self._target, self._tables = read_layout(root, tables), target, tables
-        sizes, others = {}, set()
+        self._layout = read_layout(root, tables)
+        self._target = target
+        self._tables = tables
+
+        # one pass for the size of each camera and all labels, which are numbered before the first PNG
+        sizes = {}
+        others = set()
         for frame in masks():
             sizes[frame.camera] = frame.width, frame.height
             others |= {instance.label for instance in frame.instances}
@@ -122,26 +137,32 @@ class _DatasetWriter:
         self._missing: Counter[int] = Counter()  # frames without masks, by episode
         self._statistics = {camera: PixelStatistics() for camera in self._cameras}
         self._lengths = {episode.number: episode.length for episode in self._layout.episodes}
-        self._described = self._layout.images[0].key  # the loader needs the names of its statistics
+        # the loader expects the same statistics of each camera: those of the first one show which
+        self._described = self._layout.images[0].key
         self._episodes = sorted(self._layout.episodes, key=lambda episode: episode.first_row)
         self._starts = [episode.first_row for episode in self._episodes]
         self._rows = {camera: _CameraRows(camera, masks()) for camera in self._cameras}
-        self._progress, self._written = progress, 0
+        self._progress = progress
+        self._written = 0
 
     def copy_files(self) -> None:
         """Link or copy all files but the tables of rows and episodes."""
-        root, tables = self._layout.root, {episode.table for episode in self._episodes}
-        for path in (path for name in COPIED for path in sorted((root / name).rglob("*"))):
-            self._place(path).parent.mkdir(parents=True, exist_ok=True)
-            if not path.is_file() or path in tables or (root / EPISODES_V3) in path.parents:
-                continue
-            if (root / "meta") in path.parents:
-                shutil.copyfile(path, self._place(path))
-            else:
-                _link(path, self._place(path))
+        root = self._layout.root
+        tables = {episode.table for episode in self._episodes}
+        for name in COPIED:
+            for path in sorted((root / name).rglob("*")):
+                self._place(path).parent.mkdir(parents=True, exist_ok=True)
+                if not path.is_file() or path in tables or (root / EPISODES_V3) in path.parents:
+                    continue
+                # files of meta are changed afterwards: a link would change the original
+                if (root / "meta") in path.parents:
+                    shutil.copyfile(path, self._place(path))
+                else:
+                    _link(path, self._place(path))
 
     def write_tables(self) -> None:
         """Write the tables of rows."""
+        # the number in the dataset of each table's first row
         firsts: dict[Path, int] = {}
         for episode in self._episodes:
             firsts.setdefault(episode.table, episode.first_row - episode.table_row)
@@ -152,13 +173,13 @@ class _DatasetWriter:
         self._place(table).parent.mkdir(parents=True, exist_ok=True)
         count = self._tables.call("begin_copy", table, target=self._place(table))
         while count:
-            added = {
-                FEATURE.format(camera): [
-                    {"bytes": self._draw(camera, number, self._find_episode(table, number)), "path": None}
-                    for number in range(row, row + count)
-                ]
-                for camera in self._cameras
-            }
+            added: dict[str, list[dict[str, Any]]] = {}
+            for camera in self._cameras:
+                images = []
+                for number in range(row, row + count):
+                    image = self._draw(camera, number, self._find_episode(table, number))
+                    images.append({"bytes": image, "path": None})
+                added[FEATURE.format(camera)] = images
             row += count
             count = self._tables.call("append_copy", table, added=added)
 
@@ -168,16 +189,24 @@ class _DatasetWriter:
     def _find_episode(self, table: Path, row: int) -> Episode | None:
         """Return the episode of a row; None for a row of a table that is longer than its episodes."""
         at = bisect_right(self._starts, row) - 1
-        episode = self._episodes[at] if at >= 0 else None
-        is_in = episode and episode.table == table and row - episode.first_row < episode.length
-        return episode if is_in else None
+        if at < 0:
+            return None
+        episode = self._episodes[at]
+        if episode.table != table or row - episode.first_row >= episode.length:
+            return None
+        return episode
 
     def _draw(self, camera: str, row: int, episode: Episode | None) -> bytes:
         """Return the PNG of a camera's masks in a row."""
-        masks = self._rows[camera].find(row) if episode else None
+        # the statistics of rows without an episode belong to no episode
+        masks = None
+        number = -1
+        if episode is not None:
+            masks = self._rows[camera].find(row)
+            number = episode.number
+
         width, height = self._cameras[camera]
         image = np.zeros((height, width, len(CHANNELS)), np.uint8)
-        number = episode.number if episode else -1
         if masks is None or (masks.width, masks.height) != (width, height):
             self._missing[number] += 1
         else:
@@ -189,8 +218,10 @@ class _DatasetWriter:
         return cv2.imencode(".png", image[..., ::-1])[1].tobytes()
 
     def _paint(self, image: npt.NDArray[np.uint8], instance: Instance, labels: dict[int, str]) -> None:
+        # an object keeps the number of its first appearance in the episode
         labels.setdefault(instance.id, instance.label)
-        label, number = self._numbers[instance.label], list(labels).index(instance.id) + 1
+        label = self._numbers[instance.label]
+        number = list(labels).index(instance.id) + 1
         score = round(min(max(instance.score, 0.0), 1.0) * 255)
         instance.mask.paint(image, (palette_index(label), palette_index(number), score))
 
@@ -205,6 +236,8 @@ class _DatasetWriter:
         info = {**self._layout.info, "features": {**self._layout.info["features"], **added}}
         self._write_text(INFO, json.dumps(info, indent=4, ensure_ascii=False))
         self._write_text(NAMES, json.dumps(self._describe(), indent=1, ensure_ascii=False) + "\n")
+
+        # the statistics of the whole dataset, then those of the episodes, where the version has them
         if (self._target / STATS).is_file():
             stats = json.loads(self._read_text(STATS))
             totals = {camera: found.describe_all() for camera, found in self._statistics.items()}
@@ -254,7 +287,10 @@ class _DatasetWriter:
             self._place(path).parent.mkdir(parents=True, exist_ok=True)
             columns = self._tables.call("list_columns", path)
             names = [name.removeprefix(prefix) for name in columns if name.startswith(prefix)]
-            done, count = 0, self._tables.call("begin_copy", path, target=self._place(path))
+
+            # the copy goes batch by batch; the numbers of its episodes are read beside it
+            done = 0
+            count = self._tables.call("begin_copy", path, target=self._place(path))
             while count:
                 rows = self._tables.call(
                     "read_rows", path, columns=["episode_index"], first=done, count=count
@@ -278,11 +314,13 @@ class _CameraRows:
     def find(self, row: int) -> MaskFrame | None:
         while self._next is not None and self._next.seq < row:
             self._next = next(self._masks, None)
-        return self._next if self._next is not None and self._next.seq == row else None
+        if self._next is None or self._next.seq != row:
+            return None
+        return self._next
 
 
 class PixelStatistics:
-    """Statistics of one camera's pixels by episode, [number of values][3 channels] each, and of all together."""
+    """Statistics of one camera's pixels, of each episode and of all together: [number of values][3 channels]."""
 
     def __init__(self) -> None:
         self._total = np.zeros((len(CHANNELS), 256), np.int64)
@@ -291,7 +329,7 @@ class PixelStatistics:
         self._done: dict[int, Stats] = {}
 
     def add(self, episode: int, image: npt.NDArray[np.uint8]) -> None:
-        """Add an image of an episode; all of an episode come one after the other."""
+        """Add an image of an episode. All images of an episode come one after the other."""
         if episode != self._number:
             self._finish()
             self._number = episode
@@ -317,12 +355,14 @@ class PixelStatistics:
 
 
 def _compute_stats(histogram: Histogram) -> Stats:
-    """Compute the STATISTICS of pixels, which are exact."""
+    """Compute the STATISTICS of pixels, exactly, from their histogram."""
+    # pixels as the loader gives them, 0..1
     values = np.arange(256) / 255
     total = np.maximum(histogram.sum(axis=1), 1)
     mean = histogram @ values / total
     variance = np.maximum(histogram @ values**2 / total - mean**2, 0)
-    present, cumulated = histogram > 0, histogram.cumsum(axis=1)
+    present = histogram > 0
+    cumulated = histogram.cumsum(axis=1)
     least = np.where(present.any(axis=1), values[present.argmax(axis=1)], 0)
     most = np.where(present.any(axis=1), values[255 - present[:, ::-1].argmax(axis=1)], 0)
     quantiles = [values[(cumulated >= share * total[:, None]).argmax(axis=1)] for share in QUANTILES.values()]
@@ -331,6 +371,7 @@ def _compute_stats(histogram: Histogram) -> Stats:
 
 def _name_stats(stats: Mapping[str, Stats], frames: int, names: Collection[str]) -> dict[str, dict[str, Any]]:
     """Return the statistics of cameras by their features, those with these names: each [3][1][1], `count` [frames]."""
+    # lerobot stores the statistics of images as [channels][1][1], and of each feature its number of frames
     named: dict[str, dict[str, Any]] = {}
     for camera, rows in stats.items():
         values = {name: row[:, None, None].tolist() for name, row in zip(STATISTICS, rows, strict=True)}

@@ -1,7 +1,7 @@
 """Runs a job through a live node, with each edit on its frame. A replay without a node gives the same results.
 
-Frames are pushed without loss, as the node's only camera and the only reader of its masks. Frames in flight are tracked
-until the node publishes their masks or its counts show that they failed.
+The replay pushes frames without loss, as the node's only camera and the only reader of its masks. It follows frames in
+flight until the node publishes their masks, or the node's counts show that they failed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from ..errors import ReplayError, Sam3NodeError, SettingsError, TransportError, WireError
+from ..resources import Closeable
 from ..settings import TransportSettings
 from ..transport import ControlClient, FramePublisher, MaskSubscriber, Security
 from ..transport.security import ANY_CAMERA
-from ..types import Closeable, Frame, MaskFrame
+from ..types import Frame, MaskFrame
+from ..wire.operations import Operation
 from .completion import JobSession, ProgressCallback, check_identity, clear_results, job_session, read_digests
 from .event_log import ADD_EVERYTHING, Action, Edit, Step
 from .job import SECTIONS, Job
@@ -32,19 +34,31 @@ from .store import ReplayCounts, Summary
 log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 8
+"""Number of frames that are sent ahead of their masks."""
 POLL_MS = 100
+"""Time of one wait for masks."""
 STATUS_MS = 3000
+"""Time that the node may take to answer `status` and `describe`."""
 REPLY_MS = 30_000
+"""Time that the node may take to answer any other request."""
 SILENT_S = 0.5
+"""Time without masks after which the node's counts are checked."""
 DISCONNECTED_S = 2.0
+"""Time without a connection after which the node counts as gone."""
 CONNECT_S = 10.0
+"""Time that the node may take to connect to frames, and its masks to connect here."""
 IDLE_S = 60.0
+"""Time that the node may take to become idle before the replay begins."""
 FOREIGN_READER_S = 10.0
-HANG_S = 300.0  # a model that is compiled on its first frame takes minutes
+"""Time without masks of stepped frames after which another reader must have taken them."""
+HANG_S = 300.0
+"""Time without progress after which the node hangs. A model that is compiled on its first frame takes minutes."""
 IDLE_POLLS = 3
+"""Number of waits in a row with equal counts after which the node is idle."""
 TIMING_EDITS = ("pause", "resume")
 """Edits that change when a node steps frames, but not the masks."""
 
+# what was expected of a node without masks, and what was found
 _NO_PUBLISHER = (
     "to publish masks at its configured endpoint",
     "no publisher; set the endpoint with --transport.masks",
@@ -53,7 +67,7 @@ _NO_PUBLISHER = (
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Endpoints of a node: `control`, and `frames` and `masks` if they differ from the node's own settings.
+    """Endpoints of a node. `frames` and `masks` are given if they differ from the node's own settings.
 
     `security` defaults to the environment's.
     """
@@ -74,11 +88,13 @@ def run_live(
 ) -> Summary:
     """Push every frame of a job's first recording through a running node, and write results to the folder `job.out`.
 
-    The node's state cannot be kept, so a job that ended early starts over. A finished job does not need the node.
-    After `stop` is set, outputs of what is done are written, and StoppedError is raised. Raises ReplayError for a job
-    that a live node cannot run, or if the folder has results of another job; SettingsError and TransportError as
-    LiveNode does; and the exceptions of reading and writing. Complete shards are kept.
+    The node's state cannot be kept, so a job that ended early starts over. A finished job does not need the node. After
+    `stop` is set, the outputs of what is done are written, and StoppedError is raised. Complete shards are kept.
+
+    Raises ReplayError for a job that a live node cannot run, or if the folder has results of another job. Raises
+    SettingsError and TransportError as LiveNode does, and the exceptions of reading and writing.
     """
+    # refuse what no live node can do before it is connected
     _check_job(job)
     with job_session(job, progress, stop, again, has_settings=False, live=True) as session:
         if finished := session.read_finished():
@@ -118,6 +134,7 @@ def _check_settings(job: Job, node_settings: Mapping[str, Mapping[str, Any]]) ->
 
 def _clear_unfinished(session: JobSession, description: Mapping[str, Any]) -> None:
     """Delete the results of a run that ended early, and store the identity of this run with the node's settings."""
+    # the user learns why the run takes as long as before
     frames = ReplayCounts(**Shards(session.store).cursor().totals).counts["frames"]
     if frames:
         session.schedule.notes.add(
@@ -130,12 +147,16 @@ def _clear_unfinished(session: JobSession, description: Mapping[str, Any]) -> No
 
 def _push_frames(node: LiveNode, session: JobSession, limits: ShardLimits) -> Summary:
     """Push all frames, up to a stop, and write their masks to shards."""
-    schedule, player = session.schedule, LivePlayer(node)
-    served_before, total = node.begin(schedule.cameras), schedule.count_frames()
+    schedule = session.schedule
+    player = LivePlayer(node)
+    served_before = node.begin(schedule.cameras)
     if served_before:
         schedule.notes.add(
             f"the node had frames of {', '.join(served_before)} before: object ids continue from those it gave then"
         )
+
+    # whatever ends the run, the frames so far are kept
+    total = schedule.count_frames()
     writer = ShardWriter(Shards(session.store), player, limits)
     try:
         with suppress(StoppedWaitingError):  # raised only after a stop: the summary says so
@@ -144,9 +165,14 @@ def _push_frames(node: LiveNode, session: JobSession, limits: ShardLimits) -> Su
                 session.progress("pushing", writer.frames, total)
     finally:
         writer.flush()
+
     stepped = max(sum(writer.totals.frames.values()), 1)
     notes = [*schedule.remarks, *player.notes, *node.read_spatial_problems(schedule.cameras)]
     is_complete = not session.stop.is_set()
+    # names that a stopped run has not found may be on its other frames
+    unfound = {}
+    if is_complete:
+        unfound = writer.totals.describe_unfound(node.request("status"))
     return Summary.from_counts(
         writer.totals,
         schedule.job,
@@ -154,7 +180,7 @@ def _push_frames(node: LiveNode, session: JobSession, limits: ShardLimits) -> Su
         device=node.description["device"],
         lost=schedule.lost,
         notes=notes,
-        unfound=writer.totals.describe_unfound(node.request("status")) if is_complete else {},
+        unfound=unfound,
         complete=is_complete,
         stages_ms={name: round(us / stepped / 1e3, 3) for name, us in player.stages_us.items()},
     )
@@ -168,14 +194,17 @@ class LivePlayer(ActionPlayer):
         self._node = node
 
     def play(self, actions: Iterable[Action]) -> Iterator[MaskFrame | None]:
-        """Apply actions and yield the masks of each, if it has any. Masks of steps are in order, and a few frames late.
+        """Apply actions and yield the masks of each, if it has any. The masks come in order, some frames late.
 
         Before an edit, this waits for the masks of all earlier frames. An error of a frame or an edit is logged and
         counted, and has no other effect. Raises TransportError if the node fails, after the masks until then.
         """
         try:
             for action in actions:
-                yield from self._edit_between(action) if isinstance(action, Edit) else self._push(action)
+                if isinstance(action, Edit):
+                    yield from self._edit_between(action)
+                else:
+                    yield from self._push(action)
             self._node.settle()
             self._node.check()
         except TransportError:
@@ -187,11 +216,13 @@ class LivePlayer(ActionPlayer):
         try:
             self._node.push(step)
         except WireError as error:
+            # a frame that was not sent fails after those before it
             log.error("camera %s: frame %d cannot be sent: %s", step.frame.camera, step.frame.seq, error)
             self._node.settle()
             yield from self._take_settled()
             yield self._make_outcome(step, None)
             return
+        # edits on a frame need the node to stand at it
         if step.edits:
             self._node.settle()
         yield from self._take_settled()
@@ -231,7 +262,7 @@ class LivePlayer(ActionPlayer):
             return None
         try:
             if edit.op == ADD_EVERYTHING:
-                return add_everything(edit, self._node.request, self.notes)
+                return add_everything(edit, self._node.carry_out, self.notes)
             return self._node.request(edit.op, **edit.args)
         except TransportError:
             raise
@@ -254,7 +285,8 @@ class NodeCounts(NamedTuple):
     def from_status(cls, status: Mapping[str, Any], cameras: Collection[str]) -> NodeCounts:
         """Read the counts of these cameras from the node's reply to `status`. Refused frames are of any camera."""
         served = [status["cameras"][name] for name in cameras if name in status["cameras"]]
-        stepped, failed = (sum(camera[name] for camera in served) for name in ("stepped", "failed"))
+        stepped = sum(camera["stepped"] for camera in served)
+        failed = sum(camera["failed"] for camera in served)
         return cls(stepped, failed + status["frames_rejected"])
 
     def since(self, before: NodeCounts) -> NodeCounts:
@@ -263,7 +295,7 @@ class NodeCounts(NamedTuple):
 
 
 class InFlightFrames:
-    """Frames that were sent and are not settled, the outcomes of settled ones until the sender takes them, and counts.
+    """Frames that were sent and are not settled, and the outcomes of settled ones until the sender takes them.
 
     With lossless delivery, a node publishes masks in the order in which frames were sent, and none for a failed frame.
     """
@@ -272,7 +304,12 @@ class InFlightFrames:
         self.in_flight: deque[Step] = deque()
         self.settled: deque[tuple[Step, MaskFrame | None]] = deque()
         """The frames that the node has finished, in order, with their masks; None if the step failed."""
-        self.count = self.received = self.lost = 0
+        self.count = 0
+        """Number of frames that were sent."""
+        self.received = 0
+        """Number of these whose masks came."""
+        self.lost = 0
+        """Number of these that failed."""
 
     def add(self, step: Step) -> None:
         """Add a frame that was sent."""
@@ -280,8 +317,9 @@ class InFlightFrames:
         self.count += 1
 
     def receive(self, masks: MaskFrame) -> int:
-        """Settle the frame of these masks. Returns the number of earlier frames, which therefore have none."""
+        """Settle the frame of these masks. Return the number of earlier frames, which therefore have none."""
         keys = [step.frame.key for step in self.in_flight]
+        # masks of another sender's frame would settle the wrong one
         if masks.key not in keys:
             log.warning(
                 "camera %s: masks of frame %d, which was not sent, are ignored", masks.camera, masks.seq
@@ -314,27 +352,33 @@ class InFlightFrames:
 class LiveNode(Closeable):
     """A node with lossless delivery (`every`). A context manager.
 
-    Binds the endpoint of frames and connects to the endpoint of masks; the defaults are the first of the node's
-    `transport.frames`, and its `transport.masks`. No other camera or reader may be connected. `stop` ends waiting for a
-    silent node. Raises TransportError if no node answers or the endpoint of frames is in use, SettingsError for a node
-    with other delivery.
+    It binds the endpoint of frames, by default the first of the node's `transport.frames`, and connects to the endpoint
+    of masks, by default the node's `transport.masks`. No other camera or reader may be connected. `stop` ends waiting
+    for a silent node. Raises TransportError if no node answers or the endpoint of frames is in use, SettingsError for a
+    node with other delivery.
     """
 
     def __init__(self, endpoints: Endpoints, stop: threading.Event) -> None:
-        chosen = endpoints.security
-        security = Security.from_settings(chosen) if chosen else Security.from_environment()
-        self._endpoint = control = endpoints.control
+        if endpoints.security is not None:
+            security = Security.from_settings(endpoints.security)
+        else:
+            security = Security.from_environment()
+        control = endpoints.control
+        self._endpoint = control
         self._stop = stop
         with ExitStack() as opened:
+            # a client of its own asks for the status, because it waits less than one that edits
             self._status_client = opened.enter_context(ControlClient(control, STATUS_MS, security))
             self.description: dict[str, Any] = self._status_client.call("describe")
             """The node's description of itself."""
             transport = self.description["settings"]["transport"]
             _check_delivery(transport["delivery"], control)
+
             self._control = opened.enter_context(ControlClient(control, REPLY_MS, security))
             self._frames = FramePublisher(
                 endpoints.frames or transport["frames"][0], "every", security.for_camera(ANY_CAMERA)
             )
+            # frames in flight are lost with the replay: closing does not wait for them
             opened.callback(self._frames.close, 0)
             masks = endpoints.masks or _resolve_endpoint(control, transport["masks"])
             self._masks = opened.enter_context(MaskSubscriber(masks, "every", security=security))
@@ -344,27 +388,34 @@ class LiveNode(Closeable):
     def begin(self, cameras: Sequence[str]) -> list[str]:
         """Remove all objects from the node and restore its configured prompts.
 
-        Returns the `cameras` that the node had served before. First waits for frames of other senders, and
-        discards their masks. Raises SettingsError if the node cannot serve these cameras, TransportError if it does not
-        become idle.
+        Wait first for frames of other senders, and discard their masks. Return the `cameras` that the node had served
+        before. Raises SettingsError if the node cannot serve these cameras, TransportError if it does not become idle.
         """
+        # counts from here on are of this replay's frames
         self._wait_until(lambda: bool(self._masks.connected), CONNECT_S, *_NO_PUBLISHER)
         self.request("resume")
         self._reset_counts(cameras, self._wait_idle(cameras))
         status = self._read_status()
         self._check_camera_limit(sorted({*cameras, *status["cameras"]}))
         self.request("reset")
+
+        # no prompts at all first, because that removes exemplars, too
         prompts = self.description["settings"]["detector"]["prompts"]
         if status["prompts"] != prompts or status.get("exemplars"):
-            self.request("set_prompts", prompts=[])  # without exemplars
+            self.request("set_prompts", prompts=[])
             self.request("set_prompts", prompts=prompts)
         return [camera for camera in cameras if camera in status["cameras"]]
+
+    def carry_out(self, operation: Operation) -> Any:
+        """Let the node carry out an operation, as `request` does."""
+        return self.request(operation.op, **operation.to_args())
 
     def request(self, op: str, **args: Any) -> Any:
         """Send a control request, which the node carries out at once. Call `settle` first to place it between frames.
 
         Raises RequestError and its subclasses, or TransportError if the node does not answer.
         """
+        # a request to a node that is gone would wait for its whole timeout
         self._wait_until(
             lambda: bool(self._masks.connected), DISCONNECTED_S, f"to answer '{op}'", "that it is gone"
         )
@@ -378,7 +429,9 @@ class LiveNode(Closeable):
         idle_s = time.monotonic()
         while len(self.sent.in_flight) >= MAX_IN_FLIGHT or not self._send(step.frame):
             self._poll_masks()
-            idle_s = time.monotonic() if self.sent.in_flight else idle_s
+            # a node with frames in flight is connected, however slow
+            if self.sent.in_flight:
+                idle_s = time.monotonic()
             if time.monotonic() - idle_s > CONNECT_S:
                 raise self._make_error(
                     f"to take frames from {self._frames.endpoint}", "that it does not connect there"
@@ -396,6 +449,7 @@ class LiveNode(Closeable):
 
     def check(self) -> None:
         """Raise TransportError unless the node stepped exactly the frames whose masks were received."""
+        # another reader may have taken masks of frames that count as failed here
         done = self._count_done()
         if done.stepped != self.sent.received:
             raise self._make_count_error(done)
@@ -411,9 +465,13 @@ class LiveNode(Closeable):
         self._opened.close()
 
     def _reset_counts(self, cameras: Sequence[str], before: NodeCounts) -> None:
-        self._cameras, self._before = cameras, before
-        self.sent, self._last_done = InFlightFrames(), NodeCounts()
-        self._checked_s = self._progress_s = time.monotonic()
+        self._cameras = cameras
+        self._before = before
+        self.sent = InFlightFrames()
+        self._last_done = NodeCounts()
+        # when the node's counts were compared last, and when they changed last
+        self._checked_s = time.monotonic()
+        self._progress_s = self._checked_s
 
     def _send(self, frame: Frame) -> bool:
         """Send a frame. Return False if the queue is full."""
@@ -424,9 +482,12 @@ class LiveNode(Closeable):
 
     def _poll_masks(self) -> None:
         """Wait up to POLL_MS for masks. Check the node's counts if there were none for SILENT_S."""
-        masks, now_s = self._masks.take(POLL_MS), time.monotonic()
+        masks = self._masks.take(POLL_MS)
+        now_s = time.monotonic()
         if masks is not None:
-            self._checked_s = self._progress_s = now_s
+            self._checked_s = now_s
+            self._progress_s = now_s
+            # masks that pass over earlier frames say that these failed, or that the node is another one
             if self.sent.receive(masks):
                 self._count_done()
         elif now_s - self._checked_s > SILENT_S:
@@ -439,23 +500,31 @@ class LiveNode(Closeable):
             raise StoppedWaitingError(f"stopped waiting for the masks of {len(self.sent.in_flight)} frames")
         done = self._count_done()
         if done != self._last_done:
-            self._last_done, self._progress_s = done, time.monotonic()
+            self._last_done = done
+            self._progress_s = time.monotonic()
         self.sent.update(done)
+
+        # stepped frames whose masks do not come went to another reader; a node that does not step may still compile
         silent_s = time.monotonic() - self._progress_s
-        max_silent_s = FOREIGN_READER_S if done.stepped > self.sent.received else HANG_S
+        max_silent_s = HANG_S
+        if done.stepped > self.sent.received:
+            max_silent_s = FOREIGN_READER_S
         if self.sent.in_flight and silent_s > max_silent_s:
             raise self._make_count_error(done)
 
     def _read_status(self) -> dict[str, Any]:
         """Return the node's reply to `status`. A node that starts replies late."""
-        begin_s = connected_s = time.monotonic()
+        begin_s = time.monotonic()
+        connected_s = begin_s
         while True:
             try:
                 status: dict[str, Any] = self._status_client.call("status")
                 return status
             except TransportError as error:
+                # the connection of masks stays while a busy node does not answer
                 now_s = time.monotonic()
-                connected_s = now_s if self._masks.connected else connected_s
+                if self._masks.connected:
+                    connected_s = now_s
                 if now_s - connected_s > DISCONNECTED_S:
                     raise self._make_error(
                         f"to answer {len(self.sent.in_flight)} more frames", "that it is gone"
@@ -471,9 +540,10 @@ class LiveNode(Closeable):
         return done
 
     def _wait_idle(self, cameras: Sequence[str]) -> NodeCounts:
-        """Discard masks until no more come and the node's counts are stable. Returns these counts."""
+        """Discard masks until no more come and the node's counts are stable. Return these counts."""
         recent: deque[NodeCounts] = deque(maxlen=IDLE_POLLS)
 
+        # a step between two looks would change the counts, so several looks must agree
         def is_idle() -> bool:
             masks = self._masks.take(POLL_MS)
             status = self._read_status()
@@ -524,6 +594,8 @@ def _check_delivery(delivery: str, control: str) -> None:
 
 
 def _resolve_endpoint(control: str, endpoint: str) -> str:
-    """Return an endpoint of the node as seen from here: one bound on all addresses gets the host of `control`."""
+    """Return an endpoint of the node as seen from here. One bound on all addresses gets the host of `control`."""
     host = re.match("tcp://.+:", control)
-    return re.sub(r"^tcp://(\*|0\.0\.0\.0):", host[0], endpoint) if host else endpoint
+    if host is None:
+        return endpoint
+    return re.sub(r"^tcp://(\*|0\.0\.0\.0):", host[0], endpoint)

@@ -33,8 +33,18 @@ T = TypeVar("T", MaskFrame, Frame)
 FrameSource = Callable[[], Iterator[Frame]]
 """Each call yields the frames of the recording from the beginning."""
 
-REPORT_PICTURES, REPORT_PICTURE_PX, REPORT_POINTS = 12, 480, 4000
-_IMAGES, _SUFFIXES = "images", {"jpeg": ".jpg", "png": ".png"}
+REPORT_PICTURES = 12
+"""Number of pictures in a report, evenly chosen."""
+REPORT_PICTURE_PX = 480
+"""Width of these pictures, at most."""
+REPORT_POINTS = 4000
+"""Number of frames in a report's graphs, at most. More would slow a browser down."""
+
+_IMAGES = "images"
+# endings of image files by the encoding of their frames
+_SUFFIXES = {"jpeg": ".jpg", "png": ".png"}
+# letters of states in the report; the others have their first letter, which this one shares with `tracked`
+_STATE_LETTERS = {"tentative": "n"}
 
 
 class Dataset(NamedTuple):
@@ -61,17 +71,18 @@ class Sources(NamedTuple):
 def write_outputs(
     out: Path, kinds: Sequence[str], sources: Sources, progress: Callable[[str, int], None]
 ) -> list[Path]:
-    """Write outputs of these KINDS into the folder `out`. Returns the files and folders written.
+    """Write outputs of these KINDS into the folder `out`. Return the files and folders written.
 
     An output replaces an older one when it is complete. The same masks and frames give the same bytes. `progress` is
     called with a kind and the number of masks written. COCO names the files of `images` if they are among the kinds or
-    were written before, and otherwise places in the recording. The report compares the masks with the recorded ones.
+    were written before, and places in the recording otherwise. The report compares the masks with the recorded ones.
     Raises ReplayError for an unknown kind before anything is written, OutputError if `out` cannot be written, and the
     exceptions of the sources.
     """
     unknown = sorted(set(kinds) - set(KINDS))
     if unknown:
         raise ReplayError(f"unknown output {unknown[0]!r:.60}: expected some of {', '.join(KINDS)}")
+    # images may be written in this call or an earlier one: COCO names them either way
     written: list[Path] = []
     sources = sources._replace(has_images=sources.has_images or "images" in kinds)
     for kind in dict.fromkeys(kinds):
@@ -83,6 +94,7 @@ def write_outputs(
 @contextmanager
 def _replace_when_complete(out: Path, kind: str, written: list[Path]) -> Iterator[Path]:
     """Provide a folder whose content is moved to `out` at the end of the block, unless the block fails."""
+    # the folder lies in `out`, so that moving its content is a rename; a link in its place is never followed
     partial_folder = out / f".{kind}.partial"
     try:
         if partial_folder.is_symlink():
@@ -93,6 +105,7 @@ def _replace_when_complete(out: Path, kind: str, written: list[Path]) -> Iterato
         items = sorted((partial_folder / "new").iterdir())
         written += [_move(item, out / item.name, partial_folder) for item in items]
     except OSError as error:
+        # the block also reads the recording: an error outside `out` is not one of writing
         if error.filename and not Path(os.fsdecode(error.filename)).absolute().is_relative_to(out.absolute()):
             raise BagError(f"cannot read {error.filename}: {error.strerror}") from error
         raise OutputError(f"cannot write {kind} into {out}: {error.strerror or error}") from error
@@ -101,6 +114,7 @@ def _replace_when_complete(out: Path, kind: str, written: list[Path]) -> Iterato
 
 
 def _move(item: Path, target: Path, partial_folder: Path) -> Path:
+    # a folder cannot be replaced in one step: move the old one away first
     if target.is_dir():
         target.rename(partial_folder / f"old {target.name}")
     return item.replace(target)
@@ -109,12 +123,15 @@ def _move(item: Path, target: Path, partial_folder: Path) -> Path:
 def _write_mcap(
     folder: Path, sources: Sources, progress: Callable[[int], None], has_images: bool = False
 ) -> None:
-    """Write masks.mcap, with `has_images` each masks after their frame. Raw colour becomes JPEG."""
+    """Write masks.mcap. With `has_images`, each masks come after their frame. Raw colour becomes JPEG."""
     is_described = False
-    frames = sources.frames if has_images else lambda: iter(())
+    frames = sources.frames
+    if not has_images:
+        frames = _no_frames
     with RecordingWriter(folder / "masks.mcap") as bag:
         for count, (masks, frame) in enumerate(join_frames(sources.masks, frames), start=1):
             image = compress_frame(frame)
+            # say once that the pixels are not those of the camera
             if image is not frame and not is_described:
                 is_described = True
                 bag.write_metadata(COLOUR, describe_compression("jpeg"))
@@ -123,6 +140,14 @@ def _write_mcap(
             _, body = pack_masks(masks, "rle")
             bag.write_masks(body, masks, masks.age_origin_ns)
             progress(count)
+
+
+def _no_frames() -> Iterator[Frame]:
+    return iter(())
+
+
+def _no_masks() -> Iterator[MaskFrame]:
+    return iter(())
 
 
 def _write_png(folder: Path, sources: Sources, progress: Callable[[int], None]) -> None:
@@ -135,6 +160,7 @@ def _write_overlays(folder: Path, sources: Sources, progress: Callable[[int], No
 
     Masks whose frame is missing or cannot be decoded are skipped. A camera without any drawn frame has no video.
     """
+    # a pass for each camera, so that only one video is open
     count = 0
     for camera in sorted({masks.camera for masks in sources.masks()}):
         with VideoWriter(child_path(folder, f"overlay-{camera}.mp4")) as film:
@@ -158,35 +184,47 @@ def _write_report(folder: Path, sources: Sources, progress: Callable[[int], None
 
     It has at most REPORT_POINTS frames, evenly chosen.
     """
+    # evenly chosen frames for the graphs and the pictures, which needs the number of all
     count = sum(1 for _ in sources.masks())
     stride = max(1, math.ceil(count / REPORT_POINTS))
     shown = {index * count // REPORT_PICTURES for index in range(REPORT_PICTURES)}
     cameras: dict[str, dict[str, Any]] = {}
-    pictures, first_ns, model = [], dict[str, int](), ""
+    pictures = []
+    first_ns = dict[str, int]()
+    model = ""
     pairs = join_frames(sources.masks, sources.frames)
-    recorded = join_frames(sources.masks, sources.recorded or (lambda: iter(list[MaskFrame]())))
+    recorded = join_frames(sources.masks, sources.recorded or _no_masks)
     for number, ((masks, frame), (_, before)) in enumerate(zip(pairs, recorded, strict=True)):
         model = masks.model
-        if number in shown and frame and (picture := _draw_picture(masks, frame)):
-            pictures.append((f"{masks.camera} #{masks.seq}", picture))
+        if number in shown and frame is not None:
+            picture = _draw_picture(masks, frame)
+            if picture is not None:
+                pictures.append((f"{masks.camera} #{masks.seq}", picture))
+
+        # a point for each object, with the time since the camera's first frame
         if number % stride == 0:
             camera = cameras.setdefault(masks.camera, {"frames": [], "objects": {}})
             time_ns = masks.capture_ns - first_ns.setdefault(masks.camera, masks.capture_ns)
             camera["frames"].append((masks.seq, round(time_ns / NANOSECONDS, 3)))
-            known = {instance.id: instance for instance in before.instances} if before else {}
+            known: dict[int, Instance] = {}
+            if before is not None:
+                known = {instance.id: instance for instance in before.instances}
             for instance in masks.instances:
                 track = camera["objects"].setdefault(instance.id, {"points": []})
                 track["label"] = instance.label
                 track["points"].append(_describe_point(len(camera["frames"]) - 1, instance, known))
         progress(number + 1)
+
     data = {
         "recording": sources.recording,
         "model": model,
         "frames": count,
         "stride": stride,
         "palette": PALETTE,
+        "compared": sources.recorded is not None,
+        "pictures": pictures,
+        "cameras": cameras,
     }
-    data |= {"compared": sources.recorded is not None, "pictures": pictures, "cameras": cameras}
     page = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")  # a label may hold </script>
     (folder / "report.html").write_text(page.replace("DATA", text, 1), encoding="utf-8")
@@ -194,6 +232,7 @@ def _write_report(folder: Path, sources: Sources, progress: Callable[[int], None
 
 def _draw_picture(masks: MaskFrame, frame: Frame) -> str | None:
     """Return a frame with its masks as the base64 of a small JPEG; None if it cannot be decoded."""
+    # the page holds its pictures itself: keep them small
     with suppress(WireError):
         image = overlay(decode_image(frame), masks)
         scale = min(1.0, REPORT_PICTURE_PX / image.shape[1])
@@ -204,21 +243,25 @@ def _draw_picture(masks: MaskFrame, frame: Frame) -> str | None:
 
 def _describe_point(index: int, instance: Instance, recorded: Mapping[int, Instance]) -> tuple[Any, ...]:
     """Return a point of a track: frame, state, score, confidence, doubt, and IoU with the recorded mask of its id."""
-    state = "n" if instance.state == "tentative" else instance.state[0]
-    confidence = None if instance.confidence is None else round(instance.confidence, 3)
+    state = _STATE_LETTERS.get(instance.state, instance.state[0])
+    confidence = None
+    if instance.confidence is not None:
+        confidence = round(instance.confidence, 3)
+    iou = None
     before = recorded.get(instance.id)
-    iou = None if before is None else round(mask_iou(instance.mask, before.mask), 3)
+    if before is not None:
+        iou = round(mask_iou(instance.mask, before.mask), 3)
     return index, state, round(instance.score, 3), confidence, int(instance.doubtful), iou
 
 
 def _write_coco(folder: Path, sources: Sources, progress: Callable[[int], None]) -> None:
     """Write all masks as COCO JSON into masks.json, with run-length encoding, in two passes, row by row.
 
-    The fields that join images to videos follow TAO (Dave et al. 2020): `videos` are cameras, images and
-    annotations have a `video_id`, images a `frame_index`, and `tracks` are objects. Additional fields are `seq` and
-    `capture_ns` of a frame, `instance_id`, which is the object's id on its camera, and `score` in 0..1. `file_name` is
-    the path of the frame's image beside the JSON file, or without images its place RECORDING#CAMERA/SEQ. An object
-    without a mask on a frame has no annotation there. pycocotools loads each image on its own.
+    The fields that join images to videos follow TAO (Dave et al. 2020). `videos` are cameras. Images and annotations
+    have a `video_id`, images a `frame_index`. `tracks` are objects. Additional fields are `seq` and `capture_ns` of a
+    frame, `instance_id`, which is the object's id on its camera, and `score` in 0..1. `file_name` is the path of the
+    frame's image beside the JSON file; without images it is the place RECORDING#CAMERA/SEQ. An object without a mask on
+    a frame has no annotation there. pycocotools loads each image on its own.
     """
     masks = sources.masks
     names: Iterator[str | None] = repeat(None)
@@ -227,6 +270,7 @@ def _write_coco(folder: Path, sources: Sources, progress: Callable[[int], None])
     cameras = NumberTable[str]()
     tracks = NumberTable[tuple[str, int]]()
     labels = NumberTable[str]()
+    # the tables of numbers are complete after images and annotations, so what they describe comes last
     with (folder / "masks.json").open("w", encoding="utf-8") as file:
         file.write("{")
         _write_rows(file, "images", _make_images(masks(), cameras, sources.recording, names))
@@ -241,6 +285,7 @@ def _write_coco(folder: Path, sources: Sources, progress: Callable[[int], None])
 
 
 def _write_rows(file: TextIO, name: str, rows: Iterable[dict[str, Any]], before: str = "\n") -> None:
+    # row by row: all of a long recording would not fit into memory
     file.write(f'{before}"{name}": [')
     separator = "\n"
     for row in rows:
@@ -255,7 +300,8 @@ def _make_images(
     last_index: dict[str, int] = {}
     # `names` may be endless
     for number, (frame, name) in enumerate(zip(masks, names, strict=False), start=1):
-        index = last_index[frame.camera] = last_index.get(frame.camera, -1) + 1
+        index = last_index.get(frame.camera, -1) + 1
+        last_index[frame.camera] = index
         yield {
             "id": number,
             "video_id": cameras[frame.camera],
@@ -275,9 +321,12 @@ def _make_annotations(
     labels: NumberTable[str],
     progress: Callable[[int], None],
 ) -> Iterator[dict[str, Any]]:
+    # `image` is the id that `_make_images` gives the frame: both go through the same masks
     count = 0
     for image, frame in enumerate(masks, start=1):
-        for instance in filter(lambda instance: instance.mask.crop.size, frame.instances):
+        for instance in frame.instances:
+            if not instance.mask.crop.size:
+                continue
             count += 1
             yield {
                 "id": count,
@@ -321,13 +370,18 @@ def join_frames(masks: MaskSource, frames: Callable[[], Iterator[T]]) -> Iterato
     passes: dict[str, Iterator[T]] = {}
     upcoming: dict[str, T | None] = {}
     for frame_masks in masks():
-        camera, key = frame_masks.camera, frame_masks.key
+        camera = frame_masks.camera
+        key = frame_masks.key
         if camera not in passes:
             passes[camera] = _select_camera(camera, frames)
             upcoming[camera] = next(passes[camera], None)
+        # skip frames without masks, but keep the first one that later masks may have
         while (frame := upcoming[camera]) and frame.key != key and not _is_past(frame_masks, frame):
             upcoming[camera] = next(passes[camera], None)
-        yield frame_masks, frame if frame and frame.key == key else None
+        if frame is not None and frame.key == key:
+            yield frame_masks, frame
+        else:
+            yield frame_masks, None
 
 
 def compress_frame(frame: Frame | None) -> Frame | None:
@@ -355,7 +409,7 @@ def _write_images(folder: Path, sources: Sources, progress: Callable[[int], None
 
 
 def name_images(masks: MaskSource, frames: FrameSource) -> Iterator[tuple[str | None, Frame | None]]:
-    """Yield for each masks in their order the path of the image below the folder of the outputs, and the frame.
+    """Yield the image's path below the folder of the outputs, and the frame, of each masks in their order.
 
     The path is images/<camera>/<seq>.jpg or .png. After a restart of the camera, numbers that come again get -1, -2
     and so on. Without a frame, both are None.
@@ -365,9 +419,11 @@ def name_images(masks: MaskSource, frames: FrameSource) -> Iterator[tuple[str | 
         if frame is None:
             yield None, None
             continue
-        camera, seq = frame_masks.camera, frame_masks.seq
+        camera = frame_masks.camera
+        seq = frame_masks.seq
         last_seq, restarts = last.get(camera, (-1, 0))
-        restarts += seq <= last_seq
+        if seq <= last_seq:
+            restarts += 1
         last[camera] = seq, restarts
         restart = f"-{restarts}" if restarts else ""
         suffix = _SUFFIXES.get(frame.encoding, ".jpg")  # raw colour becomes JPEG
@@ -389,6 +445,14 @@ _WRITERS: dict[str, Callable[[Path, Sources, Callable[[int], None]], None]] = {
     "report": _write_report,
 }
 KINDS = tuple(_WRITERS)
-"""masks.mcap, a recording of masks alone, or (mcap-images) with their frames; masks.json in COCO format; png/<camera>/
-in DAVIS format; overlay-<camera>.mp4; images/<camera>/, the frames; lerobot/, the dataset with masks; report.html,
-a page for people."""
+"""Kinds of outputs, which write:
+
+mcap         masks.mcap, a recording of masks alone
+mcap-images  masks.mcap with the frames of the masks
+coco         masks.json in COCO format
+png          png/<camera>/ in DAVIS format
+overlay      overlay-<camera>.mp4
+images       images/<camera>/, the frames
+lerobot      lerobot/, the dataset with masks
+report       report.html, a page for people
+"""

@@ -4,25 +4,27 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..engines.oom import find_device_error
-from ..errors import CapacityError, ReplayError, Sam3NodeError
+from ..errors import CapacityError, Sam3NodeError
 from ..node.operations import carry_out
 from ..perception.checkpoint import pack_state, unpack_state
 from ..perception.perception import Perception
+from ..perception.step import StepFrame
 from ..types import Instance, MaskFrame, TrackState
 from ..wire import CAUGHT_UP, DROPPED, SERVED, decode_mask
+from ..wire.frame_prompt import FramePrompt
 from ..wire.messages import DEPTH_FIELDS
-from ..wire.operations import CHANGES
+from ..wire.operations import AddObject, SegmentEverything
 from .event_log import ADD_EVERYTHING, MAX_NOTES, REMOVED, RESTARTED, Action, Edit, Step
 from .store import NO_3D, WITH_DEPTH
 
 log = logging.getLogger(__name__)
 
 MAX_COUNTS = 100
-"""Counts after which no new reason for missing 3-D is counted."""
-
+"""Number of counts from which on no new reason for missing 3-D is counted. Reasons may hold figures."""
 
 EVERYTHING_SETTINGS = "see tracker.everything_min_iou and tracker.everything_min_stability"
 
@@ -75,7 +77,8 @@ class Player(ActionPlayer):
 
     def __init__(self, perception: Perception, joins_recorded: bool = False) -> None:
         super().__init__()
-        self._perception, self._joins_recorded = perception, joins_recorded
+        self._perception = perception
+        self._joins_recorded = joins_recorded
         self._restart()
 
     def play(self, action: Action) -> MaskFrame | None:
@@ -102,16 +105,8 @@ class Player(ActionPlayer):
         self.counts["frames"] += 1
         try:
             pipeline = self._perception.serve(frame.camera)
-            masks = self._perception.link(
-                pipeline.step(
-                    frame,
-                    step.received_ns,
-                    step.skipped,
-                    lambda _: step.robot,
-                    None,
-                    step.shed_level,
-                )
-            )
+            taken = StepFrame(frame, step.received_ns, step.skipped, step.shed_level, step.robot)
+            masks = self._perception.link(pipeline.step(taken))
         except Exception as error:  # as in the node, one bad frame does not end the run, but a lost GPU does
             if lost := find_device_error(error):
                 raise lost from error
@@ -120,8 +115,8 @@ class Player(ActionPlayer):
             log.error("camera %s: frame %d failed: %s", frame.camera, frame.seq, error, exc_info=not foreseen)
             return None
         self.stages_us.update(masks.stages_us)
-        if frame.depth is not None or pipeline.robot is not None:
-            self._count_depth(frame.camera, pipeline.spatial.problem)
+        if frame.depth is not None or pipeline.finds_robot:
+            self._count_depth(frame.camera, taken.problem)
         if step.withheld:
             return None
         if step.failed:
@@ -157,16 +152,14 @@ class Player(ActionPlayer):
         if edit.op == REMOVED:
             return self._remove(**edit.args)
         if edit.op == ADD_EVERYTHING:
-            return add_everything(edit, lambda op, **args: carry_out(perception, op, args), self.notes)
+            return add_everything(edit, partial(carry_out, perception), self.notes)
         if edit.op == CAUGHT_UP:
             catch_ups = perception.serve(edit.args["camera"]).catch_ups
             return catch_ups.end(edit.args["id"], failed="error" in edit.args)
-        if edit.op not in CHANGES:
-            raise ReplayError(f"expected an operation of {', '.join(CHANGES)}, found {edit.op!r:.60}")
-        reply = carry_out(perception, edit.op, edit.args)
+        reply = carry_out(perception, edit.read_change())
         if not self._joins_recorded:
             for pipeline in perception.pipelines.values():
-                pipeline.catch_ups.end_all()
+                pipeline.end_catch_ups()
         return reply
 
     def _remove(self, camera: str, label: str) -> None:
@@ -186,20 +179,24 @@ class Player(ActionPlayer):
                 perception.set_prompts(prompts)
 
 
-def add_everything(edit: Edit, request: Callable[..., Any], notes: list[str]) -> list[Any]:
-    """Make an edit ADD_EVERYTHING by `request`, which takes an operation and its arguments; return the replies.
+def add_everything(
+    edit: Edit, request: Callable[[AddObject | SegmentEverything], Any], notes: list[str]
+) -> list[Any]:
+    """Make an edit ADD_EVERYTHING by `request`, which carries out an operation; return the replies.
 
     Where nothing is found, the reason goes to `notes`.
     """
-    replies, place = [], {"camera": edit.args["camera"], "seq": edit.args["seq"]}
-    reply = request("segment_everything", **edit.args)
+    search = SegmentEverything.read(edit.args)
+    reply = request(search)
     if not reply["masks"] and len(notes) < MAX_NOTES:
         reason = reply.get("note", "nothing was found")
-        notes.append(f"{place['camera']}, frame {place['seq']}: {reason}: {EVERYTHING_SETTINGS}")
+        notes.append(f"{search.camera}, frame {search.seq}: {reason}: {EVERYTHING_SETTINGS}")
         log.warning("%s", notes[-1])
+    replies = []
     for found in reply["masks"]:
+        prompt = FramePrompt(mask=decode_mask(found["mask"]))
         try:
-            replies.append(request("add_object", **place, mask=found["mask"]))
+            replies.append(request(AddObject(prompt=prompt, camera=search.camera, seq=search.seq)))
         except CapacityError:
             break
     return replies
@@ -213,7 +210,8 @@ def update_masks(masks: MaskFrame, edit: Edit, reply: Any) -> MaskFrame:
         return masks
     if not isinstance(reply, dict) or reply.get("seq") != masks.seq or "mask" not in reply:
         return masks
-    mask, score = decode_mask(reply["mask"]), reply["score"]
+    mask = decode_mask(reply["mask"])
+    score = reply["score"]
     instances = {instance.id: instance for instance in masks.instances}
     edited = instances.get(reply["id"])
     if edited is None:

@@ -17,8 +17,9 @@ from itertools import islice
 import numpy as np
 
 from ..perception.perception import Perception
+from ..resources import Closeable
 from ..settings import Settings
-from ..types import Closeable, Instance, Mask, MaskFrame
+from ..types import Instance, Mask, MaskFrame
 from ..wire import decode_image, encode_image
 from . import completion, second_pass
 from .event_log import Action, Edit, Step
@@ -29,14 +30,22 @@ from .shards import LIMITS, SECOND_PASS, ShardLimits, Shards, ShardWriter
 from .store import ReplayCounts, Summary, open_store
 
 Load = Callable[[Settings], Perception]
-SPAN_FINDERS: dict[
-    Strategy, Callable[[Iterable[MaskFrame], float, Sequence[int]], Iterator[second_pass.Span]]
-] = {"bidirectional": second_pass.find_bidirectional_spans, "multi-shot": second_pass.find_multi_shot_spans}
-"""For each strategy with a second pass: finds the spans to track again, from the first pass's masks,
-`detector.min_track_score`, and the numbers at which episodes begin."""
+SpanFinder = Callable[[Iterable[MaskFrame], float, Sequence[int]], Iterator[second_pass.Span]]
+"""Finds the spans to track again from the first pass's masks, `detector.min_track_score`, and the numbers at which
+episodes begin."""
+
+SPAN_FINDERS: dict[Strategy, SpanFinder] = {
+    "bidirectional": second_pass.find_bidirectional_spans,
+    "multi-shot": second_pass.find_multi_shot_spans,
+}
+"""The strategies with a second pass."""
+
 THREADS = 2
+"""Number of threads that decode frames ahead of the model."""
 MAX_FRAMES = 32
+"""Number of frames that are decoded ahead, at most."""
 MAX_BYTES = 256 << 20
+"""Size of the pixels that are decoded ahead, at most."""
 
 
 def run_job(
@@ -49,13 +58,14 @@ def run_job(
 ) -> Summary:
     """Replay a job's first recording into the folder `job.out`, and write its outputs.
 
-    For several recordings, see `Job.split_by_recording`. A killed job continues from its last complete shard. For a
+    `Job.split_by_recording` handles several recordings. A killed job continues from its last complete shard. Of a
     finished job, only missing outputs are written. `again` starts over. After `stop` is set, the outputs of what is
     done are written, and StoppedError is raised. Raises ReplayError if the folder has results of another job, and the
     exceptions of reading, loading and writing. Results so far are kept.
     """
     with completion.job_session(job, progress, stop, again) as session:
         summary = session.read_finished()
+        # the model is loaded only if there are frames to step
         if summary is None:
             perception = load(session.schedule.settings)
             perception.calibrations = calibrations_for(job, session.schedule.description)
@@ -79,11 +89,14 @@ class PerceptionCache:
 def read_finished_summary(job: Job) -> Summary | None:
     """Return the summary of a finished job, None for another one."""
     summary = completion.read_complete_summary(open_store(job.out))
-    return summary if summary and set(job.outputs) <= set(summary.outputs) else None
+    if summary is None or not set(job.outputs) <= set(summary.outputs):
+        return None
+    return summary
 
 
 def clear_job(job: Job) -> None:
     """Delete all results of a job, except its outputs, which later outputs replace."""
+    # another process may be writing them
     store = open_store(job.out)
     with store.held():
         completion.clear_results(store)
@@ -106,17 +119,26 @@ class _JobRun:
     def replay(self) -> Summary:
         """Play all actions that are not in shards yet, up to a stop."""
         self._check_weights()
-        schedule, model = self.session.schedule, self.perception.model
+        schedule = self.session.schedule
+        model = self.perception.model
+
+        # the writer stands behind the last complete shard, and has restored the player's state from it
         player = Player(self.perception, joins_recorded=schedule.job.mode == "as-recorded")
         writer = ShardWriter(Shards(self.session.store), player, self.limits)
-        resumed_from, second_from = writer.frames, 0
-        unfound, notes, is_complete = dict[str, str](), list[str](), True
+        resumed_from = writer.frames
+        second_from = 0
+        unfound = dict[str, str]()
+        notes = list[str]()
+        is_complete = True
+        # a stop keeps what is done: the summary says that it is not complete
         try:
             self._play("replaying", schedule.actions(), schedule.count_frames(), player, writer)
             unfound = writer.totals.describe_unfound(self.perception.status())
             second_from, notes = self._run_second_pass(writer.totals)
         except completion.StoppedError:
             is_complete = False
+
+        # times of stages are of the frames of this run alone
         stepped = max(writer.frames - resumed_from, 1)
         return Summary.from_counts(
             writer.totals,
@@ -136,21 +158,26 @@ class _JobRun:
 
         Return the number of frames that earlier runs of it had done, and notes for the summary.
         """
-        session, schedule = self.session, self.session.schedule
-        masks, detector = Shards(session.store).masks, schedule.settings.detector
+        session = self.session
+        schedule = self.session.schedule
+        masks = Shards(session.store).masks
+        detector = schedule.settings.detector
         find_spans = SPAN_FINDERS.get(schedule.job.strategy)
         if find_spans is None:
             return 0, []
         spans = list(find_spans(masks(), detector.min_track_score, schedule.episode_starts))
         if not spans:
             return 0, []
+
         with second_pass.ReverseFrameBuffer(session.store.folder) as buffer:
-            for count in second_pass.buffer_frames(
-                buffer, spans, second_pass.index_frames(masks(), schedule.frames())
-            ):
+            # most recordings can only be read forward: put the frames on disk first
+            frames = second_pass.index_frames(masks(), schedule.frames())
+            for count in second_pass.buffer_frames(buffer, spans, frames):
                 session.progress("reading", count, None)
                 if session.stop.is_set():
                     raise completion.StoppedError(first.counts["frames"])
+
+            # a second player assigns its own ids, which `restore` maps back to the first pass's
             player = Player(self.perception)
             writer = ShardWriter(Shards(session.store, SECOND_PASS), player, self.limits)
             resumed_from = writer.frames
@@ -172,6 +199,7 @@ class _JobRun:
         """Play the actions of one pass, on about `total` frames, from where the writer stands."""
         with Prefetcher(islice(actions, writer.cursor.actions, None)) as prefetched:
             for action in _flush_on_error(prefetched, writer):
+                # an edit has no masks, and is counted as an action all the same
                 masks = player.play(action)
                 writer.add(masks and finish(masks))
                 self.session.progress(task, writer.frames, total)
@@ -182,9 +210,13 @@ class _JobRun:
 
     def _check_weights(self) -> None:
         """Raise ReplayError if the existing shards or the recorded node had other weights."""
-        schedule, description = self.session.schedule, self.perception.describe()
-        digests, recorded = completion.read_digests(description), schedule.description
+        schedule = self.session.schedule
+        description = self.perception.describe()
+        digests = completion.read_digests(description)
         completion.check_identity(self.session.store, digests)
+
+        # other weights give other masks, so a recording cannot be repeated with them
+        recorded = schedule.description
         if schedule.job.mode != "as-recorded" or recorded is None:
             return
         for name, digest in digests.items():
@@ -220,9 +252,9 @@ def _make_notes(spans: Sequence[second_pass.Span], second: ReplayCounts) -> list
 class Prefetcher(Closeable):
     """Iterates over actions in their order, with the colour of their frames decoded to bgr8. A context manager.
 
-    One thread reads `actions` and `threads` others decode, up to `max_frames` frames or `max_bytes` of pixels ahead
-    (a single frame may be larger). A frame that cannot be decoded is passed on unchanged. An exception of the source is
-    raised after all actions before it. Can be iterated over once.
+    One thread reads `actions`. `threads` others decode, up to `max_frames` frames or `max_bytes` of pixels ahead (a
+    single frame may be larger). A frame that cannot be decoded is passed on unchanged. An exception of the source is
+    raised after all actions before it. The iteration happens once.
     """
 
     def __init__(
@@ -233,13 +265,17 @@ class Prefetcher(Closeable):
         max_bytes: int = MAX_BYTES,
     ) -> None:
         self._actions = iter(actions)
-        self._max_frames, self._max_bytes = max_frames, max_bytes
-        self._reader, self._decoders = ThreadPoolExecutor(1, "read"), ThreadPoolExecutor(threads, "decode")
+        self._max_frames = max_frames
+        self._max_bytes = max_bytes
+        self._reader = ThreadPoolExecutor(1, "read")
+        self._decoders = ThreadPoolExecutor(threads, "decode")
 
     def __iter__(self) -> Iterator[Action]:
-        ahead, largest = deque([self._reader.submit(self._read)]), 1
+        ahead = deque([self._reader.submit(self._read)])
+        largest = 1
         while (decoding := ahead.popleft().result()) is not None:
             action = decoding.result()
+            # look as far ahead as memory allows for the largest frame so far
             if isinstance(action, Step):
                 largest = max(largest, action.frame.width * action.frame.height * 3)
             while len(ahead) < max(1, min(self._max_frames, self._max_bytes // largest)):
@@ -254,13 +290,16 @@ class Prefetcher(Closeable):
     def _read(self) -> Future[Action] | None:
         """Read one action, and return its decoding; None at the end."""
         action = next(self._actions, None)
-        return None if action is None else self._decoders.submit(_decode_colour, action)
+        if action is None:
+            return None
+        return self._decoders.submit(_decode_colour, action)
 
 
 def _decode_colour(action: Action) -> Action:
-    """Return a step with its colour as bgr8. One whose frame cannot be decoded is returned as it is, and fails."""
+    """Return a step with its colour as bgr8. A step whose frame cannot be decoded is returned as it is, to fail."""
     if isinstance(action, Edit):
         return action
+    # the step raises the error of a frame that cannot be decoded, in its turn
     try:
         colour = encode_image(decode_image(action.frame), "bgr8")
         return action._replace(frame=replace(action.frame, encoding="bgr8", colour=colour))
@@ -270,7 +309,7 @@ def _decode_colour(action: Action) -> Action:
 
 @dataclass(frozen=True, slots=True)
 class MaskComparison:
-    """Number of frames with recorded masks, number of these with identical replayed masks, and the first difference."""
+    """Number of frames with recorded masks, number of these with identical replayed masks, and first difference."""
 
     frames: int
     identical: int
@@ -291,16 +330,22 @@ def compare_masks(replayed: Iterable[MaskFrame], recorded: Iterable[MaskFrame]) 
 
     All fields must be equal, except the times of the stages and of publishing, and the node's session.
     """
-    remaining, count, identical, first = iter(replayed), 0, 0, None
+    remaining = iter(replayed)
+    count = 0
+    identical = 0
+    first = None
     masks = next(remaining, None)
     for expected in recorded:
         count += 1
+        # a frame that was not replayed leaves the replayed masks for the next recorded ones
         if masks is None or masks.key != expected.key:
             first = first or _describe(expected, "was not replayed")
             continue
         difference = _find_difference(_without_session(masks), _without_session(expected))
-        identical += difference is None
-        first = first or (difference and _describe(expected, difference))
+        if difference is None:
+            identical += 1
+        elif first is None:
+            first = _describe(expected, difference)
         masks = next(remaining, None)
     if masks is not None:
         first = first or _describe(masks, "was not recorded")
@@ -316,17 +361,28 @@ def _without_session(masks: MaskFrame) -> MaskFrame:
 
 
 def _find_difference(masks: MaskFrame, expected: MaskFrame) -> str | None:
-    ids, recorded = ([instance.id for instance in side.instances] for side in (masks, expected))
+    """Describe the first difference of a frame's masks, None if they are equal."""
+    ids = [instance.id for instance in masks.instances]
+    recorded = [instance.id for instance in expected.instances]
     if ids != recorded:
         return f"had the objects {recorded}, has {ids}"
-    sides: list[tuple[MaskFrame | Instance, ...]] = [(side, *side.instances) for side in (masks, expected)]
-    for now, then in zip(*sides, strict=True):
-        whose = f" of object {now.id}" if isinstance(now, Instance) else ""
-        for field in fields(now):
-            here, there = getattr(now, field.name), getattr(then, field.name)
-            if isinstance(here, Mask) and isinstance(there, Mask):
-                if pixels := np.count_nonzero(here.full() != there.full()):
-                    return f"has another {field.name}{whose}: {pixels} pixels differ"
-            elif field.compare and field.name != "instances" and here != there:
-                return f"had {field.name} {there!r}{whose}, has {here!r}"
+
+    # the frame's own fields, then those of each object
+    difference = _find_different_field(masks, expected, "")
+    for now, then in zip(masks.instances, expected.instances, strict=True):
+        if difference is None:
+            difference = _find_different_field(now, then, f" of object {now.id}")
+    return difference
+
+
+def _find_different_field(now: MaskFrame | Instance, then: MaskFrame | Instance, whose: str) -> str | None:
+    for field in fields(now):
+        here = getattr(now, field.name)
+        there = getattr(then, field.name)
+        # masks may be equal with other boxes
+        if isinstance(here, Mask) and isinstance(there, Mask):
+            if pixels := np.count_nonzero(here.full() != there.full()):
+                return f"has another {field.name}{whose}: {pixels} pixels differ"
+        elif field.compare and field.name != "instances" and here != there:
+            return f"had {field.name} {there!r}{whose}, has {here!r}"
     return None

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,12 @@ from ..bags.samples import natural_order
 from ..errors import ReplayError, RequestError
 from ..files import explain_os_error
 from ..node.cameras import RobotTracks
-from ..perception.spatial import GRIPPER
-from ..types import ROBOT, Closeable, Frame, JointState, MaskFrame, RobotState, closed_on_error
-from ..wire import CAUGHT_UP, Event, encode_mask
+from ..perception.step import GRIPPER
+from ..resources import Closeable, closed_on_error
+from ..types import ROBOT, Frame, JointState, MaskFrame, RobotState
+from ..wire import CAUGHT_UP, Event
 from ..wire.frame_prompt import FramePrompt, describe_clipping
-from ..wire.operations import CHANGES
+from ..wire.operations import CHANGES, AddExemplar, AddObject, Reset, SetPrompts
 from . import event_log
 from .davis_png import read_mask
 from .job import Job, ObjectOnFrame, calibrations_for, settings_for
@@ -39,9 +41,9 @@ FramePlace = tuple[str, int]
 
 
 MAX_FIRST_FRAMES = 300
-"""Frames of all cameras in which the first one of each camera is looked for."""
+"""Number of frames, of all cameras, among which each camera's first one is looked for."""
 MAX_MESSAGES = 1_000_000
-"""Poses, and joints, of which the robot's motion is made: 16 minutes at 1000 Hz."""
+"""Number of poses, and of joints, that the robot's motion is made of: 16 minutes at 1000 Hz."""
 NOTHING_ASKED = (
     "no object will be followed, because the job names no object: name what to detect with --prompt NAME, mark objects "
     "with --box or --objects FILE, follow all there is with --everything, or repeat a recorded node with --as-recorded"
@@ -63,11 +65,15 @@ class Schedule(Closeable):
     """
 
     def __init__(self, job: Job, path: Path) -> None:
-        self.job, self.path = job, path
+        self.job = job
+        self.path = path
+        # before hours of work whose output could not be written
         if "lerobot" in job.outputs:
             check_lerobot(path)
         self.notes = event_log.Notes(job.allow_gaps)
-        self._files = sorted(path.glob("*.mcap"), key=natural_order) if path.is_dir() else [path]
+        self._files = [path]
+        if path.is_dir():
+            self._files = sorted(path.glob("*.mcap"), key=natural_order)
         self._recorded = _open_recorded(self._files)
         if job.mode == "as-recorded" and not (self._recorded and self._recorded.has_actions()):
             raise ReplayError(
@@ -75,6 +81,8 @@ class Schedule(Closeable):
             )
         self.description = _read_description(self._recorded)
         self.settings = settings_for(job, self.description)
+
+        # the first frames show the size of each camera's images, which objects must fit
         self._bag = open_bag(path, job.topics, job.span, job.depth_aligned)
         with closed_on_error(self):
             check_extents(job.objects, islice(self.frames(), MAX_FIRST_FRAMES))
@@ -98,7 +106,9 @@ class Schedule(Closeable):
     @property
     def lost(self) -> str | None:
         """Parts of the recording that could not be read so far; None if there are none."""
-        return self._bag.lost or (self._recorded.lost if self._recorded else None)
+        if self._bag.lost or self._recorded is None:
+            return self._bag.lost
+        return self._recorded.lost
 
     @property
     def remarks(self) -> list[str]:
@@ -107,6 +117,7 @@ class Schedule(Closeable):
 
     def actions(self) -> Iterator[event_log.Action]:
         """Yield steps and edits in their order."""
+        # the node's own steps and edits, in its order
         if self.job.mode == "as-recorded":
             self._note_inexact_recording()
             log = self._recorded.actions() if self._recorded else ()
@@ -114,13 +125,17 @@ class Schedule(Closeable):
             yield from event_log.match_frames(_select_cameras(entries, self.cameras), self._bag, self.notes)
             return
         if self.job.names:
-            yield event_log.Edit("set_prompts", {"prompts": list(self.job.names)})
+            yield event_log.Edit.of(SetPrompts(prompts=self.job.names))
         yield from (_make_exemplar_edit(marked) for marked in self.job.objects if marked.photo)
+
+        # what the job asks for replaces the recorded edits
         has_prompts = bool(self.job.names or self.job.objects or self.job.everything)
         use_recorded = self._recorded if not has_prompts else None
         edits = group_edits(use_recorded.actions()) if use_recorded else FrameEdits()
         if not (has_prompts or self.settings.detector.prompts or edits.begin_objects()):
             self.notes.add(NOTHING_ASKED)
+
+        # edits before the beginning of a part have no frame
         frames = self.frames()
         find_robot = self._make_robot_finder()
         if self.job.start or self.job.begin_ns is not None:
@@ -145,18 +160,26 @@ class Schedule(Closeable):
         on_gripper = any(found.parent == GRIPPER for found in calibrations_for(self.job, self.description))
         if not on_gripper and settings.urdf is None:
             return lambda _: RobotState()
+
+        # all messages are known here, so no pose needs to be predicted
         spatial = self.settings.spatial.model_copy(update={"max_pose_ahead_ms": 0.0})
+        # readers of other formats name each robot ROBOT
         name = settings.name if self._recorded else ROBOT
         tracks = RobotTracks(spatial, name if settings.urdf else None, MAX_MESSAGES)
         for message in self._bag.robot():
             if on_gripper or isinstance(message, JointState):
                 tracks.add(message)
-        lacks_poses, lacks_joints = on_gripper and not tracks.poses, settings.urdf and not tracks.joints
-        for masks in self.recorded_masks() if lacks_poses or lacks_joints else ():
-            if lacks_poses and masks.robot_pose is not None:
-                tracks.add(masks.robot_pose)
-            if lacks_joints and masks.joints is not None:
-                tracks.add(masks.joints)
+
+        # the masks hold what the live node knew of the robot on each frame
+        lacks_poses = on_gripper and not tracks.poses
+        lacks_joints = settings.urdf and not tracks.joints
+        if lacks_poses or lacks_joints:
+            for masks in self.recorded_masks():
+                if lacks_poses and masks.robot_pose is not None:
+                    tracks.add(masks.robot_pose)
+                if lacks_joints and masks.joints is not None:
+                    tracks.add(masks.joints)
+
         if on_gripper and not tracks.poses:
             self.notes.add(
                 "a camera is on the gripper, and the recording has no poses of the gripper in the base: objects of "
@@ -168,7 +191,9 @@ class Schedule(Closeable):
 
     def _note_inexact_recording(self) -> None:
         """Note what makes masks differ from the live node's: compressed colour, or a ring's late beginning."""
-        metadata = self._recorded.metadata() if self._recorded else {}
+        if self._recorded is None:
+            return
+        metadata = self._recorded.metadata()
         if any(record.get("exact") is False for record in metadata.get(COLOUR, ())):
             self.notes.add(
                 "the recorder compressed raw colour as JPEG: the masks are not bit-exact with the live node's; "
@@ -180,7 +205,7 @@ class Schedule(Closeable):
             )
 
     def _skip_edits(self, frames: Iterator[Frame], edits: FrameEdits) -> Iterator[Frame]:
-        """Yield the frames; before a camera's first one, skip recorded edits that belong to earlier frames."""
+        """Yield the frames. Before a camera's first one, skip recorded edits that belong to earlier frames."""
         begun: set[str] = set()
         for frame in frames:
             if frame.camera not in begun:
@@ -194,10 +219,14 @@ class Schedule(Closeable):
             yield frame
 
     def count_frames(self) -> int | None:
-        """Return the number of frames to step, or at most to step; None if the recording's index does not tell."""
-        wanted = None if self.job.stop is None else self.job.stop - self.job.start
+        """Return the number of frames to step, or its upper limit; None if the recording's index does not tell."""
+        wanted = None
+        if self.job.stop is not None:
+            wanted = self.job.stop - self.job.start
+        # the index counts the frames of the whole recording, not of a span
         if not self.job.span.is_whole:
             return wanted
+
         topic = "masks/{}" if self.job.mode == "as-recorded" else "/{}/header"
         counted = count_messages(self._files, [topic.format(camera) for camera in self.cameras]) or None
         if counted is None or wanted is None:
@@ -210,8 +239,9 @@ class Schedule(Closeable):
 
     def recorded_masks(self) -> Iterator[MaskFrame]:
         """Yield the live node's masks of the job's cameras, if they are recorded."""
-        masks = self._recorded.masks() if self._recorded else ()
-        return (frame_masks for frame_masks in masks if frame_masks.camera in self.cameras)
+        if self._recorded is None:
+            return iter(())
+        return (masks for masks in self._recorded.masks() if masks.camera in self.cameras)
 
     def close(self) -> None:
         """Close the files. Idempotent."""
@@ -219,14 +249,21 @@ class Schedule(Closeable):
 
 
 def _open_recorded(files: Sequence[Path]) -> RecordingReader | None:
+    """Open those files that this package recorded; None if there are none."""
     files = [file for file in files if is_recorded(file)]
-    return RecordingReader(files) if files else None
+    if not files:
+        return None
+    return RecordingReader(files)
 
 
 def _read_description(recorded: RecordingReader | None) -> Mapping[str, Any] | None:
     """Return the first description of the node in the recording."""
-    descriptions = recorded.metadata().get(NODE) if recorded else None
-    return descriptions[0] if descriptions else None
+    if recorded is None:
+        return None
+    descriptions = recorded.metadata().get(NODE)
+    if not descriptions:
+        return None
+    return descriptions[0]
 
 
 def _select_cameras(
@@ -290,16 +327,19 @@ def step_all_frames(
     """
     edits = edits or FrameEdits()
     remaining = [item for item in objects if not item.photo]
-    indices, begun, episode = Counter[str](), set[str](), None
+    indices = Counter[str]()
+    begun = set[str]()
+    episode = None
     for frame in frames:
         place = frame.camera, frame.seq
         yield from edits.before.pop(place, ())
-        before, episode = episode, bisect_right(episode_starts, frame.seq)
+        before = episode
+        episode = bisect_right(episode_starts, frame.seq)
         if before not in (None, episode):
             begun.clear()
-            yield event_log.Edit("reset")
+            yield event_log.Edit.of(Reset())
             if prompts:
-                yield event_log.Edit("set_prompts", {"prompts": list(prompts)})
+                yield event_log.Edit.of(SetPrompts(prompts=tuple(prompts)))
         marked = [item for item in remaining if _is_on(item, frame, indices[frame.camera])]
         remaining = [item for item in remaining if item not in marked]
         indices[frame.camera] += 1
@@ -323,11 +363,17 @@ def check_extents(objects: Sequence[ObjectOnFrame], frames: Iterable[Frame]) -> 
 
     An object of any camera is taken for one of the camera that comes first. Reads no more frames than are needed.
     """
+    # an exemplar on a photo has no frame
     waiting = [item for item in objects if not item.photo]
-    for frame in frames if waiting else ():
-        for item in [item for item in waiting if item.camera in (None, frame.camera)]:
+    if not waiting:
+        return
+    for frame in frames:
+        own = [item for item in waiting if item.camera in (None, frame.camera)]
+        for item in own:
             waiting.remove(item)
-            mask = None if item.mask is None else read_mask(Path(item.mask), item.value)
+            mask = None
+            if item.mask is not None:
+                mask = read_mask(Path(item.mask), item.value)
             try:
                 FramePrompt(item.points, item.labels, item.box, mask).within((frame.height, frame.width))
             except RequestError as error:
@@ -337,31 +383,38 @@ def check_extents(objects: Sequence[ObjectOnFrame], frames: Iterable[Frame]) -> 
 
 
 def _is_on(marked: ObjectOnFrame, frame: Frame, index: int) -> bool:
-    at = frame.seq == marked.seq if marked.seq is not None else index == marked.index
-    return at and marked.camera in (None, frame.camera)
+    """Return True if an object is marked on a frame, which is the `index`-th of its camera."""
+    if marked.camera not in (None, frame.camera):
+        return False
+    if marked.seq is not None:
+        return frame.seq == marked.seq
+    return index == marked.index
 
 
 def _make_add_edit(marked: ObjectOnFrame, frame: Frame, notes: event_log.Notes) -> event_log.Edit:
     """Return the edit that adds an object on its frame. A box that reaches beyond the frame is noted."""
     if clipped := describe_clipping(marked.box, (frame.height, frame.width)):
         notes.add(f"object {marked.label}: {clipped}")
-    place = {"camera": frame.camera, "seq": frame.seq}
     if marked.like is not None:
-        return _make_exemplar_edit(marked, place)
-    prompt: dict[str, Any] = {"points": marked.points, "labels": marked.labels, "box": marked.box}
-    args = {name: value for name, value in prompt.items() if value is not None}
-    if marked.mask is not None:
-        args["mask"] = encode_mask(read_mask(Path(marked.mask), marked.value))
-    return event_log.Edit("add_object", {**args, **place, "label": marked.label})
+        return _make_exemplar_edit(marked, frame)
+    mask = None if marked.mask is None else read_mask(Path(marked.mask), marked.value)
+    prompt = FramePrompt(marked.points, marked.labels, marked.box, mask)
+    added = AddObject(prompt=prompt, label=marked.label, seq=frame.seq, camera=frame.camera)
+    return event_log.Edit.of(added)
 
 
-def _make_exemplar_edit(marked: ObjectOnFrame, place: Mapping[str, Any] | None = None) -> event_log.Edit:
+def _make_exemplar_edit(marked: ObjectOnFrame, frame: Frame | None = None) -> event_log.Edit:
     """Return the edit of a box on a frame, or on its photo."""
-    if place is None:
-        with explain_os_error(ReplayError, f"cannot read {marked.photo}"):
-            place = {"photo": Path(str(marked.photo)).read_bytes()}
-    shown = {"name": marked.label, "boxes": [marked.box], "labels": [marked.like]}
-    return event_log.Edit("add_exemplar", {**shown, **place})
+    shown = AddExemplar(
+        name=marked.label,
+        boxes=(FramePrompt(box=marked.box),),
+        labels=None if marked.like is None else (marked.like,),
+    )
+    if frame is not None:
+        return event_log.Edit.of(replace(shown, camera=frame.camera, seq=frame.seq))
+    with explain_os_error(ReplayError, f"cannot read {marked.photo}"):
+        photo = Path(str(marked.photo)).read_bytes()
+    return event_log.Edit.of(replace(shown, photo=photo))
 
 
 def group_edits(log: Iterable[RecordedMasks | Event]) -> FrameEdits:

@@ -11,7 +11,7 @@ import os
 import tempfile
 from array import array
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -24,24 +24,27 @@ import msgpack
 from ..errors import OutputError, ReplayError
 from ..files import explain_os_error
 from ..geometry import mask_iou
-from ..types import Closeable, Frame, Instance, MaskFrame
+from ..resources import Closeable
+from ..types import Frame, Instance, MaskFrame
 from ..wire import encode_mask, pack_frame, unpack_frame
+from ..wire.operations import SetPrompts
 from .event_log import REMOVED, Action, Edit, Step
 from .shards import SECOND_PASS, CameraObject, Shards
 from .store import Store
 
 MIN_FRAMES = 3
-"""Minimum number of uncertain frames in a span of the multi-shot strategy."""
+"""Number of uncertain frames in a row from which the multi-shot strategy tracks them again."""
 
 MIN_AGREEMENT_IOU = 0.5
-"""Minimum IoU of both passes on the first frame of a span for them to agree."""
+"""IoU of both passes on the first frame of a span from which they agree. Below it, the second one is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """An object, and the frames of its camera to track it on again, from `last` back to `first`.
 
-    Both are indices of the first pass's results, over all cameras. `mask`, in its wire form, is the prompt on `last`.
+    `first` and `last` are indices of the first pass's results, over all cameras. `mask`, in its wire form, is the
+    prompt on `last`.
     """
 
     camera: str
@@ -66,14 +69,16 @@ def find_bidirectional_spans(
     `min_score`; an object without such a frame has no span. False detections are tracked backward as well.
     """
     first_frames: dict[tuple[str, int], int] = {}
-    with_span: set[CameraObject] = set()
+    seen: set[CameraObject] = set()
     for index, frame_masks in enumerate(masks):
+        # objects do not live across episodes
         episode = bisect_right(episode_starts, frame_masks.seq)
         first = first_frames.setdefault((frame_masks.camera, episode), index)
         for instance in frame_masks.instances:
             key = frame_masks.camera, instance.id
-            if key not in with_span and (_is_prompt_frame(instance) or is_confident(instance, min_score)):
-                with_span.add(key)
+            if key not in seen and (_is_prompt_frame(instance) or is_confident(instance, min_score)):
+                seen.add(key)
+                # an object that begins with its episode has nothing before it
                 if first < index:
                     yield Span.from_instance(first, index, frame_masks.camera, instance)
 
@@ -101,19 +106,19 @@ def find_multi_shot_spans(
     that the forward pass never found again, and does not question high scores on a wrong object. An object that was
     dropped and detected again by name has a new id and counts as another object.
     """
-    # the last frame where an object was confident, and the number of its frames since then
-    last: dict[CameraObject, tuple[int, int]] = {}
+    # the last frame where each object was confident, and the number of its frames since then
+    confident: dict[CameraObject, int] = {}
+    uncertain: Counter[CameraObject] = Counter()
     for index, frame_masks in enumerate(masks):
         for instance in frame_masks.instances:
             key = frame_masks.camera, instance.id
             if is_confident(instance, min_score):
-                before, uncertain = last.get(key, (index, 0))
-                if uncertain >= MIN_FRAMES:
-                    yield Span.from_instance(before, index, frame_masks.camera, instance)
-                last[key] = index, 0
-            elif key in last:
-                before, uncertain = last[key]
-                last[key] = before, uncertain + 1
+                if uncertain[key] >= MIN_FRAMES:
+                    yield Span.from_instance(confident[key], index, frame_masks.camera, instance)
+                confident[key] = index
+                uncertain[key] = 0
+            elif key in confident:
+                uncertain[key] += 1
 
 
 class IndexedFrame(NamedTuple):
@@ -134,9 +139,9 @@ def index_frames(masks: Iterable[MaskFrame], frames: Iterable[Frame]) -> Iterato
 
 
 class ReverseFrameBuffer(Closeable):
-    """Frames in a file in `folder`, without depth, with colour as encoded. Uses 16 bytes of memory for each.
+    """Frames in a file in `folder`, without depth, with colour as encoded. Each frame takes 16 bytes of memory.
 
-    The file has no name, so nothing is left of it when this is closed or the process ends in any way. Raises
+    The file has no name, so nothing is left of it after this is closed or the process ends in any way. Raises
     OutputError if the disk is full. A context manager.
     """
 
@@ -149,6 +154,7 @@ class ReverseFrameBuffer(Closeable):
         )
         with self._explain():
             self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed in close
+        # where each frame begins in the file, and its index in the results
         self._offsets = array("q", [0])
         self._indices = array("q")
 
@@ -157,6 +163,7 @@ class ReverseFrameBuffer(Closeable):
 
     def append(self, index: int, frame: Frame) -> None:
         """Write the next frame."""
+        # the second pass tracks in colour alone
         data = msgpack.packb(pack_frame(replace(frame, depth=None)))
         with self._explain():
             self._file.write(data)
@@ -180,11 +187,13 @@ class ReverseFrameBuffer(Closeable):
 def buffer_frames(
     buffer: ReverseFrameBuffer, spans: Sequence[Span], frames: Iterable[IndexedFrame]
 ) -> Iterator[int]:
-    """Append the frames that spans need to the buffer. Yields the number of frames read after each of them."""
+    """Append the frames that spans need to the buffer. After each frame, yield the number of frames read so far."""
+    # spans by their beginning, the next one last
     remaining = sorted(spans, key=lambda span: span.first, reverse=True)
     end = max((span.last for span in spans), default=-1)
     needed_until: defaultdict[str, int] = defaultdict(lambda: -1)
     for count, (index, frame) in enumerate(frames, start=1):
+        # a camera's frames are needed up to the end of its last span that has begun
         while remaining and remaining[-1].first <= index:
             span = remaining.pop()
             needed_until[span.camera] = max(needed_until[span.camera], span.last)
@@ -203,13 +212,14 @@ def schedule_backward(
     The second pass detects nothing by name; `has_prompts` tells that a new player would. Objects have their id of the
     first pass as label, as the second pass assigns its own ids.
     """
-    additions, removals = defaultdict[int, list[Edit]](list), defaultdict[int, list[Edit]](list)
+    additions = defaultdict[int, list[Edit]](list)
+    removals = defaultdict[int, list[Edit]](list)
     for span in spans:
         target = {"camera": span.camera, "label": str(span.id)}
         additions[span.last].append(Edit("add_object", {**target, "mask": span.mask}))
         removals[span.first].append(Edit(REMOVED, target))
     if has_prompts:
-        yield Edit("set_prompts", {"prompts": []})
+        yield Edit.of(SetPrompts(prompts=()))
     for index, frame in buffer.read_backward():
         added = (Edit(op, {**args, "seq": frame.seq}) for op, args in additions[index])
         yield Step(frame, 0, edits=(*removals[index], *added))
@@ -233,7 +243,9 @@ def read_results(store: Store, min_score: float) -> Iterator[MaskFrame]:
 
     `min_score` is the parameter of `merge`.
     """
-    first, second = Shards(store), Shards(store, SECOND_PASS)
+    # a replay forward alone has no second pass
+    first = Shards(store)
+    second = Shards(store, SECOND_PASS)
     if not len(second):
         return first.masks()
     return merge(first.masks(), second.masks_backward(), min_score)
@@ -258,11 +270,15 @@ def merge(
 def _select_masks(
     forward: Iterable[MaskFrame], backward: Iterable[MaskFrame], min_score: float
 ) -> Iterator[MaskFrame]:
-    spans, remaining = dict[CameraObject, tuple[int, bool]](), iter(backward)
+    """Yield the forward pass's frames with the masks that `merge` chooses."""
+    spans = dict[CameraObject, tuple[int, bool]]()
+    remaining = iter(backward)
     behind = next(remaining, None)
     for masks in forward:
+        # the second pass has only some of the frames
         if behind is not None and behind.key == masks.key:
-            masks, behind = _select(masks, behind, spans, min_score), next(remaining, None)
+            masks = _select(masks, behind, spans, min_score)
+            behind = next(remaining, None)
         yield masks
     if behind is not None:
         raise ReplayError(
@@ -280,7 +296,10 @@ def _count_ages(frames: Iterator[MaskFrame]) -> Iterator[MaskFrame]:
             key = masks.camera, instance.id
             # the age is 0 only on a first frame that the object was marked on
             age, since = counts.get(key, (min(instance.age, 1) - 1, 0))
-            age, since = age + 1, since + 1 if instance.frames_since_seen else 0
+            age += 1
+            since += 1
+            if not instance.frames_since_seen:
+                since = 0
             counts[key] = age, since
             instances.append(replace(instance, age=age, frames_since_seen=since))
         yield replace(masks, instances=tuple(instances))
@@ -294,15 +313,22 @@ def _select(
     `spans` holds the age of each object of the backward pass, which is 1 on the last frame of a span, and whether its
     span agrees with the forward pass.
     """
+    # begin with the forward pass, and replace what the second one has better
     selected: dict[int, Instance] = {instance.id: instance for instance in forward.instances}
     for instance in backward.instances:
-        before, key = selected.get(instance.id), (forward.camera, instance.id)
+        before = selected.get(instance.id)
+        key = (forward.camera, instance.id)
+
+        # ages fall to 1 along a span, because the second pass went backward: behind a 1, the next span begins
         age, agrees = spans.get(key, (1, True))
-        if age <= 1:  # the first frame of the span
+        if age <= 1:
             agrees = True
             if before is not None and is_confident(before, min_score):
                 agrees = mask_iou(before.mask, instance.mask) >= MIN_AGREEMENT_IOU
         spans[key] = instance.age, agrees
+
+        # the links between cameras are the forward pass's
         if agrees and (before is None or instance.score > before.score):
-            selected[instance.id] = replace(instance, world_id=before.world_id if before else None)
+            world_id = None if before is None else before.world_id
+            selected[instance.id] = replace(instance, world_id=world_id)
     return replace(forward, instances=tuple(selected.values()))

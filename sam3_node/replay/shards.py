@@ -2,9 +2,10 @@
 
 A shard is the file `<folder>/<number>.masks`, in a folder for each pass. It has MAGIC, the SHA-256 of the rest, and a
 msgpack map: the position in the schedule at its end, the counts until then, and camera and body of its masks messages
-in order. `<folder>/<number>.state` is written before it, and deleted when the next shard is complete. The frames that
-two segments share tell which objects are the same: those with one label whose masks overlap enough, in the best
-assignment of all pairs at once (Kuhn 1955).
+in order. `<folder>/<number>.state` is written before it, and deleted when the next shard is complete.
+
+The frames that two segments share tell which objects are the same: those with one label whose masks overlap enough, in
+the best assignment of all pairs at once (Kuhn 1955).
 """
 
 import hashlib
@@ -27,10 +28,14 @@ from ..wire import masks_topic, pack_masks, unpack_masks
 from .player import ActionPlayer
 from .store import WORK, ReplayCounts, Store
 
-FIRST_PASS, SECOND_PASS = f"{WORK}/parts", f"{WORK}/second"
-"""The folders of the forward and the backward pass."""
+FIRST_PASS = f"{WORK}/parts"
+"""Folder of the forward pass."""
+SECOND_PASS = f"{WORK}/second"
+"""Folder of the backward pass."""
 MAGIC = b"SAM3PRT1"
+"""First bytes of a shard."""
 MIN_IOU = 0.5
+"""IoU of two segments' masks from which they may be one object."""
 CameraObject = tuple[str, int]
 """Camera and id of an object."""
 ObjectPair = tuple[CameraObject, CameraObject]
@@ -45,11 +50,24 @@ class Cursor(NamedTuple):
     totals: Mapping[str, Any] = {}
 
 
+class ShardLimits(NamedTuple):
+    """Size at which a shard ends: frames, seconds of work or bytes of masks. A kill loses at most one shard."""
+
+    frames: int = 1000
+    seconds: float = 15.0
+    bytes: int = 32 << 20
+
+
+LIMITS = ShardLimits()
+
+
 class Shards:
     """The shards of one pass in a store: those that existed when this was created, and those added since."""
 
     def __init__(self, store: Store, folder: str = FIRST_PASS) -> None:
-        self._store, self._folder = store, folder
+        self._store = store
+        self._folder = folder
+        # shards are numbered without gaps: the first missing number is the next one
         existing = set(store.names(folder))
         self._count = 0
         while self._masks_name(self._count) in existing:
@@ -77,6 +95,7 @@ class Shards:
         number = self._count
         # the key `tally` is part of the file format
         body = msgpack.packb({"actions": cursor.actions, "tally": cursor.totals, "masks": masks})
+        # the state first: a shard without it could not be continued
         self._store.write(self._state_name(number), checkpoint)
         self._store.write(self._masks_name(number), MAGIC + hashlib.sha256(body).digest() + body)
         self._count += 1
@@ -112,6 +131,7 @@ class Shards:
             yield unpack_masks([masks_topic(camera), body])
 
     def _read(self, number: int) -> dict[str, Any]:
+        # a disk may lose what it has confirmed: never continue from a damaged shard
         data = self._store.read(self._masks_name(number))
         digest = data[len(MAGIC) : _BODY_START]
         if data[: len(MAGIC)] != MAGIC or hashlib.sha256(data[_BODY_START:]).digest() != digest:
@@ -129,17 +149,6 @@ class Shards:
         return f"{self._folder}/{number:06}.state"
 
 
-class ShardLimits(NamedTuple):
-    """Size at which a shard ends: frames, seconds of work or bytes of masks. A kill loses at most one shard."""
-
-    frames: int = 1000
-    seconds: float = 15.0
-    bytes: int = 32 << 20
-
-
-LIMITS = ShardLimits()
-
-
 class ShardWriter:
     """Resumes a player at the end of the last complete shard, and writes its further outcomes to shards.
 
@@ -150,10 +159,13 @@ class ShardWriter:
         self.cursor = shards.cursor()
         """Position at the end of the last complete shard."""
         self.totals = ReplayCounts(**self.cursor.totals)
+        # counts and notes go on from those of earlier runs
         if len(shards):
             player.resume(shards.checkpoint(), self.totals.counts)
             player.notes.extend(self.totals.notes)
-        self._shards, self._player, self._limits = shards, player, limits
+        self._shards = shards
+        self._player = player
+        self._limits = limits
         self._actions = self.cursor.actions
         self._open()
 
@@ -163,7 +175,8 @@ class ShardWriter:
         return self._player.counts["frames"]
 
     def add(self, masks: MaskFrame | None) -> None:
-        """Add the outcome of an action: masks, if it was a step that did not fail. Writes the shard if it is full."""
+        """Add the outcome of an action: masks, if it was a step that did not fail. Write the shard if it is full."""
+        # actions count, not frames: a resumed replay skips as many of the schedule
         self._actions += 1
         if masks is not None:
             _, body = pack_masks(masks)
@@ -177,7 +190,8 @@ class ShardWriter:
         """Write the open shard if it has any actions."""
         if self._actions > self.cursor.actions:
             self.totals.work_s += time.monotonic() - self._begin_s
-            self.totals.counts, self.totals.notes = self._player.counts, self._player.notes
+            self.totals.counts = self._player.counts
+            self.totals.notes = self._player.notes
             self.cursor = Cursor(self._actions, self.totals.to_dict())
             self._shards.add(self._masks, self.cursor, self._player.checkpoint())
             self._open()
@@ -185,10 +199,12 @@ class ShardWriter:
     def _open(self) -> None:
         self._masks: list[tuple[str, bytes]] = []
         self._size = 0
-        self._begin_s, self._frames_before = time.monotonic(), self.frames
+        self._begin_s = time.monotonic()
+        self._frames_before = self.frames
 
     def _is_full(self) -> bool:
-        limits, seconds = self._limits, time.monotonic() - self._begin_s
+        limits = self._limits
+        seconds = time.monotonic() - self._begin_s
         frames = self.frames - self._frames_before
         return frames >= limits.frames or seconds >= limits.seconds or self._size >= limits.bytes
 
@@ -217,13 +233,17 @@ def stitch(segments: Iterable[Iterable[MaskFrame]], overlap: int) -> Iterator[Ma
     segment are unchanged, as are ages. Frames up to the middle of an overlap come from the earlier segment. At most
     twice `overlap` frames are in memory.
     """
-    tail, max_ids = deque[MaskFrame](), Counter[str]()
+    tail = deque[MaskFrame]()
+    max_ids = Counter[str]()
     for number, segment in enumerate(segments):
+        # the overlap: the end of the previous segment, and the beginning of this one
         frames = iter(segment)
         head = list(islice(frames, overlap))
         rename = partial(_rename, ids=match_objects(tail, head), max_ids=max_ids, keep=number == 0)
         earlier, later = _cut_overlap(list(tail), head)
         yield from earlier
+
+        # hold the last frames back: the next segment may replace them
         tail = deque(map(rename, later))
         for masks in frames:
             tail.append(rename(masks))
@@ -235,19 +255,31 @@ def stitch(segments: Iterable[Iterable[MaskFrame]], overlap: int) -> Iterator[Ma
 def match_objects(earlier: Iterable[MaskFrame], later: Iterable[MaskFrame]) -> dict[CameraObject, int]:
     """Map objects (camera, id) of `later` to ids of `earlier`, by IoU over all pixels of the shared frames."""
     ious = _compute_ious(earlier, later)
-    rows, columns = sorted({a for a, _ in ious}), sorted({b for _, b in ious})
-    table = np.array([ious.get((a, b), 0.0) for a in rows for b in columns]).reshape(len(rows), len(columns))
+    rows = sorted({before for before, _ in ious})
+    columns = sorted({after for _, after in ious})
+    table = np.zeros((len(rows), len(columns)))
+    for row, before in enumerate(rows):
+        for column, after in enumerate(columns):
+            table[row, column] = ious.get((before, after), 0.0)
+
+    # a pair below the limit is no match, but it may be assigned for the sum of the others
     table[table < MIN_IOU] = 0
-    pairs = zip(*linear_sum_assignment(table, maximize=True), strict=True)
-    return {columns[column]: rows[row][1] for row, column in pairs if table[row, column] > 0}
+    matches = {}
+    for row, column in zip(*linear_sum_assignment(table, maximize=True), strict=True):
+        if table[row, column] > 0:
+            _, earlier_id = rows[row]
+            matches[columns[column]] = earlier_id
+    return matches
 
 
 def _rename(masks: MaskFrame, ids: dict[CameraObject, int], max_ids: Counter[str], keep: bool) -> MaskFrame:
     """Return the frame's masks with the ids of the stream. Objects not in `ids` yet `keep` theirs or get a new one."""
     instances = []
     for instance in masks.instances:
-        new_id = instance.id if keep else max_ids[masks.camera] + 1
-        new_id = ids.setdefault((masks.camera, instance.id), new_id)
+        unused = instance.id
+        if not keep:
+            unused = max_ids[masks.camera] + 1
+        new_id = ids.setdefault((masks.camera, instance.id), unused)
         max_ids[masks.camera] = max(max_ids[masks.camera], new_id)
         instances.append(replace(instance, id=new_id, world_id=None))
     return replace(masks, instances=tuple(instances))
@@ -255,8 +287,10 @@ def _rename(masks: MaskFrame, ids: dict[CameraObject, int], max_ids: Counter[str
 
 def _compute_ious(earlier: Iterable[MaskFrame], later: Iterable[MaskFrame]) -> dict[ObjectPair, float]:
     """Compute the IoU of pairs of objects of one camera. Pixels are summed over all frames before dividing."""
+    # large objects count as much as they have pixels, on all frames together
     frames = {masks.key: masks for masks in earlier}
-    shared, union = Counter[ObjectPair](), Counter[ObjectPair]()
+    shared = Counter[ObjectPair]()
+    union = Counter[ObjectPair]()
     for masks in later:
         for a, b in _pair_instances(frames.get(masks.key), masks):
             pair = (masks.camera, a.id), (masks.camera, b.id)
@@ -268,7 +302,9 @@ def _compute_ious(earlier: Iterable[MaskFrame], later: Iterable[MaskFrame]) -> d
 
 def _pair_instances(before: MaskFrame | None, masks: MaskFrame) -> Iterator[tuple[Instance, Instance]]:
     """Yield pairs of instances with one label that are both in view."""
-    for a in before.instances if before else ():
+    if before is None:
+        return
+    for a in before.instances:
         for b in masks.instances:
             if a.label == b.label and a.mask.crop.size and b.mask.crop.size:
                 yield a, b
@@ -276,7 +312,9 @@ def _pair_instances(before: MaskFrame | None, masks: MaskFrame) -> Iterator[tupl
 
 def _cut_overlap(tail: list[MaskFrame], head: list[MaskFrame]) -> tuple[list[MaskFrame], list[MaskFrame]]:
     """Return the earlier frames up to the middle of the frames that both segments have, and the later ones from it."""
-    tail_keys, head_keys = ([masks.key for masks in frames] for frames in (tail, head))
+    # the earlier segment has tracked longer, the later one has detected anew: change over in the middle
+    tail_keys = [masks.key for masks in tail]
+    head_keys = [masks.key for masks in head]
     shared = [key for key in tail_keys if key in head_keys]
     if not shared:
         return tail, head

@@ -1,8 +1,8 @@
 """Stores the results of a replay in a folder or at a URL (s3://, gs:// and other protocols of fsspec), and counts them.
 
-A store keeps named values, each complete or absent. An object store does so by itself, but has no locks: the process
-that came last writes, and the one before it fails at its next write. Recordings at URLs are copied to this machine.
-`ReplayCounts` are kept with each shard, the `Summary` is written at the end.
+A store keeps named values, each complete or absent. An object store does so by itself, but has no locks. There the
+process that came last writes, and the one before it fails at its next write. Recordings at URLs are copied to this
+machine. `ReplayCounts` are kept with each shard, the `Summary` is written at the end.
 """
 
 from __future__ import annotations
@@ -26,11 +26,15 @@ if TYPE_CHECKING:
     from .job import Job
 
 WORK = ".replay"
-"""Folder of all that is no result: the lock, the job's identity, shards and segments."""
+"""Folder of everything that is no result: the lock, the job's identity, shards and segments."""
 LOCK = f"{WORK}/lock"
+"""Name of the file that a process locks, or writes its token into, while it writes a store."""
 LOCAL_PROTOCOLS = ("file", "local")
-WITH_DEPTH, NO_3D = "with_depth", "no_3d"
-"""Begins of counts: of frames with depth or URDF (then camera), and of those without 3-D (then camera and reason)."""
+"""Protocols of URLs that name a local path."""
+WITH_DEPTH = "with_depth"
+"""Prefix of the counts of frames with depth or URDF. The camera follows."""
+NO_3D = "no_3d"
+"""Prefix of the counts of frames without 3-D. Camera and reason follow."""
 
 
 @dataclass(slots=True)
@@ -49,17 +53,20 @@ class ReplayCounts:
     """The notes of a Player."""
 
     def __post_init__(self) -> None:
-        self.counts, self.frames = Counter(self.counts), Counter(self.frames)
+        self.counts = Counter(self.counts)
+        self.frames = Counter(self.frames)
 
     def add(self, masks: MaskFrame) -> None:
         """Count one frame's masks."""
         self.frames[masks.camera] += 1
+        # ids as text, because the counts become JSON
         labels = self.objects.setdefault(masks.camera, {})
         for instance in masks.instances:
             labels[str(instance.id)] = instance.label
 
     def describe_missing_3d(self) -> list[str]:
         """Return why frames have no 3-D fields or not all of them, a line for each camera and reason."""
+        # the name of such a count is NO_3D, the camera and the reason
         lines = []
         for name, count in self.counts.items():
             kind, _, rest = name.partition(" ")
@@ -73,8 +80,13 @@ class ReplayCounts:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by their names, as `ReplayCounts(**fields)` takes them."""
-        counted = {"counts": dict(self.counts), "frames": dict(self.frames), "objects": self.objects}
-        return {**counted, "work_s": round(self.work_s, 3), "notes": self.notes}
+        return {
+            "counts": dict(self.counts),
+            "frames": dict(self.frames),
+            "objects": self.objects,
+            "work_s": round(self.work_s, 3),
+            "notes": self.notes,
+        }
 
     @property
     def labels(self) -> set[str]:
@@ -83,7 +95,8 @@ class ReplayCounts:
 
     def describe_unfound(self, status: Mapping[str, Any]) -> dict[str, str]:
         """Return a line for each prompt in the status of a node or Perception that began no object, by prompt."""
-        scores, limits = status.get("prompt_scores", {}), status["prompt_limits"]["scores"]
+        scores = status.get("prompt_scores", {})
+        limits = status["prompt_limits"]["scores"]
         names = [name for name in status["prompts"] if name not in self.labels]
         return {name: _describe_unfound(name, scores.get(name, 0.0), limits[name]) for name in names}
 
@@ -95,11 +108,10 @@ def _describe_unfound(name: str, score: float, limit: float) -> str:
             f"nothing was found for {name!r}: its best detection had the score {score:.2f}, above {limit:g}, but was "
             "not confirmed, or all slots were taken (tracker.max_objects)"
         )
-    best = (
-        f"its best detection had the score {score:.2f}"
-        if score
-        else f"no detection had the score {limit / 2:g}"
-    )
+    # detections below half of the limit are not counted
+    best = f"no detection had the score {limit / 2:g}"
+    if score:
+        best = f"its best detection had the score {score:.2f}"
     return (
         f"nothing was found for {name!r}: {best}, and {limit:g} begins an object; use another name, or lower "
         "detector.score"
@@ -139,12 +151,15 @@ class Summary:
     """Mean time of each stage in the last run."""
     outputs: list[str] = field(default_factory=list)
     complete: bool = True
-    """False if the replay was stopped: outputs hold the frames until then, and the same command goes on."""
+    """False if the replay was stopped. Outputs hold the frames until then. The same command resumes it."""
 
     @classmethod
     def from_counts(cls, totals: ReplayCounts, job: Job, **others: Any) -> Self:
-        """Build the summary of a job from counts; `others` are the fields that neither has."""
+        """Build the summary of a job from counts. `others` are the fields that neither has."""
         frames = totals.counts["frames"]
+        frames_per_s = 0.0
+        if totals.work_s:
+            frames_per_s = round(frames / totals.work_s, 2)
         return cls(
             bag=job.bags[0],
             mode=job.mode,
@@ -155,7 +170,7 @@ class Summary:
             cameras=dict(totals.frames),
             objects={camera: len(labels) for camera, labels in totals.objects.items()},
             seconds=round(totals.work_s, 3),
-            frames_per_s=round(frames / totals.work_s, 2) if totals.work_s else 0.0,
+            frames_per_s=frames_per_s,
             **others,
         )
 
@@ -166,6 +181,7 @@ class Summary:
     @classmethod
     def from_json(cls, text: bytes) -> Self:
         """Read the JSON of `to_json`. Raises ReplayError for anything else."""
+        # a later version may have written more fields
         names = {item.name for item in fields(cls)}
         try:
             return cls(**{name: value for name, value in json.loads(text).items() if name in names})
@@ -176,7 +192,8 @@ class Summary:
 
     def lines(self) -> list[str]:
         """Return the summary as lines of text."""
-        objects, cameras = sum(self.objects.values()), ", ".join(self.cameras) or "none"
+        objects = sum(self.objects.values())
+        cameras = ", ".join(self.cameras) or "none"
         lines = [
             f"{self.bag}: {self.frames} frames of {len(self.cameras)} cameras ({cameras}), {objects} objects, "
             f"{self.frames_per_s:.1f} frames/s, {self.seconds:.1f} s, {self.model} on {self.device}"
@@ -205,7 +222,7 @@ def open_store(place: str) -> Store:
 
 @contextmanager
 def local_bag(bag: str) -> Iterator[Path]:
-    """Return the path of a recording. One at a URL is copied, and the copy is removed at the end of the block.
+    """Provide the path of a recording. One at a URL is copied, and the copy is removed at the end of the block.
 
     Raises BagError if there is no recording, or if it cannot be fetched.
     """
@@ -213,6 +230,7 @@ def local_bag(bag: str) -> Iterator[Path]:
     if path is not None:
         yield path
         return
+    # readers seek, so a recording is copied as a whole
     system, remote = _open_file_system(bag)
     with temp_dir() as folder:
         copy = child_path(folder, PurePosixPath(remote).name)
@@ -230,7 +248,9 @@ def local_path(place: str) -> Path | None:
     protocol, mark, rest = place.partition("://")
     if not mark:
         return Path(place)
-    return Path(unquote(rest)) if protocol in LOCAL_PROTOCOLS else None
+    if protocol not in LOCAL_PROTOCOLS:
+        return None
+    return Path(unquote(rest))
 
 
 class FolderStore:
@@ -332,6 +352,7 @@ class UrlStore:
             return bool(self._system.isfile(self._path(name)))
 
     def names(self, folder: str = "") -> list[str]:
+        # another process may have written since the last look
         with self._translate_errors(folder):
             self._system.invalidate_cache()
             paths = sorted(self._system.find(self._path(folder)))
@@ -348,7 +369,8 @@ class UrlStore:
             self._check_token()
             name = path.relative_to(self.folder).as_posix()
             with self._translate_errors(name):
-                if path.is_dir():  # the new folder may have fewer files
+                # the new folder may have fewer files than the old one
+                if path.is_dir():
                     with suppress(FileNotFoundError):
                         self._system.rm(self._path(name), recursive=True)
                 self._system.put(str(path), self._path(name), recursive=path.is_dir())
@@ -356,6 +378,7 @@ class UrlStore:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Take over the store. The previous holder gets an OutputError at its next write."""
+        # an object store has no locks: the last token that was written names the holder
         token = uuid.uuid4().bytes
         with self._translate_errors(LOCK):
             self._system.pipe_file(self._path(LOCK), token)
@@ -366,9 +389,11 @@ class UrlStore:
             if self._read_token() == token:
                 self.delete(LOCK)
         finally:
-            self._token = self._folder = None
+            self._token = None
+            self._folder = None
 
     def _check_token(self) -> None:
+        """Raise OutputError if another process has taken the store over."""
         if self._token is not None and self._read_token() != self._token:
             raise OutputError(f"{self.url}: another replay writes here now; this one ends")
 

@@ -1,7 +1,7 @@
 """Confidence of tracked masks: the probability that a mask is right, from the decoder and from the track's history.
 
 A mask is right if its IoU with the true mask is at least 0.5. The probability is a logistic function of the features
-below; `confidence_weights` holds the weights, which `python -m tools.doubt.fit` fits. Everything runs on the host in
+below; `confidence_weights` holds the weights, which `python -m training.doubt.fit` fits. Everything runs on the host in
 numpy, for all objects at once. The results depend only on the frames and prompts since the objects were added.
 """
 

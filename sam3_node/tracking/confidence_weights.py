@@ -1,10 +1,10 @@
 """Hold the fitted weights of the confidence of masks and of names.
 
-`tools.doubt` fits both on records of the bundled weights, and replaces one part of this file. Features without a weight
-have weight 0. Other models and detectors use the same weights, uncalibrated.
+`training.doubt` fits both on records of the bundled weights, and replaces one part of this file. Features without a
+weight have weight 0. Other models and detectors use the same weights, uncalibrated.
 """
 
-# masks: python -m tools.doubt.fit out/doubt/train out/doubt/join out/doubt/short out/doubt/real --rough
+# masks: python -m training.doubt.fit out/doubt/train out/doubt/join out/doubt/short out/doubt/real --rough
 #   out/doubt/moved --check out/doubt/rendered out/doubt/droid out/doubt/bent
 MASK_BIAS = -1.208
 MASK_WEIGHTS = {
@@ -26,7 +26,7 @@ SURE_MASK = 0.91
 MASKS_CALIBRATED_FOR = ("nano",)
 """Names of the models whose masks the weights were fitted to."""
 
-# names: python -m tools.doubt.names out/scenes/names-fit -o out/doubt/names
+# names: python -m training.doubt.names out/scenes/names-fit -o out/doubt/names
 NAME_BIAS = -2.273
 NAME_WEIGHTS = {
     "score": 0.07703,

@@ -18,11 +18,20 @@ from torch import Tensor
 from ..errors import RequestError
 from ..models import Features, TrackerModel
 from ..models.pixels import mask_boxes, suppress
-from ..types import Job
+from ..resumable import Resumable
 
+DEFAULT_GRID = 16
+"""Points along each side of the grid, if nothing else is asked for."""
 MAX_GRID = 32
+"""Largest number of points along each side of the grid. The time of a search grows with its square."""
+DEFAULT_OVERLAP = 0.7
+"""IoU of two boxes above which only the better mask is kept, if nothing else is asked for."""
+DEFAULT_MASKS = 100
+"""Masks that are kept, if nothing else is asked for."""
 MAX_MASKS = 256
-MAX_CANDIDATES = 512  # of which logits are in memory at once
+"""Largest number of masks that a request may ask for."""
+MAX_CANDIDATES = 512
+"""Candidates whose logits are in memory at once. More would not fit a small GPU beside the tracker."""
 
 
 class MaskLimits(NamedTuple):
@@ -48,15 +57,15 @@ PUBLISHED = MaskLimits(0.88, 0.95)
 class EverythingOptions:
     """Options of the search. Raises RequestError for values out of range."""
 
-    grid: int = 16
+    grid: int = DEFAULT_GRID
     """points along each side, 1 to 32"""
     min_iou: float | None = None
     """lowest IoU that the decoder predicts for a mask, 0 to 1; None for the model's own limit"""
     min_stability: float | None = None
     """lowest IoU of the masks at logits -1 and +1, 0 to 1; None for the model's own limit"""
-    max_overlap: float = 0.7
+    max_overlap: float = DEFAULT_OVERLAP
     """largest IoU of the boxes of two masks that are both kept, 0 to 1"""
-    most: int = 100
+    most: int = DEFAULT_MASKS
     """largest number of masks, 1 to 256"""
 
     def __post_init__(self) -> None:
@@ -118,7 +127,7 @@ class Census:
 @torch.inference_mode()
 def segment_everything(
     model: TrackerModel, features: Features, options: EverythingOptions, census: Census | None = None
-) -> Job[Everything]:
+) -> Resumable[Everything]:
     """Find the masks of everything on one frame, from features = model.encode(pixels), a batch of points a turn.
 
     `census` is filled with the number of candidates.

@@ -2,8 +2,8 @@
 
 A detector gives things that it does not know the name that was asked for. The probability is a logistic function of the
 features below, averaged over the detections of a track; `confidence_weights` holds the weights, which
-`python -m tools.doubt.names` fits to the bundled detector. It depends only on the detections since the object came into
-view.
+`python -m training.doubt.names` fits to the bundled detector. It depends only on the detections since the object came
+into view.
 """
 
 import math

@@ -61,17 +61,6 @@ class PromptTensors(NamedTuple):
         mask = None if self.mask is None else self.mask.to(device)
         return self._replace(points=self.points.to(device), labels=self.labels.to(device), mask=mask)
 
-    def state(self) -> State:
-        """Return the arguments that build the prompt of a new object again: all but `logits`, which it lacks."""
-        mask = None if self.mask is None else self.mask.cpu()
-        return {
-            "points": self.points.cpu(),
-            "labels": self.labels.cpu(),
-            "object_id": self.object_id,
-            "mask": mask,
-            "choice": self.choice,
-        }
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObjectPrompt:

@@ -4,7 +4,6 @@ Delivery is live (`newest`: PUB/SUB, stale messages are skipped) or lossless (`e
 """
 
 import math
-import os
 import threading
 import time
 from collections import Counter
@@ -32,11 +31,21 @@ from .receiver import EVERY_QUEUE, MAX_TOPIC_BYTES, CameraReceiver
 from .security import Security
 
 FRAMES_QUEUE = 2
+"""Frames that a live publisher queues for each peer. More would only grow old there."""
 POSES_QUEUE = 256
+"""Poses that a publisher queues for each peer. Each image needs those around it, so a burst must not lose any."""
 MAX_FRAMES_CAMERAS = 16
+"""Default for the number of cameras whose frames a subscriber receives."""
 MASKS_QUEUE = 8
+"""Masks that a live publisher queues for each peer. A peer that is slower misses those beyond it."""
 MAX_MASKS_CAMERAS = 64
+"""Cameras whose newest masks are kept."""
 SAMPLE_SIZE = 5
+"""Messages that `count_arrivals` looks at. A few tell what kind of endpoint this is."""
+LIVE_LINGER_MS = 100
+"""Longest time that closing waits for the queue of a live publisher: old messages are worth little."""
+EVERY_LINGER_MS = 5000
+"""The same for a lossless publisher, whose queue must not be lost."""
 
 
 T = TypeVar("T")
@@ -52,7 +61,8 @@ class Publisher(sockets.BoundOwner):
     """
 
     role = ""
-    queue, max_bytes = MASKS_QUEUE, sockets.MAX_MESSAGE_BYTES
+    queue = MASKS_QUEUE
+    max_bytes = sockets.MAX_MESSAGE_BYTES
 
     def __init__(
         self, endpoint: str, delivery: Delivery = "newest", security: Security | None = None
@@ -60,7 +70,12 @@ class Publisher(sockets.BoundOwner):
         self._newest = delivery == "newest"
         self._lock = threading.Lock()  # of the socket, which the beats share
         self._closing = threading.Event()
-        kind, queue = (zmq.PUB, self.queue) if self._newest else (zmq.PUSH, EVERY_QUEUE)
+        if self._newest:
+            kind = zmq.PUB
+            queue = self.queue
+        else:
+            kind = zmq.PUSH
+            queue = EVERY_QUEUE
         self._bound = sockets.BoundSocket(
             kind, endpoint, queue, sockets.MAX_SUBSCRIPTION_BYTES, self.role, security
         )
@@ -84,25 +99,30 @@ class Publisher(sockets.BoundOwner):
     def close(self, linger_ms: int | None = None) -> None:
         """Close, and wait at most `linger_ms` until the queue is sent. Idempotent.
 
-        The default is 100 for `newest` and 5000 for `every`.
+        The default is LIVE_LINGER_MS for `newest` and EVERY_LINGER_MS for `every`.
         """
+        # a fork shares the pipes and sockets with the process that owns them, and must not touch them
         if self._is_forked:
             return
+        # the beats use the socket, so their thread ends before it is closed
         self._closing.set()
         if self._newest:
             self._beats.join()
-        default_ms = 100 if self._newest else 5000
-        self._bound.close(default_ms if linger_ms is None else linger_ms)
+        if linger_ms is None:
+            linger_ms = LIVE_LINGER_MS if self._newest else EVERY_LINGER_MS
+        self._bound.close(linger_ms)
 
     def _send(self, pack: Callable[[], Sequence[Buffer]], timeout_ms: int | None) -> bool:
-        if self._process != os.getpid() or self._closing.is_set():
-            self._require_open()
+        self._require_open()
+        wait_ms = 0 if self._newest else timeout_ms
         # polling makes libzmq notice what peers have read. A send within 3 ms of the last one would not check that: it
         # would consider the short queue full and drop the message
         with self._lock:
-            writable = self._bound.socket.poll(0 if self._newest else timeout_ms, zmq.POLLOUT)
+            writable = self._bound.socket.poll(wait_ms, zmq.POLLOUT)
+            # a live publisher sends all the same: libzmq drops the message for those peers alone whose queue is full
             if not writable and not self._newest:
                 return False
+            # packed only now, so that the stamp of sending is that of the moment at which there is space
             return sockets.send_parts(self._bound.socket, pack(), self.max_bytes)
 
     def _require_open(self) -> None:
@@ -124,7 +144,8 @@ class PosePublisher(Publisher):
     the endpoint is malformed or in use. `security` defaults to the environment.
     """
 
-    role, queue = "robot", POSES_QUEUE
+    role = "robot"
+    queue = POSES_QUEUE
 
     def __init__(self, endpoint: str, security: Security | None = None) -> None:
         super().__init__(endpoint, "newest", security)
@@ -152,7 +173,9 @@ class FramePublisher(Publisher):
     It is a context manager. Raises TransportError when the endpoint is malformed or in use.
     """
 
-    role, queue, max_bytes = "camera", FRAMES_QUEUE, sockets.MAX_FRAME_BYTES
+    role = "camera"
+    queue = FRAMES_QUEUE
+    max_bytes = sockets.MAX_FRAME_BYTES
 
     def send(self, frame: Frame, timeout_ms: int | None = None) -> bool:
         """Publish a frame. Set `sent_ns` if it is 0. Return True when the frame is queued for sending.
@@ -161,10 +184,12 @@ class FramePublisher(Publisher):
         when there is none. Large pixel buffers are not copied, so do not modify them after the call.
         Raises WireError when the fields of the frame contradict each other.
         """
-        return self._send(
-            lambda: wire.pack_frame(frame if frame.sent_ns else replace(frame, sent_ns=time.time_ns())),
-            timeout_ms,
-        )
+
+        def pack() -> Sequence[Buffer]:
+            stamped = frame if frame.sent_ns else replace(frame, sent_ns=time.time_ns())
+            return wire.pack_frame(stamped)
+
+        return self._send(pack, timeout_ms)
 
 
 class FrameSubscriber(CameraReceiver[Frame]):
@@ -203,16 +228,20 @@ class FrameSubscriber(CameraReceiver[Frame]):
         if taken is None:
             return None
         frame, received_ns, endpoint = taken
+        # remembered for `skip`, which takes this frame back
         self._seq_before = self._last_seq.get(frame.camera)
-        skipped = 0 if self._seq_before is None else count_missing_frames(self._seq_before, frame.seq)
+        skipped = 0
+        if self._seq_before is not None:
+            skipped = count_missing_frames(self._seq_before, frame.seq)
         keep_newest(self._last_seq, frame.camera, frame.seq, self._max_cameras)
         return ReceivedFrame(frame, received_ns, skipped, endpoint)
 
     def peek(self, other_than: Frame | None, timeout_ms: int) -> Frame | None:
-        """Return the frame that `take` would return now, and leave it; None if none but `other_than` comes in time."""
+        """Return the frame that `take` would return, and leave it. None if no frame but `other_than` arrives in
+        time."""
         self._require_process()
-        waiting = self._queue.peek(lambda item: item[0] is not other_than, timeout_ms)
-        return None if waiting is None else waiting[0]
+        waiting = self._queue.peek(lambda item: item.message is not other_than, timeout_ms)
+        return None if waiting is None else waiting.message
 
     @property
     def waits(self) -> bool:
@@ -221,6 +250,7 @@ class FrameSubscriber(CameraReceiver[Frame]):
 
     def skip(self, received: ReceivedFrame) -> None:
         """Count the frame that was taken last as skipped, before the next frame of its camera."""
+        # as if the frame had never been taken: the next one counts it among the missing
         if self._seq_before is None:
             self._last_seq.pop(received.frame.camera, None)
         else:
@@ -263,6 +293,7 @@ class MaskPublisher(Publisher):
 
     def send_event(self, event: wire.Event) -> None:
         """Publish an event in sequence with the masks. With `every` nothing is sent: its only reader expects masks."""
+        # a PUSH socket would give the event to one policy, which waits for masks
         if self._newest:
             self._send(lambda: wire.pack_event(event), 0)
 
@@ -280,20 +311,21 @@ class NewestMasks:
         self._closed = False
 
     def put(self, masks: MaskFrame) -> None:
-        """Replace the masks of a camera. Those who wait learn of it by `notify`."""
+        """Replace the masks of a camera. Call `notify` to wake the threads that wait."""
         with self._arrived:
             keep_newest(self._masks, masks.camera, masks, MAX_MASKS_CAMERAS)
 
     def notify(self) -> None:
-        """Wake all that wait, and call the listeners."""
+        """Wake all waiting threads, and call the listeners."""
         with self._arrived:
             self._arrived.notify_all()
+            # a copy: a listener may add another one, and must not be called under the lock
             listeners = tuple(self._listeners)
         for listener in listeners:
             listener()
 
     def get(self, camera: str | None = None) -> MaskFrame | None:
-        """Return the newest masks of a camera, or those that came last of all; None if there are none yet."""
+        """Return the newest masks of a camera; without a name, the masks that arrived last. None before the first."""
         with self._arrived:
             if camera is None:
                 return next(reversed(self._masks.values()), None)
@@ -372,22 +404,26 @@ class MaskSubscriber(CameraReceiver[MaskFrame]):
         """
         self._require_process()
         taken = self._take(timeout_ms)
-        return None if taken is None else taken[0]
+        return None if taken is None else taken.message
 
     def silent_s(self, camera: str) -> float | None:
         """Return the seconds since the last masks of a camera arrived; None if none have."""
         return self.names.silent_s(camera)
 
     def count_arrivals(self, timeout_ms: int) -> Arrivals:
-        """Return what came so far. If no masks did, look for at most `timeout_ms` at what else the peer publishes."""
+        """Count the messages so far. Without masks, listen for at most `timeout_ms` to what else the peer publishes."""
+        # what was ignored or rejected tells most: it came to this very socket
         sample = self._unwanted.copy()
+        # else listen to all topics for a moment, which shows the topics that this socket has not asked for
         if self._is_live and self.connected and not self._arrived and not sample:
             sample = self._sample(time.monotonic() + timeout_ms / 1000)
         topics = {topic.decode("ascii", "backslashreplace"): count for topic, count in sample.items()}
         return Arrivals(self._arrived, self.rejected, self.last_error, topics)
 
     def _sample(self, deadline_s: float) -> Counter[bytes]:
-        source, sample = self._sockets[0], Counter[bytes]()
+        """Listen to all topics of the endpoint, and count the messages of each."""
+        source = self._sockets[0]
+        sample: Counter[bytes] = Counter()
         with sockets.open_subscriber([b""], sockets.MAX_FRAME_BYTES) as socket:
             if source.keys is not None:
                 source.keys.apply(socket)
@@ -402,10 +438,14 @@ class MaskSubscriber(CameraReceiver[MaskFrame]):
 
     def _unpack(self, parts: list[memoryview]) -> MaskFrame:
         masks = wire.unpack_masks(parts, self._is_lazy)
+        # masks carry the ones before them, from which motion is estimated; a chain of them would grow for ever
         before = self.newest.get(masks.camera)
-        return masks if before is None else replace(masks, before=replace(before, before=None))
+        if before is None:
+            return masks
+        return replace(masks, before=replace(before, before=None))
 
     def _store(self, masks: MaskFrame, received_ns: int, source: sockets.ReconnectingSocket) -> bool:
+        # the newest first: who waits for an arrival then finds it
         self.newest.put(masks)
         if not super()._store(masks, received_ns, source):
             return False

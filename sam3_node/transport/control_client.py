@@ -26,6 +26,7 @@ from . import sockets
 from .security import Security, Socket
 
 QUEUE = 64
+"""Requests that libzmq queues for the node. There is one at a time, unless calls time out and are repeated."""
 REFUSAL_S = 1.0
 """Longest time to wait for the next handshake, which tells whether the key is refused."""
 
@@ -51,23 +52,28 @@ class ControlClient(sockets.SocketOwner):
     def call(self, op: str, **args: Any) -> Any:
         """Request an operation and return its result.
 
-        Raises the error class of the code in the reply (RequestError if the code is unknown). Raises NoAnswerError
-        when no node is connected or no reply arrives in time; in the latter case the node may still execute the
-        operation. When the connection ends before the reply, as all do when a key is revoked, a REPEATABLE operation is
-        requested again, and NoAnswerError is raised at once for another. A reply that has just arrived may be lost with
-        the connection: libzmq drops what was not read. Raises AuthenticationError as soon as a key is refused. A
-        request has the id of the block `request_id` that it is in, or one of its own; so has the error that it raises.
+        Raises the error class of the code in the reply (RequestError if the code is unknown). Raises NoAnswerError when
+        no node is connected, and when no reply arrives in time: the node may then still execute the operation. Raises
+        AuthenticationError as soon as the node refuses the key.
+
+        The connection may end before the reply, as every connection does when a key is revoked. The client then
+        requests a REPEATABLE operation again, and raises NoAnswerError at once for any other. libzmq drops unread
+        messages of an ended connection, so a reply that has just arrived may be lost.
+
+        The request has the id of the surrounding block `request_id`, or one of its own. Its error has the same id.
         """
         return self.call_within(self._timeout_ms, op, **args)
 
     def call_within(self, timeout_ms: int, op: str, **args: Any) -> Any:
-        """Do the same, and wait at most `timeout_ms`. The time in which other threads have their turn counts."""
+        """Request an operation as `call` does, and wait at most `timeout_ms`. Turns of other threads count."""
+        # the number tells the reply to this call from a late reply to an earlier one
         self._require_process()
         number = next(self._ids)
         with request_id(current_request_id() or f"{self._name}-{number}"):
             return self._call(Request(number, op, args, current_request_id()), timeout_ms)
 
     def _call(self, request: Request, timeout_ms: int) -> Any:
+        # waiting for other threads counts: the caller has given a time for the whole call
         deadline_s = time.monotonic() + timeout_ms / 1000
         if not self._turn.acquire(timeout=timeout_ms / 1000):
             raise NoAnswerError(
@@ -76,11 +82,13 @@ class ControlClient(sockets.SocketOwner):
             )
         try:
             self._budget_ms = timeout_ms
+            # nothing is sent by a closed client, nor to a node whose key was revoked here
             if self._socket.closed:
                 raise TransportError(f"cannot send a request to {self._endpoint}: this client is closed")
             if self._keys is not None and not self._keys.is_trusted:
                 self._reopen()
                 raise self._keys.distrust(self._endpoint)
+            # packed before the connection is touched: a value that cannot be packed leaves it as it was
             body = pack_request(request)
             is_connected = self._socket.poll(0, zmq.POLLOUT)
             if not is_connected:
@@ -96,6 +104,7 @@ class ControlClient(sockets.SocketOwner):
                 reply = self._exchange(request, body, deadline_s)
         finally:
             self._turn.release()
+        # an error of the node is raised here, with the class of its code
         if reply.error is not None:
             raise make_error(reply.error.code, reply.error.message)
         return reply.result
@@ -117,6 +126,7 @@ class ControlClient(sockets.SocketOwner):
 
     def _connect(self) -> None:
         try:
+            # a malformed endpoint: the socket must not stay open without an owner
             sockets.connect(self._socket, self._endpoint)
         except TransportError:
             self._close()
@@ -134,9 +144,11 @@ class ControlClient(sockets.SocketOwner):
         return self._watch
 
     def _exchange(self, request: Request, body: Buffer, deadline_s: float) -> Reply:
-        """Send a request, again if it is repeatable and the connection ends, and return the reply."""
+        """Send a request and return the reply. Send it again if the connection ends and it is repeatable."""
         while True:
+            # one turn for each connection, until there is a reply or the deadline raises
             self._send(body, request.op, deadline_s)
+            # the connection ended before the reply: whether the node has carried out the request is not known
             reply = self._wait_for_reply(request, deadline_s)
             if reply is not None:
                 return reply
@@ -154,11 +166,12 @@ class ControlClient(sockets.SocketOwner):
                 )
 
     def _send(self, body: Buffer, op: str, deadline_s: float) -> None:
-        if self._wait_for_node(deadline_s) and sockets.send_parts(
-            self._socket, [body], sockets.MAX_MESSAGE_BYTES
-        ):
-            return
+        if self._wait_for_node(deadline_s):
+            is_sent = sockets.send_parts(self._socket, [body], sockets.MAX_MESSAGE_BYTES)
+            if is_sent:
+                return
         refusal = self._handshakes.refusal
+        # a new socket, so that the next call begins with a connection that libzmq still tries to make
         self._reopen()
         if refusal is not None:
             raise AuthenticationError(f"{refusal}; '{op}' was not sent")
@@ -173,7 +186,9 @@ class ControlClient(sockets.SocketOwner):
         A connection that has ended takes messages for a moment longer, so only a new handshake counts after it.
         """
         while True:
-            ready = self._poll(0 if self._is_lost else zmq.POLLOUT, deadline_s)
+            # a lost connection still takes messages: only the monitor tells when the next one is there
+            events = 0 if self._is_lost else zmq.POLLOUT
+            ready = self._poll(events, deadline_s)
             self._read_events()
             if self._socket in ready and not self._is_lost:
                 return True
@@ -188,6 +203,7 @@ class ControlClient(sockets.SocketOwner):
             while (
                 time.monotonic() < deadline_s and (parts := sockets.receive_parts(self._socket)) is not None
             ):
+                # what cannot be read is no reply of ours; the deadline ends the wait if no other comes
                 try:
                     reply = unpack_reply(parts[-1])
                 except WireError:
@@ -204,12 +220,15 @@ class ControlClient(sockets.SocketOwner):
         )
 
     def _poll(self, events: int, deadline_s: float) -> dict[Any, int]:
-        """Wait until the socket has `events` or its monitor has some. Return what has; nothing at the deadline."""
+        """Wait until the socket has `events` or its monitor has some. Return the ready ones; an empty map at the
+        deadline."""
+        # the monitor is polled, too: a refused key or a lost connection ends the wait at once
         poller = zmq.Poller()
         if events:
             poller.register(self._socket, events)
         poller.register(self._handshakes.monitor, zmq.POLLIN)
-        return dict(poller.poll(max(0, math.ceil((deadline_s - time.monotonic()) * 1000))))
+        left_ms = (deadline_s - time.monotonic()) * 1000
+        return dict(poller.poll(max(0, math.ceil(left_ms))))
 
     def _read_events(self) -> bool:
         """Read the events of the monitor. Return True if a connection has ended, even if there is another now."""

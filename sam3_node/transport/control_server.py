@@ -1,4 +1,4 @@
-"""Serve control requests over a ROUTER socket. Requests wait in a queue that is bounded for each peer and in all."""
+"""Serve control requests over a ROUTER socket. Requests wait in a queue with a limit for each peer, and one for all."""
 
 from __future__ import annotations
 
@@ -14,19 +14,43 @@ from typing import Any, NamedTuple
 import zmq
 
 from ..errors import BusyError, ForbiddenError, SupersededError, WireError
-from ..types import Buffer, Job
+from ..resumable import Resumable
+from ..types import Buffer
 from ..wire import INTERNAL_ERROR, Failure, Reply, Request, pack_reply, unpack_request
 from ..wire.codec import count_items
 from ..wire.operations import FOR_READERS
 from . import sockets
 from .channels import FrameSubscriber
 from .limits import Rights
+from .primitives import WakePipe
 from .security import Security
 
 MAX_REQUESTS_PER_PEER = 32
+"""Requests of one peer that may wait. A further one gets the error `busy` at once."""
 MAX_WAITING_BYTES = 24 << 20
-OVERHEAD_BYTES = 1024  # approximate memory of a waiting request beside its content
-ITEM_BYTES = 160  # most memory of an unpacked value beside its bytes: an entry of a map with its key
+"""Approximate memory of all waiting requests. Beyond it, the peer that takes most loses its newest ones."""
+OVERHEAD_BYTES = 1024
+"""Approximate memory of a waiting request beside its content."""
+ITEM_BYTES = 160
+"""Most memory of an unpacked value beside its bytes: an entry of a map with its key."""
+QUEUE = 64
+"""Replies that libzmq queues for each peer. A peer that does not read loses the others."""
+LARGE_BYTES = 1 << 20
+"""The server's thread does not unpack larger requests: it must stay quick, and unpacking takes as much memory again."""
+MAX_REPLY_BYTES = 16 << 20
+"""Longest reply that is sent. A longer one becomes an error reply that says so."""
+LINGER_MS = 1000
+"""Longest time that closing waits until the last replies are sent."""
+MAX_WAIT_S = 10.0
+"""Seconds after which a waiting request is refused: its client has given up."""
+WORK_S = 0.002
+"""Longest time for which the server's thread reads requests before it rests."""
+REST_PER_WORK = 3.0
+"""While requests keep coming, the server's thread rests after WORK_S, and so takes at most a quarter of one core."""
+MAX_BYTES_PER_S = 250e6
+"""The thread also rests after large requests: libzmq takes processor time for each byte that it reads ahead."""
+
+log = logging.getLogger(__name__)
 
 Peer = tuple[bytes, ...]
 """The envelope of a request, which routes the reply. Its first part is the identity of the connection."""
@@ -48,13 +72,14 @@ class WaitingRequest(NamedTuple):
     """A newer request of the same connection with the same key supersedes this one. None: none does."""
     connection: tuple[int, int] | None = None
     """descriptor and inode of the connection that it came over; None if they are unknown"""
-    job: Job[Any] | None = None
+    job: Resumable[Any] | None = None
     """the job that was begun on it, None if there is none yet"""
 
     def supersedes(self, older: WaitingRequest) -> bool:
         """Return True if this request makes an older one useless."""
-        same = self.supersede_key is not None and self.supersede_key == older.supersede_key
-        return same and self.peer[0] == older.peer[0] and self is not older
+        same_key = self.supersede_key is not None and self.supersede_key == older.supersede_key
+        # another connection may have chosen the same key
+        return same_key and self.peer[0] == older.peer[0] and self is not older
 
     @property
     def has_departed(self) -> bool:
@@ -68,9 +93,12 @@ class WaitingRequest(NamedTuple):
 
 
 def find_connection(descriptor: int) -> tuple[int, int] | None:
-    """Return what tells the open connection of a descriptor from later ones of the same descriptor; None for none."""
+    """Return descriptor and inode of an open connection, which no later connection shares. None if it is closed."""
+    if descriptor < 0:
+        return None
     try:
-        return (descriptor, os.fstat(descriptor).st_ino) if descriptor >= 0 else None
+        # a later connection of the same descriptor has another inode
+        return descriptor, os.fstat(descriptor).st_ino
     except OSError:
         return None
 
@@ -92,34 +120,43 @@ class RequestQueue:
 
     When MAX_WAITING_BYTES wait, a request displaces the newest requests of the peer whose requests take most, unless
     that is its own peer. A superseded request leaves the line and the newer one goes to its end; the peer keeps its
-    turn. The request that was taken last counts until the next is taken: it is carried out. Or it is put back, to be
-    taken again after other requests: long work is done in turns.
-    A file descriptor is readable exactly while a request waits. All methods may be called from any thread.
+    turn. The request that was taken last counts until the next one is taken, because the node executes it. Long work is
+    done in turns: its request is put back, and taken again after other requests. A file descriptor is readable exactly
+    while a request waits. All methods may be called from any thread.
     """
 
     def __init__(self) -> None:
         self._peers: OrderedDict[bytes, _PeerQueue] = OrderedDict()
-        self._cost = self._taken_cost = 0
+        self._cost = 0  # of the requests that wait
+        self._taken_cost = 0  # of the request that was taken last
         self._changed = threading.Condition()
-        self._pipe = sockets.WakePipe()
+        self._pipe = WakePipe()
 
     def put(self, request: WaitingRequest) -> list[WaitingRequest]:
         """Add a request. Return those that will not be taken: this one, or others that it displaced or superseded."""
         with self._changed:
             own = self._peers.get(request.peer[0])
-            superseded = own.find_superseded(request) if own is not None else None
+            superseded = None
+            if own is not None:
+                superseded = own.find_superseded(request)
+            # a newer request may replace an older one even where the line is full
             if own is not None and superseded is None and len(own.requests) >= MAX_REQUESTS_PER_PEER:
                 return [request]
+            # make room: the peer whose requests take most loses its newest ones, unless this peer would take more
             displaced: list[WaitingRequest] = []
-            freed = superseded.cost if superseded is not None else 0
+            freed = 0
+            if superseded is not None:
+                freed = superseded.cost
+            own_cost = 0 if own is None else own.cost
             while self._cost + self._taken_cost + request.cost - freed > MAX_WAITING_BYTES:
                 if not self._peers:
                     return [request]
                 name, largest = max(self._peers.items(), key=lambda item: item[1].cost)
-                if largest.cost <= (own.cost if own else 0) + request.cost:
+                if largest.cost <= own_cost + request.cost:
                     return [*displaced, request]
                 displaced.append(self._remove(name, largest, newest=True))
             self._add(request)
+            # added before the older one is removed, so that the peer never leaves the queue and keeps its turn
             if own is not None and superseded is not None:
                 own.requests.remove(superseded)
                 own.cost -= freed
@@ -134,6 +171,7 @@ class RequestQueue:
             if not self._changed.wait_for(lambda: bool(self._peers), timeout_ms / 1000):
                 return None
             name, queue = next(iter(self._peers.items()))
+            # the peer goes to the end of the turns, with the rest of its line
             taken = self._remove(name, queue)
             self._taken_cost = taken.cost
             if queue.requests:
@@ -144,6 +182,7 @@ class RequestQueue:
         """Add the request that was taken last to the end of its line. Return False if a newer one supersedes it."""
         with self._changed:
             self._taken_cost = 0
+            # a newer request of the same kind came while this one had its turn
             own = self._peers.get(request.peer[0])
             if own is not None and any(newer.supersedes(request) for newer in own.requests):
                 return False
@@ -152,12 +191,12 @@ class RequestQueue:
 
     def clear(self) -> list[WaitingRequest]:
         """Remove all requests, and return them."""
+        removed: list[WaitingRequest] = []
         with self._changed:
-            return [
-                self._remove(name, queue)
-                for name, queue in list(self._peers.items())
-                for _ in list(queue.requests)
-            ]
+            while self._peers:
+                name, queue = next(iter(self._peers.items()))
+                removed.append(self._remove(name, queue))
+        return removed
 
     def fileno(self) -> int:
         """Return a descriptor that is readable exactly while a request waits."""
@@ -168,6 +207,7 @@ class RequestQueue:
         self._pipe.close()
 
     def _add(self, request: WaitingRequest) -> None:
+        # the pipe is written when the first request comes and read when the last one goes
         if not self._peers:
             self._pipe.wake()
         queue = self._peers.setdefault(request.peer[0], _PeerQueue())
@@ -177,7 +217,7 @@ class RequestQueue:
         self._changed.notify()
 
     def _remove(self, name: bytes, queue: _PeerQueue, newest: bool = False) -> WaitingRequest:
-        removed = queue.requests.pop() if newest else queue.requests.popleft()
+        removed = queue.requests.pop() if newest else queue.requests.popleft()  # the oldest is the first
         queue.cost -= removed.cost
         self._cost -= removed.cost
         if not queue.requests:
@@ -186,21 +226,6 @@ class RequestQueue:
                 self._pipe.clear()
         return removed
 
-
-log = logging.getLogger(__name__)
-
-QUEUE = 64
-LARGE_BYTES = 1 << 20
-"""The server's thread does not unpack larger requests: it must stay quick, and unpacking takes as much memory again."""
-MAX_REPLY_BYTES = 16 << 20
-LINGER_MS = 1000
-MAX_WAIT_S = 10.0
-"""Seconds after which a waiting request is refused: its client has given up."""
-WORK_S = 0.002
-REST_PER_WORK = 3.0
-"""While requests keep coming, the server's thread rests after WORK_S, and so takes at most a quarter of one core."""
-MAX_BYTES_PER_S = 250e6
-"""The thread also rests after large requests: libzmq takes processor time for each byte that it reads ahead."""
 
 AnswerNow = Callable[[Request], Reply | None]
 
@@ -231,7 +256,8 @@ class ControlServer(sockets.BoundOwner, sockets.SocketThread):
         self.rejected = 0
         """Number of requests that were malformed, not permitted, found no place, or waited too long."""
         self.last_error: str | None = None
-        self._answer_now, self._node = answer_now, node
+        self._answer_now = answer_now
+        self._node = node
         self._bound = sockets.BoundSocket(
             zmq.ROUTER, endpoint, QUEUE, sockets.MAX_REQUEST_BYTES, "node", security
         )
@@ -241,6 +267,7 @@ class ControlServer(sockets.BoundOwner, sockets.SocketThread):
         self._requests = RequestQueue()
         self._taken: WaitingRequest | None = None
         self._replies: deque[tuple[Peer, bytes]] = deque()
+        # `rejected` is counted by the server's thread and by the one that calls `receive`
         self._counting = threading.Lock()
         self._start(f"control {endpoint}")
 
@@ -253,8 +280,9 @@ class ControlServer(sockets.BoundOwner, sockets.SocketThread):
         self.check()
         self._taken = None
         while (waiting := self._requests.take(timeout_ms)) is not None:
-            timeout_ms = 0
+            timeout_ms = 0  # it was spent: further requests are taken only if they wait already
             waited_s = time.monotonic() - waiting.arrived_s
+            # the client has given up, and has perhaps sent the request again
             if waited_s > MAX_WAIT_S and waiting.job is None:
                 self._refuse(
                     waiting, f"the request waited for {waited_s:.0f} s and was not carried out; send it again"
@@ -263,6 +291,7 @@ class ControlServer(sockets.BoundOwner, sockets.SocketThread):
             self._taken = waiting
             if isinstance(waiting.content, Request):
                 return waiting.peer, waiting.content
+            # a large request was left packed by the server's thread, and is unpacked in this one
             try:
                 request = unpack_request(waiting.content)
             except WireError as error:
@@ -283,18 +312,20 @@ class ControlServer(sockets.BoundOwner, sockets.SocketThread):
         self._waker.wake()
 
     @property
-    def begun(self) -> Job[Any] | None:
-        """The job with which the request that was received last had been put back; None for a new request."""
-        return self._taken.job if self._taken else None
+    def begun(self) -> Resumable[Any] | None:
+        """The job of the request that was received last, if it had been put back. None for a new request."""
+        return None if self._taken is None else self._taken.job
 
-    def put_back(self, job: Job[Any]) -> None:
+    def put_back(self, job: Resumable[Any]) -> None:
         """Let the request that was received last wait for another turn, with the job that was begun on it.
 
         The peer's other requests come first. If a newer one supersedes it, or its connection has been closed, the job
         is cancelled instead.
         """
         assert self._taken is not None
-        waiting, self._taken = self._taken._replace(job=job), None
+        waiting = self._taken._replace(job=job)
+        self._taken = None
+        # nobody would read the result of a connection that was closed
         if waiting.has_departed:
             waiting.cancel()
         elif not self._requests.put_back(waiting):
@@ -307,6 +338,7 @@ class ControlServer(sockets.BoundOwner, sockets.SocketThread):
 
     def close(self) -> None:
         """Stop answering. Queued replies are still sent, and requests that wait are refused. Idempotent."""
+        # refused before the thread ends, which sends these replies
         if not (self._closing or self._is_forked):
             for waiting in self._requests.clear():
                 self._refuse(waiting, "not carried out: the node stops")
@@ -317,6 +349,7 @@ class ControlServer(sockets.BoundOwner, sockets.SocketThread):
         self._requests.close()
 
     def _serve(self) -> None:
+        # two pollers: while the thread rests, requests must not wake it, but replies must still be sent
         awake = zmq.Poller()
         awake.register(self._waker.fileno(), zmq.POLLIN)
         awake.register(self._socket, zmq.POLLIN)
@@ -331,11 +364,13 @@ class ControlServer(sockets.BoundOwner, sockets.SocketThread):
                 awake.poll()
                 rest_until_s = self._receive_requests()
             self._send_replies()
+        # replies that were queued while it was told to stop
         self._send_replies()
 
     def _receive_requests(self) -> float:
         """Receive for at most WORK_S. Return the monotonic time until which to rest; 0 if no more requests wait."""
-        begin_s, received_bytes = time.monotonic(), 0
+        begin_s = time.monotonic()
+        received_bytes = 0
         read: Counter[int] = Counter()  # bytes, by descriptor
         while (parts := sockets.receive_parts(self._socket)) is not None:
             descriptor, size = sockets.describe_source(parts, self._bound.authenticator is None)
@@ -347,6 +382,7 @@ class ControlServer(sockets.BoundOwner, sockets.SocketThread):
             except Exception as error:  # no request may end this thread
                 self._count_rejected(repr(error))
                 log.exception("control: a request failed in the server")
+            # after its share of work, the thread rests three times as long, so that the node has the rest of the core
             received_bytes += size
             now_s = time.monotonic()
             if now_s - begin_s > WORK_S or received_bytes > LARGE_BYTES:
@@ -356,35 +392,44 @@ class ControlServer(sockets.BoundOwner, sockets.SocketThread):
         return 0.0
 
     def _accept(self, parts: list[memoryview], descriptor: int) -> None:
+        # who sends it, and may it? The budget of the key is spent even for a malformed request
         peer = _envelope(parts)
         try:
             key = None
             if self._bound.authenticator is not None:
                 key = self._bound.authenticator.find_key(parts)
                 self._rights.spend(key, sum(part.nbytes for part in parts))
+            # what does it ask for? That of a large one is not known yet: a reader may not send it
             if len(peer) + 1 != len(parts):
                 raise WireError(f"request: expected 1 part after the envelope, found {len(parts) - 1}")
             size = parts[-1].nbytes
-            request = unpack_request(parts[-1]) if size <= LARGE_BYTES else None
+            request = None
+            op = ""
+            if size <= LARGE_BYTES:
+                request = unpack_request(parts[-1])
+                op = request.op
             if key is not None:
-                self._rights.check(key, request.op if request else "")
+                self._rights.check(key, op)
         except (WireError, ForbiddenError, BusyError) as error:
             self._count_rejected(str(error))
             self._send(peer, _pack_reply(Reply.failed(0, error), self._node))
             return
+        # answered here at once if that is quick, else queued for the node
         if request is not None and (reply := self._answer_now(request)) is not None:
             self._send(peer, _pack_reply(reply, self._node))
             return
-        items = ITEM_BYTES * count_items(request.args) if request else 0
-        waiting = WaitingRequest(
-            peer,
-            request.id if request else 0,
-            request or parts[-1],
-            size + items + OVERHEAD_BYTES,
-            time.monotonic(),
-            request.supersede_key if request else None,
-            find_connection(descriptor),
-        )
+        arrived_s = time.monotonic()
+        connection = find_connection(descriptor)
+        if request is None:
+            waiting = WaitingRequest(
+                peer, 0, parts[-1], size + OVERHEAD_BYTES, arrived_s, connection=connection
+            )
+        else:
+            cost = size + ITEM_BYTES * count_items(request.args) + OVERHEAD_BYTES
+            waiting = WaitingRequest(
+                peer, request.id, request, cost, arrived_s, request.supersede_key, connection
+            )
+        # a full queue refuses this request, or others in its place
         for refused in self._requests.put(waiting):
             if waiting.supersedes(refused):
                 self._supersede(refused)
@@ -424,11 +469,14 @@ def poll(frames: FrameSubscriber, control: ControlServer, timeout_ms: int | None
 
 
 def _envelope(parts: list[memoryview]) -> Peer:
-    return tuple(bytes(part) for part in parts[: 2 if len(parts) > 2 and not parts[1].nbytes else 1])
+    # a REQ peer puts an empty part between its identity and the request
+    length = 2 if len(parts) > 2 and not parts[1].nbytes else 1
+    return tuple(bytes(part) for part in parts[:length])
 
 
 def _pack_reply(reply: Reply, node: str | None) -> bytes:
     """Pack a reply; if it cannot be packed or is too large, pack an error reply that says so."""
+    # the session of this node, from which a client learns of a restart
     if reply.node is None:
         reply = reply._replace(node=node)
     try:

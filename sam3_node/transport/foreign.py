@@ -1,17 +1,19 @@
 """Open sockets for cameras of other protocols: a subscriber of a server, and a hub that senders connect to.
 
-Messages are passed on as they came, at most MAX_KEPT of the waiting ones. A reader that is slower than a flood gets the
-newest messages, and the flood of one sender leaves the messages of the others. CONFLATE would keep one part only.
+The sockets hand messages over unchanged, at most MAX_KEPT of those that wait. A reader that is slower than a flood gets
+the newest messages, and the flood of one sender leaves the messages of the others. CONFLATE would keep one part only.
 """
 
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import zmq
 
 from ..errors import TransportError
 from . import sockets
+from .primitives import PeerBudget
 from .receiver import MAX_PER_TURN, Message, Receiver
 from .security import Security, is_local
 
@@ -20,16 +22,25 @@ MAX_FOREIGN_BYTES = 1 << 25
 MAX_KEPT = 16
 """Maximum number of waiting messages that are handed over; older ones are dropped and counted."""
 MAX_KEPT_BYTES = 2 * MAX_FOREIGN_BYTES
-"""The same for their size."""
+"""Maximum size of these messages, in bytes."""
 HUB_QUEUE = 16
-HUB_BUDGET = (1 << 28, 1 << 28, 1 << 28)
-"""Of the hub's peers, as in sockets.py. A sender waits for the answer to an image before it sends the next."""
+"""Answers that libzmq queues for each sender, which waits for each of them."""
+HUB_BUDGET = PeerBudget(1 << 28, 1 << 28, 1 << 28)
+"""Budget of the hub's peers. A sender waits for the answer to an image before it sends the next."""
 HUB_ANSWER = b"OK"
+"""What senders expect after each message. They send the next one only then."""
 
-SentMessage = tuple[list[memoryview], int, bytes]
 Deliver = Callable[[list[memoryview], int, bytes], None]
 """Takes the parts of a message, its arrival (`time.time_ns`) and its sender. Runs in a thread of the socket, and raises
 nothing."""
+
+
+class SentMessage(NamedTuple):
+    """Parts of a message, its arrival (`time.time_ns`) and its sender."""
+
+    parts: list[memoryview]
+    received_ns: int
+    sender: bytes
 
 
 class ForeignSubscriber(Receiver[list[memoryview]]):
@@ -51,9 +62,10 @@ class ForeignSubscriber(Receiver[list[memoryview]]):
         return parts
 
     def _select(self, messages: Iterator[Message]) -> Iterator[Message]:
-        kept, dropped = _keep_newest((*message, b"") for message in messages)
+        # messages of a server have no sender: one server is one sender
+        kept, dropped = _keep_newest(SentMessage(parts, arrived_ns, b"") for parts, arrived_ns in messages)
         self.dropped += dropped
-        return (message[:2] for message in kept)
+        return (Message(message.parts, message.received_ns) for message in kept)
 
     def _store(self, parts: list[memoryview], received_ns: int, source: sockets.ReconnectingSocket) -> bool:
         self._deliver(parts, received_ns, b"")
@@ -94,7 +106,9 @@ class ForeignHub(sockets.SocketThread):
     @property
     def connected(self) -> tuple[str, ...]:
         """The endpoint if a sender is connected now, else nothing."""
-        return (self.endpoint,) if self._bound.guard.wait_for_peer(0) else ()
+        if self._bound.guard.wait_for_peer(0):
+            return (self.endpoint,)
+        return ()
 
     def _release(self) -> None:
         self._bound.close(0)
@@ -104,6 +118,7 @@ class ForeignHub(sockets.SocketThread):
         poller.register(self._waker.fileno(), zmq.POLLIN)
         poller.register(self._bound.socket, zmq.POLLIN)
         while not self._closing:
+            # all that waits is read and answered, but only the newest messages are decoded
             poller.poll()
             kept, dropped = _keep_newest(self._receive())
             self.dropped += dropped
@@ -113,6 +128,7 @@ class ForeignHub(sockets.SocketThread):
     def _receive(self) -> Iterator[SentMessage]:
         """Receive and answer at most MAX_PER_TURN waiting messages."""
         read: Counter[int] = Counter()
+        # what was read is reported to the guard, which cuts off a peer that sends more than is read
         parts: list[memoryview] | None = []
         for _ in range(MAX_PER_TURN):
             parts = sockets.receive_parts(self._bound.socket)
@@ -121,25 +137,43 @@ class ForeignHub(sockets.SocketThread):
             received_ns = time.time_ns()
             descriptor, size = sockets.describe_source(parts)
             read[descriptor] += size
-            envelope = [bytes(part) for part in parts[: 2 if len(parts) > 1 and not parts[1].nbytes else 1]]
+            # a REQ peer puts an empty part between its identity and the message, and expects it in the answer
+            length = 2 if len(parts) > 1 and not parts[1].nbytes else 1
+            envelope = [bytes(part) for part in parts[:length]]
             sockets.send_parts(self._bound.socket, [*envelope, HUB_ANSWER], MAX_FOREIGN_BYTES)
-            yield parts[len(envelope) :], received_ns, envelope[0]
+            yield SentMessage(parts[len(envelope) :], received_ns, envelope[0])
         self._bound.guard.count_read(read, is_all=parts is None)
 
 
 def _keep_newest(messages: Iterable[SentMessage]) -> tuple[list[SentMessage], int]:
-    """Return the newest messages of each sender, and the number of the others. Who sends most loses first."""
-    kept: dict[bytes, deque[SentMessage]] = {}
-    count = size = dropped = 0
+    """Return the newest messages of each sender, and the number of the others. The sender with most messages loses its
+    oldest."""
+    kept: dict[bytes, deque[SentMessage]] = {}  # by sender, oldest first
+    count = 0
+    size = 0
+    dropped = 0
     for message in messages:
-        kept.setdefault(message[2], deque()).append(message)
-        count, size = count + 1, size + _count_bytes(message)
+        kept.setdefault(message.sender, deque()).append(message)
+        count += 1
+        size += _count_bytes(message)
+        # too many: the sender with most messages loses its oldest. Too large: the sender with most bytes does
         while count > MAX_KEPT or (size > MAX_KEPT_BYTES and count > 1):
-            is_many = count > MAX_KEPT
-            most = max(kept.values(), key=len if is_many else lambda queue: sum(map(_count_bytes, queue)))
-            count, size, dropped = count - 1, size - _count_bytes(most.popleft()), dropped + 1
-    return [message for queue in kept.values() for message in queue], dropped
+            if count > MAX_KEPT:
+                most = max(kept.values(), key=len)
+            else:
+                most = max(kept.values(), key=_count_queue_bytes)
+            count -= 1
+            size -= _count_bytes(most.popleft())
+            dropped += 1
+    newest: list[SentMessage] = []
+    for queue in kept.values():
+        newest.extend(queue)
+    return newest, dropped
+
+
+def _count_queue_bytes(queue: deque[SentMessage]) -> int:
+    return sum(_count_bytes(message) for message in queue)
 
 
 def _count_bytes(message: SentMessage) -> int:
-    return sum(part.nbytes for part in message[0])
+    return sum(part.nbytes for part in message.parts)

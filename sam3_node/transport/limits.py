@@ -22,35 +22,43 @@ import zmq
 from zmq.utils import z85
 
 from ..errors import BusyError, ForbiddenError
+from .primitives import PeerBudget, WakePipe, read_event
 from .security import CLIENT_ROLES, MAX_KEYS, REFUSED, REVOKED, Key, ServerKeys
-from .sockets import WakePipe, read_event
 
 log = logging.getLogger(__name__)
 
 PERIOD_MS = 20
+"""Time between two looks at the bytes of TCP connections. A flood may send for this long before it is noticed."""
 CUT_PERIOD_MS = 250
-"""The same, while all connections are local sockets: their bytes are not counted."""
+"""The same, while all connections are local sockets: their bytes are not counted, but they may have to be cut off."""
 MAX_CONNECTIONS = 256
+"""TCP connections that a bound socket keeps open. Each further one is shut down at once."""
 LOG_EVERY_S = 10.0
+"""Shortest time between two warnings of peers that were cut off, so that a flood does not fill the log."""
 LARGE_SHARE = 1 / 8
 """Share of the budget that a connection keeps after others were cut off, which may have been the same peer."""
 MAX_UNREAD_BYTES = 1 << 20
-"""What peers have sent and the owner has not read may take 32 times this memory before memory is watched."""
+"""Unread bytes from which on memory is watched. libzmq may take 32 times as much memory for them."""
 COMMANDS_PER_S = 64
 """Bytes per second of a connection that may be commands of the protocol, which the owner does not read."""
 BURST_S = 2.0
 """Seconds of its rate that a key may use at once."""
 WATCH_MS = 500
+"""Time between two looks at the keys that were admitted. A revoked key keeps its connections for about this long."""
 REFUSAL_LOG_EVERY_S = 1.0
-_ENDPOINT = "inproc://zeromq.zap.01"
+"""Shortest time between two warnings of refused keys."""
+_ENDPOINT = "inproc://zeromq.zap.01"  # the address at which libzmq asks (ZeroMQ RFC 27)
 _BYTES_RECEIVED = struct.Struct("=Q")
 _BYTES_RECEIVED_OFFSET = 128  # of tcpi_bytes_received in Linux' struct tcp_info
+_TCP_INFO_BYTES = 256  # that are asked for; the kernel returns as many as it knows
 _OPENED_OR_CLOSED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 _EVENTS = _OPENED_OR_CLOSED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_MONITOR_STOPPED
 
 
 @dataclass(slots=True)
 class _Connection:
+    """A TCP connection, known by descriptor and peer: the kernel gives a closed descriptor to the next connection."""
+
     peer: object
     opened_s: float
     received: int = 0
@@ -58,17 +66,17 @@ class _Connection:
 
     @property
     def unread(self) -> float:
-        """Bytes that the owner of the socket has not read, a whole number of commands apart."""
+        """Bytes that the owner of the socket has not read, but for some commands of the protocol."""
         return max(0.0, self.received - self.read)
 
 
 class ConnectionGuard:
     """Watches the TCP connections of a socket that is not bound yet, in a thread, until the socket's monitor stops.
 
-    Each connection may send `bytes_per_s`. What all of them have sent beyond that must not exceed `max_bytes`: when it
-    does, the connection that has sent most beyond its rate is shut down. What it sent counts on for a while, so a peer
-    that connects again and again gets LARGE_SHARE of the budget. Each connection beyond MAX_CONNECTIONS is shut down.
-    Bytes alone do not tell the memory: libzmq takes 64 bytes for an empty part, which has 2 on the wire. With
+    Each connection may send `budget.bytes_per_s`. What all of them have sent beyond that must not exceed `max_bytes`:
+    when it does, the connection that has sent most beyond its rate is shut down. What it sent counts on for a while, so
+    a peer that connects again and again gets LARGE_SHARE of the budget. Each connection beyond MAX_CONNECTIONS is shut
+    down. Bytes alone do not tell the memory: libzmq takes 64 bytes for an empty part, which has 2 on the wire. With
     `watches_memory` the owner therefore calls `count_read`, and the connection with most unread bytes is shut down when
     the process grows by `max_growth_bytes` while more than MAX_UNREAD_BYTES are unread.
     Needs Linux; elsewhere nothing is cut off.
@@ -77,30 +85,33 @@ class ConnectionGuard:
     def __init__(
         self,
         socket: zmq.Socket[Any],
-        max_bytes: int,
-        bytes_per_s: int,
-        max_growth_bytes: int,
+        budget: PeerBudget,
         watches_memory: bool = False,
     ) -> None:
-        self._max_bytes, self._bytes_per_s = max_bytes, bytes_per_s
-        self._max_growth_bytes = max_growth_bytes
+        self._max_bytes = budget.max_bytes
+        self._bytes_per_s = budget.bytes_per_s
+        self._max_growth_bytes = budget.max_growth_bytes
         self._watches_memory = watches_memory
         self._counting = threading.Lock()  # of what was read
-        self._unread_of_closed = 0.0
-        self._base_rss = rss_bytes()
+        self._unread_of_closed = 0.0  # whole messages of connections that have ended still wait to be read
+        self._base_rss = rss_bytes()  # memory of the process when little was unread
         self._connections: dict[int, _Connection] = {}  # by file descriptor
         self._local: set[int] = set()  # descriptors of connections of ipc://
         self._cuts_all = threading.Event()
         self._excess_cut_off = 0.0  # of connections that were cut off: they may come again
+        # state of the thread's own rounds
         self._inspected_s = time.monotonic()
         self._next_log_s = 0.0
         self.cut_off = 0
         """Number of connections that were shut down."""
+        # peers for `wait_for_peer`
         self._peers = 0  # at most: connections whose handshake has succeeded
         # by descriptor: whether a handshake has succeeded since it was opened
         self._maybe_peers: dict[int, bool] = {}
         self._peers_changed = threading.Condition()
-        self._counted, self._ended = threading.Event(), False
+        # a caller of `count_connections` waits for the thread, which may have ended meanwhile
+        self._counted = threading.Event()
+        self._ended = False
         self._wake = WakePipe()
         self._monitor = socket.get_monitor_socket(_EVENTS)
         self._thread = threading.Thread(target=self._run, name="connection guard", daemon=True)
@@ -123,7 +134,7 @@ class ConnectionGuard:
             return self._peers_changed.wait_for(lambda: self._peers > 0, timeout_ms / 1000)
 
     def count_read(self, sizes: Mapping[int, int], is_all: bool) -> None:
-        """Record the bytes that were read from connections, by descriptor, and whether no whole message waits now."""
+        """Record the bytes read from each connection, by descriptor. `is_all`: no complete message waits now."""
         with self._counting:
             for descriptor, size in sizes.items():
                 if descriptor in self._connections:
@@ -148,24 +159,28 @@ class ConnectionGuard:
 
     def _run(self) -> None:
         try:
+            # each round: learn who came and went, obey `cut_off_all`, then look at the bytes of those that stay
             while self._read_events(self._choose_period()):
                 if self._cuts_all.is_set():
                     self._cuts_all.clear()
                     self._shut_down_all()
                 self._inspect()
         finally:
+            # nobody may wait for a thread that has ended
             self._ended = True
             self._counted.set()
 
     def _choose_period(self) -> int | None:
         if self._connections:
             return PERIOD_MS
-        return CUT_PERIOD_MS if self._local else None
+        if self._local:
+            return CUT_PERIOD_MS
+        return None  # nothing to inspect: only an event wakes the thread
 
     def _read_events(self, timeout_ms: int | None) -> bool:
         """Update the connections. Return False once the monitor has stopped."""
         sources: list[tuple[Any, int]] = [(self._monitor, zmq.POLLIN), (self._wake.fileno(), zmq.POLLIN)]
-        zmq.zmq_poll(sources, -1 if timeout_ms is None else timeout_ms)
+        zmq.zmq_poll(sources, -1 if timeout_ms is None else timeout_ms)  # -1: without end
         is_asked = self._wake.clear()  # before the events are read, all of which then count
         while (read := read_event(self._monitor)) is not None:
             event, descriptor = read
@@ -188,9 +203,11 @@ class ConnectionGuard:
         """
         with self._peers_changed:
             if event == zmq.EVENT_ACCEPTED:
+                # the descriptor may be that of a connection that ended without an event
                 self._maybe_peers[descriptor] = False
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._peers += 1
+                # any of the open connections may be the one that succeeded
                 self._maybe_peers = dict.fromkeys(self._maybe_peers, True)
                 self._peers_changed.notify_all()
             elif event == zmq.EVENT_DISCONNECTED:
@@ -198,19 +215,21 @@ class ConnectionGuard:
                 self._peers = min(self._peers, sum(self._maybe_peers.values()))
 
     def _add(self, descriptor: int) -> None:
+        # libzmq tells the descriptor of what it accepted: a TCP connection, a local one, or one that has gone already
         state = _inspect_tcp(descriptor)
         if state is None:
             if _is_local(descriptor):
                 self._local.add(descriptor)
             return
         if len(self._connections) >= MAX_CONNECTIONS:
-            self._cut_off(descriptor, state[0], f"expected at most {MAX_CONNECTIONS} connections")
+            self._cut_off(descriptor, state.peer, f"expected at most {MAX_CONNECTIONS} connections")
             return
+        # the kernel may give the descriptor of an old connection whose end was not reported yet
         self._forget(descriptor)
-        self._connections[descriptor] = _Connection(state[0], time.monotonic())
+        self._connections[descriptor] = _Connection(state.peer, time.monotonic())
 
     def _forget(self, descriptor: int) -> None:
-        """Remove a connection. Its whole messages still wait to be read."""
+        """Remove a connection. The owner still reads its complete messages."""
         self._local.discard(descriptor)
         with self._counting:
             connection = self._connections.pop(descriptor, None)
@@ -218,35 +237,41 @@ class ConnectionGuard:
                 self._unread_of_closed += connection.unread
 
     def _shut_down_all(self) -> None:
+        # only where the peer is still the one that was counted: another connection may have the descriptor now
         for descriptor, connection in list(self._connections.items()):
             self.cut_off += _inspect_tcp(descriptor, shut_down_peer=connection.peer) is not None
         for descriptor in self._local:
             self.cut_off += _is_local(descriptor, shut_down=True)
 
     def _inspect(self) -> None:
+        """Cut off those that have sent most beyond their rate until the rest fits the budget; then look at memory."""
         now_s = time.monotonic()
+        # what each open connection has sent beyond its rate since it was opened
         excess: dict[int, float] = {}
         for descriptor, connection in list(self._connections.items()):
             state = _inspect_tcp(descriptor)
-            if state is None or state[0] != connection.peer:  # closed, and perhaps opened for another peer
+            if state is None or state.peer != connection.peer:  # closed, and perhaps opened for another peer
                 self._forget(descriptor)
                 continue
-            connection.received = state[1]
+            connection.received = state.received
             allowed = self._bytes_per_s * (now_s - connection.opened_s)
             excess[descriptor] = max(0.0, connection.received - allowed)
-        self._excess_cut_off = max(
-            0.0, self._excess_cut_off - self._bytes_per_s * (now_s - self._inspected_s)
-        )
+        # what was cut off counts on, and is forgiven at the rate of one connection
+        forgiven = self._bytes_per_s * (now_s - self._inspected_s)
+        self._excess_cut_off = max(0.0, self._excess_cut_off - forgiven)
         self._inspected_s = now_s
+        # the greediest goes first, until the sum is within the budget
         while excess:
             descriptor = max(excess, key=excess.__getitem__)
             limit = self._max_bytes
+            # a large one may be the peer that was cut off: it gets what that one has left of the budget
             if excess[descriptor] > self._max_bytes * LARGE_SHARE:
                 limit -= int(self._excess_cut_off)
             if sum(excess.values()) <= limit:
                 break
             self._excess_cut_off = min(self._max_bytes, self._excess_cut_off + excess.pop(descriptor))
             connection = self._connections[descriptor]
+            # forgotten before it is shut down: its unread bytes count among those of closed connections
             self._forget(descriptor)
             expected = f"expected at most {self._max_bytes} and {self._bytes_per_s} a second"
             self._cut_off(descriptor, connection.peer, f"it sent {connection.received} bytes, {expected}")
@@ -255,6 +280,7 @@ class ConnectionGuard:
 
     def _watch_memory(self) -> None:
         """Cut off the peer with most unread bytes if the process has grown while much is unread."""
+        # the owner never reads commands of the protocol, so that many bytes count as read
         rss = rss_bytes()
         with self._counting:
             for connection in self._connections.values():
@@ -262,10 +288,12 @@ class ConnectionGuard:
                     connection.read + COMMANDS_PER_S * PERIOD_MS / 1000, float(connection.received)
                 )
             unread = {descriptor: connection.unread for descriptor, connection in self._connections.items()}
+        # little is unread: whatever the process needs now is not due to peers
         if sum(unread.values()) + self._unread_of_closed <= MAX_UNREAD_BYTES:
             self._base_rss = rss
             return
         grown = rss - self._base_rss
+        # cut off only a peer that has an ample share of what is unread: the others may be innocent
         descriptor = max(unread, key=unread.__getitem__, default=-1)
         if grown <= self._max_growth_bytes or unread.get(descriptor, 0) * len(unread) <= MAX_UNREAD_BYTES:
             return
@@ -279,6 +307,7 @@ class ConnectionGuard:
         )
 
     def _cut_off(self, descriptor: int, peer: object, reason: str) -> None:
+        # a shutdown makes libzmq close the connection; its descriptor stays libzmq's own
         self.cut_off += _inspect_tcp(descriptor, shut_down_peer=peer) is not None
         if time.monotonic() >= self._next_log_s:
             self._next_log_s = time.monotonic() + LOG_EVERY_S
@@ -296,6 +325,7 @@ def rss_bytes() -> int:
 @contextlib.contextmanager
 def _borrow(descriptor: int) -> Iterator[posix.socket]:
     """Yield a connection of libzmq, which stays open. Raises OSError if the descriptor is not a socket."""
+    # `detach` below keeps the socket object from closing the descriptor, which belongs to libzmq
     connection = posix.socket(fileno=descriptor)
     try:
         yield connection
@@ -306,6 +336,7 @@ def _borrow(descriptor: int) -> Iterator[posix.socket]:
 def _is_local(descriptor: int, shut_down: bool = False) -> bool:
     """Return True if this is a connection that libzmq accepted over `ipc://`."""
     with contextlib.suppress(OSError), _borrow(descriptor) as connection:
+        # an accepted connection has the name of the address that was bound
         is_local = connection.family == posix.AF_UNIX and bool(connection.getsockname())
         if is_local and shut_down:
             connection.shutdown(posix.SHUT_RDWR)
@@ -313,31 +344,40 @@ def _is_local(descriptor: int, shut_down: bool = False) -> bool:
     return False
 
 
-def _inspect_tcp(descriptor: int, shut_down_peer: object = None) -> tuple[object, int] | None:
+class _TcpState(NamedTuple):
+    """State of a TCP connection in the kernel."""
+
+    peer: object
+    received: int
+    """bytes"""
+
+
+def _inspect_tcp(descriptor: int, shut_down_peer: object = None) -> _TcpState | None:
     """Return peer and received bytes of a TCP connection of libzmq; None if it is not open.
 
     Shut it down if its peer is `shut_down_peer`.
     """
     with contextlib.suppress(OSError), _borrow(descriptor) as connection:
         peer = connection.getpeername()
-        info = connection.getsockopt(posix.IPPROTO_TCP, posix.TCP_INFO, 256)
+        info = connection.getsockopt(posix.IPPROTO_TCP, posix.TCP_INFO, _TCP_INFO_BYTES)
+        # an older kernel does not count the bytes
         if len(info) < _BYTES_RECEIVED_OFFSET + _BYTES_RECEIVED.size:
             return None
         if shut_down_peer is not None and peer == shut_down_peer:
             connection.shutdown(posix.SHUT_RDWR)
-        return peer, _BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_OFFSET)[0]
+        return _TcpState(peer, _BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_OFFSET)[0])
     return None
 
 
 class Cap(NamedTuple):
-    """Shares of a server that keys of a role have."""
+    """Limits of each key of a role at one server."""
 
     requests_per_s: float
     bytes_per_s: float
     """of one key, over all its connections"""
     connections: int
-    """Open connections of the socket, of whatever role, up to which another of this role is admitted. So the others
-    keep at least the rest."""
+    """Keys of this role are admitted up to this number of open connections of any role. The rest stays free for the
+    other roles."""
 
 
 CAPS = {
@@ -352,16 +392,23 @@ class _Budget:
 
     def __init__(self, cap: Cap) -> None:
         self._cap = cap
-        self._requests, self._bytes = cap.requests_per_s * BURST_S, cap.bytes_per_s * BURST_S
+        # the budget of a new key is full
+        self._requests = cap.requests_per_s * BURST_S
+        self._bytes = cap.bytes_per_s * BURST_S
         self._updated_s = time.monotonic()
 
     def spend(self, size: int) -> bool:
-        """Take one request of `size` bytes. Return False if there is not enough; a full budget suffices for any."""
+        """Take one request of `size` bytes. Return False if there is not enough. A full budget suffices for any
+        size."""
         now_s = time.monotonic()
-        passed_s, self._updated_s = now_s - self._updated_s, now_s
-        requests, size_limit = self._cap.requests_per_s * BURST_S, self._cap.bytes_per_s * BURST_S
-        self._requests = min(requests, self._requests + passed_s * self._cap.requests_per_s)
+        passed_s = now_s - self._updated_s
+        self._updated_s = now_s
+        # both budgets grow with time, up to a burst
+        request_limit = self._cap.requests_per_s * BURST_S
+        size_limit = self._cap.bytes_per_s * BURST_S
+        self._requests = min(request_limit, self._requests + passed_s * self._cap.requests_per_s)
         self._bytes = min(size_limit, self._bytes + passed_s * self._cap.bytes_per_s)
+        # a request larger than a whole burst passes once the budget is full: it would else never pass
         if self._requests < 1 or self._bytes < min(size, size_limit):
             return False
         self._requests -= 1
@@ -384,6 +431,7 @@ class Rights:
         cap = CAPS.get(key.role) if key is not None else None
         if key is None or cap is None:
             raise ForbiddenError("expected an authorised key, found one that was revoked")
+        # more budgets than keys can exist are those of revoked keys; all begin again
         if len(self._budgets) > MAX_KEYS:
             self._budgets.clear()
         budget = self._budgets.setdefault(key.public, _Budget(cap))
@@ -416,7 +464,9 @@ class Authenticator:
         self.refused = 0
         """Number of handshakes that were refused."""
         self.last_refusal: str | None = None
-        self._folder, self._own, self._guard = keys.folder, keys.own.key, guard
+        self._folder = keys.folder
+        self._own = keys.own.key
+        self._guard = guard
         self._admitted: dict[str, Key] = {}
         self._next_log_s = 0.0
         self._stop = WakePipe()
@@ -428,6 +478,7 @@ class Authenticator:
 
     def find_key(self, parts: Sequence[memoryview]) -> Key | None:
         """Return the key of the peer that sent a message, if it is authorised now."""
+        # libzmq attaches the public key to each message of a peer that the handshake has admitted
         part: Any = parts[-1].obj
         return self._folder.authorised().get(part.get("User-Id") or "")
 
@@ -444,6 +495,7 @@ class Authenticator:
         next_watch_s = 0.0
         with self._socket:
             while self._stop.fileno() not in (ready := dict(poller.poll(WATCH_MS))):
+                # each question is answered at once: libzmq lets the peer wait for it
                 if self._socket in ready:
                     self._answer(self._socket.recv_multipart())
                 if time.monotonic() >= next_watch_s:
@@ -452,35 +504,44 @@ class Authenticator:
 
     def _answer(self, parts: list[bytes]) -> None:
         """Answer a question: version, id, domain, address, routing id, mechanism, credentials."""
-        request_id = parts[1] if len(parts) > 1 else b""
+        # a malformed question is answered like one without a key
+        request_id = b""
+        if len(parts) > 1:
+            request_id = parts[1]
+        address = "?"
+        if len(parts) > 3:
+            address = parts[3].decode("ascii", "replace")
         public = ""
         with contextlib.suppress(Exception):  # no question may end this thread
             if parts[5:6] == [b"CURVE"] and len(parts) == 7:
                 public = z85.encode(parts[6]).decode()
+        # from the folder as it is now: a key counts from the moment at which its file is there
         key = self._folder.authorised().get(public)
         refusal = self._find_refusal(public, key)
         if key is not None and refusal is None:
+            # remembered for `_watch`, which ends the connections when this key loses its role
             self._admitted[public] = key
             self._socket.send_multipart([b"1.0", request_id, b"200", b"OK", public.encode(), b""])
             return
-        address = parts[3].decode("ascii", "replace") if len(parts) > 3 else "?"
         self._count(str(refusal), address)  # before the answer: a refused peer finds the reason
+        # the status is all that libzmq passes on to the peer
         is_revoked = key is None and public in self._folder.revoked()
-        self._socket.send_multipart(
-            [b"1.0", request_id, b"%d" % (REVOKED if is_revoked else REFUSED), b"refused", b"", b""]
-        )
+        status = REVOKED if is_revoked else REFUSED
+        self._socket.send_multipart([b"1.0", request_id, b"%d" % status, b"refused", b"", b""])
 
     def _find_refusal(self, public: str, key: Key | None) -> str | None:
         """Return why a peer is refused; None if it is admitted. Its own connection is among those that are counted."""
         if key is not None and key.role not in CLIENT_ROLES:
             return f"the key {key} was refused: its role may not connect here"
         if key is not None:
-            limit, count = CAPS[key.role].connections, self._guard.count_connections()
+            limit = CAPS[key.role].connections
+            count = self._guard.count_connections()
             if count <= limit:
                 return None
             return (
                 f"the key {key} was refused: its role may connect up to connection {limit}, this was {count}"
             )
+        # the three reasons of a key that is not authorised: it was revoked, it is unknown, or there is none
         revoked = self._folder.revoked().get(public)
         if revoked is not None:
             return f"the key {revoked} was refused: it is revoked"
@@ -495,6 +556,7 @@ class Authenticator:
 
     def _watch(self) -> None:
         """End all connections if a key that was admitted has lost its role."""
+        # a key with another role has other rights, which its open connections must not keep
         authorised = self._folder.authorised()
         lost = [
             key
@@ -503,6 +565,7 @@ class Authenticator:
         ]
         if lost:
             log.warning("no longer authorised: %s; all connections begin again", ", ".join(map(str, lost)))
+            # libzmq does not tell which connections are theirs, so all end; those with a key connect again
             for key in lost:
                 del self._admitted[key.public]
             self._guard.cut_off_all()

@@ -1,7 +1,7 @@
 """Pair masks with the frames that they belong to, for processes that show both.
 
-Masks come later than their frame, and may overtake it where the frame is large. What is shown together is always one
-frame and its own masks.
+Masks come later than their frame, and may overtake it where the frame is large. A pair is always one frame and its own
+masks.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from ..types import Frame, MaskFrame, keep_newest
 from ..wire import FRAMES_ROOT, MASKS_ROOT, unpack_frame, unpack_masks
 
 MAX_FRAMES = 90
+"""Frames of one camera that wait for their masks: 3 s at 30 FPS."""
 MAX_BYTES = 256 << 20
+"""Memory of the waiting frames of all cameras, which share it equally."""
 MAX_CAMERAS = 16
+"""Cameras that are paired. Beyond them, the one that has sent nothing for longest is forgotten."""
 MASKS_LATE_S = 1.0
 """Seconds without masks after which frames are shown without them."""
 
@@ -47,13 +50,17 @@ class RecentFrames:
         self._drop(frame.seq)
         self._frames[frame.seq] = frame
         self._bytes += _count_bytes(frame)
+        # the newest frame stays, however large it is: its masks may be the next
         while len(self._frames) > 1 and (len(self._frames) > MAX_FRAMES or self._bytes > max_bytes):
             self._drop(next(iter(self._frames)))
 
     def find(self, masks: MaskFrame) -> Frame | None:
         """Return the frame of these masks if it is here."""
         frame = self._frames.get(masks.seq)
-        return frame if frame is not None and frame.key == masks.key else None
+        # a camera that was restarted counts from 0 again: the same seq may be another frame
+        if frame is None or frame.key != masks.key:
+            return None
+        return frame
 
     def _drop(self, seq: int) -> None:
         frame = self._frames.pop(seq, None)
@@ -100,6 +107,7 @@ class MaskPairing:
         return self._find(masks.camera).add_masks(masks, time.monotonic())
 
     def _find(self, name: str) -> _CameraPairing:
+        # a new camera, or one that is now the newest again
         camera = self._cameras.get(name) or _CameraPairing()
         keep_newest(self._cameras, name, camera, self._max_cameras)
         return camera
@@ -111,23 +119,34 @@ class _CameraPairing:
     def __init__(self) -> None:
         self._frames = RecentFrames()
         self._waiting: MaskFrame | None = None
-        self._masks_s = -MASKS_LATE_S
+        self._masks_s = (
+            -MASKS_LATE_S
+        )  # time of the last whole pair; a new camera is shown without waiting for masks
 
     def add_frame(self, frame: Frame, now_s: float, max_bytes: int) -> MaskPair | None:
         self._frames.add(frame, max_bytes)
+        # its masks came first, because the frame is larger
         if self._waiting is not None and self._waiting.key == frame.key:
             return self._complete(frame, self._waiting, now_s)
-        return MaskPair(frame, None) if now_s - self._masks_s > MASKS_LATE_S else None
+        # shown without masks only where none came for a while: else each frame would flicker without its masks
+        if now_s - self._masks_s > MASKS_LATE_S:
+            return MaskPair(frame, None)
+        return None
 
     def add_masks(self, masks: MaskFrame, now_s: float) -> MaskPair | None:
         frame = self._frames.find(masks)
         if frame is not None:
             return self._complete(frame, masks, now_s)
-        overtaken, self._waiting = self._waiting, masks
-        return MaskPair(None, overtaken) if overtaken is not None else None
+        # these masks wait now, in place of the last ones, whose frame will not come any more
+        overtaken = self._waiting
+        self._waiting = masks
+        if overtaken is None:
+            return None
+        return MaskPair(None, overtaken)
 
     def _complete(self, frame: Frame, masks: MaskFrame, now_s: float) -> MaskPair:
-        self._waiting, self._masks_s = None, now_s
+        self._waiting = None
+        self._masks_s = now_s
         return MaskPair(frame, masks)
 
 

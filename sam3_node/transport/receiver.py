@@ -10,19 +10,19 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import zmq
 
 from ..errors import TransportError, WireError
 from ..types import Delivery, Frame, MaskFrame
 from ..wire import BEAT_TOPIC
+from .primitives import WakePipe
 from .security import ClientKeys, Socket
 from .sockets import (
     UPDATE_MS,
     ReconnectingSocket,
     SocketThread,
-    WakePipe,
     connect_all,
     open_socket,
     open_subscriber,
@@ -30,19 +30,29 @@ from .sockets import (
 )
 
 CAMERA_IDLE_S = 10.0
+"""Seconds of silence after which a camera counts as idle, and may lose its place."""
 REFUSAL_S = 0.05
-"""Time for which an endpoint's other new names are refused, too, when all places are taken: a look costs time."""
+"""Seconds for which further new names of an endpoint are refused unseen, once all places are taken."""
 EVERY_CAPACITY = 4
+"""Messages that a lossless receiver stores. It stops reading while so many wait."""
 EVERY_QUEUE = 2
+"""Messages that libzmq queues for a lossless socket, on either side. Each adds to the delay of the newest."""
 MAX_PER_TURN = 64
-MAX_TOPIC_BYTES = 256  # of a topic are compared; no valid one is longer
+"""Messages that are read from one socket before the next socket has its turn."""
+MAX_TOPIC_BYTES = 256
+"""Bytes of a topic that are compared; no valid one is longer."""
 MAX_TOPICS = 64
+"""Topics of unwanted messages that are counted. A peer that invents topics must not fill the memory."""
 
 M = TypeVar("M")
-Message = tuple[list[memoryview], int]
-"""Parts of a message, and its arrival (`time.time_ns`)."""
-
 log = logging.getLogger(__name__)
+
+
+class Message(NamedTuple):
+    """Parts of a message, and its arrival (`time.time_ns`)."""
+
+    parts: list[memoryview]
+    received_ns: int
 
 
 class Receiver(SocketThread, Generic[M]):
@@ -67,7 +77,9 @@ class Receiver(SocketThread, Generic[M]):
         """Reason for which the last message was rejected."""
         self._unwanted: Counter[bytes] = Counter()
         """Messages that were ignored or rejected, by topic."""
-        self._sockets, self._topics, self._per_turn = sockets, frozenset(topics), per_turn
+        self._sockets = sockets
+        self._topics = frozenset(topics)
+        self._per_turn = per_turn
         self._updated_s = time.monotonic()
         self._start(f"receive {sockets[0].endpoint}")
 
@@ -94,7 +106,7 @@ class Receiver(SocketThread, Generic[M]):
         return messages
 
     def _store(self, message: M, received_ns: int, source: ReconnectingSocket) -> bool:
-        """Keep a message. Return False to be called again with it, which stops the reading meanwhile."""
+        """Keep a message. Return False if there is no space: the caller stops reading, and tries again."""
         raise NotImplementedError
 
     def _serve(self) -> None:
@@ -104,6 +116,7 @@ class Receiver(SocketThread, Generic[M]):
             poller.register(source.socket, zmq.POLLIN)
             poller.register(source.monitor, zmq.POLLIN)
         try:
+            # one round: a turn for each socket, then a look at the connections, at the latest after UPDATE_MS
             while not self._closing:
                 poller.poll(UPDATE_MS)
                 for source in self._sockets:
@@ -111,6 +124,7 @@ class Receiver(SocketThread, Generic[M]):
                         self._accept(parts, received_ns, source)
                 self._update_sockets()
         finally:
+            # the thread owns the sockets: no other thread may close them
             for source in self._sockets:
                 source.close()
 
@@ -120,10 +134,11 @@ class Receiver(SocketThread, Generic[M]):
             parts = receive_parts(source.socket)
             if parts is None or self._closing:
                 return
+            # any message shows that the peer lives; a beat shows that it will go on to show it
             is_beat = len(parts) == 1 and parts[0] == BEAT_TOPIC
             source.hear(is_beat)
             if not is_beat:
-                yield parts, time.time_ns()
+                yield Message(parts, time.time_ns())
 
     def _accept(self, parts: list[memoryview], received_ns: int, source: ReconnectingSocket) -> None:
         if self._topics and parts[0] not in self._topics:
@@ -138,6 +153,7 @@ class Receiver(SocketThread, Generic[M]):
             self.rejected += 1
             self._count_unwanted(parts)
             return
+        # a lossless store is full until its owner takes a message; the connections need attention meanwhile
         while not self._store(message, received_ns, source) and not self._closing:
             self._update_sockets()
 
@@ -148,12 +164,21 @@ class Receiver(SocketThread, Generic[M]):
 
     def _update_sockets(self) -> None:
         now_s = time.monotonic()
-        turn_s, self._updated_s = now_s - self._updated_s, now_s
+        turn_s = now_s - self._updated_s
+        self._updated_s = now_s
         for source in self._sockets:
             source.update(turn_s)
 
 
 C = TypeVar("C", Frame, MaskFrame)
+
+
+class StoredMessage(NamedTuple, Generic[C]):
+    """A message that waits to be taken, its arrival (`time.time_ns`) and its endpoint."""
+
+    message: C
+    received_ns: int
+    endpoint: str
 
 
 class CameraReceiver(Receiver[C]):
@@ -177,7 +202,12 @@ class CameraReceiver(Receiver[C]):
     ) -> None:
         if not peers:
             raise TransportError("expected at least one endpoint to connect to, found none")
-        self._is_live: bool = delivery == "newest"
+        self._is_live = delivery == "newest"
+        capacity = EVERY_CAPACITY
+        per_turn = 1
+        if self._is_live:
+            capacity = max_cameras
+            per_turn = MAX_PER_TURN
 
         def open_one() -> Socket:
             if self._is_live:
@@ -188,15 +218,15 @@ class CameraReceiver(Receiver[C]):
         self.names = CameraNames(max_cameras, len(peers))
         """The cameras that are received, and the endpoint of each."""
         self._numbers = itertools.count()
-        self._queue: Inbox[tuple[C, int, str]] = Inbox(max_cameras if self._is_live else EVERY_CAPACITY)
-        """Messages with their arrival (`time.time_ns`) and endpoint."""
+        self._queue: Inbox[StoredMessage[C]] = Inbox(capacity)
         self.wakeup = self._queue.fileno()
         """File descriptor that is readable exactly while a message waits."""
-        super().__init__(sockets, topics, MAX_PER_TURN if self._is_live else 1)
+        super().__init__(sockets, topics, per_turn)
 
-    def _take(self, timeout_ms: int | None) -> tuple[C, int, str] | None:
+    def _take(self, timeout_ms: int | None) -> StoredMessage[C] | None:
         taken = self._queue.take(timeout_ms)
         if taken is None:
+            # no message: because none came, or because the thread has failed
             self.check()
         return taken
 
@@ -208,8 +238,9 @@ class CameraReceiver(Receiver[C]):
 
     def _store(self, message: C, received_ns: int, source: ReconnectingSocket) -> bool:
         """Keep a message. Return False if no slot becomes free in UPDATE_MS."""
-        item = (message, received_ns, source.endpoint)
+        item = StoredMessage(message, received_ns, source.endpoint)
         if self._is_live:
+            # live: one slot for each camera; lossless: a key of its own for each message, so that none is replaced
             return self._queue.put(message.camera, item, UPDATE_MS, source.endpoint)
         return self._queue.put(next(self._numbers), item, UPDATE_MS)
 
@@ -223,7 +254,8 @@ class CameraReceiver(Receiver[C]):
         """Return the newest message of each topic, the topic that came last at the end."""
         newest: dict[bytes, Message] = {}
         for message in messages:
-            topic = bytes(message[0][0][:MAX_TOPIC_BYTES])
+            topic = bytes(message.parts[0][:MAX_TOPIC_BYTES])
+            # removed first, so that it goes to the end of the dict
             newest.pop(topic, None)
             newest[topic] = message
         return newest.values()
@@ -257,10 +289,12 @@ class Inbox(Generic[M]):
     def put(self, key: Hashable, item: M, timeout_ms: int, group: str = "") -> bool:
         """Store an item. Return False when no slot becomes free in time, or when the inbox is closed."""
         with self._changed:
+            # a waiting item of the same key is replaced at once; only a new key may have to wait
             self._changed.wait_for(lambda: self._closed or self._has_slot(key), timeout_ms / 1000)
             if self._closed or not self._has_slot(key):
                 return False
             if not self._items:
+                # the pipe is written when the first item comes and read when the last one goes, never for each
                 self._pipe.wake()
             self._items[key] = item
             self._turns.setdefault(key)
@@ -279,6 +313,7 @@ class Inbox(Generic[M]):
                 return None
             key = self._find_next()
             item = self._items.pop(key)
+            # this key and its group are the last to have had their turn now
             self._turns.move_to_end(key)
             self._group_turns.move_to_end(self._groups.pop(key))
             if len(self._turns) > self._capacity:
@@ -293,8 +328,10 @@ class Inbox(Generic[M]):
         """Return the item that `take` would return now, and leave it. Return None while there is none that fits."""
 
         def find() -> M | None:
-            item = self._items[self._find_next()] if self._items else None
-            return item if item is not None and accepts(item) else None
+            if not self._items:
+                return None
+            item = self._items[self._find_next()]
+            return item if accepts(item) else None
 
         with self._changed:
             self._changed.wait_for(lambda: self._closed or find() is not None, timeout_ms / 1000)
@@ -322,6 +359,7 @@ class Inbox(Generic[M]):
     def close(self) -> None:
         """Remove all items, and wake all waiting threads. Idempotent."""
         with self._changed:
+            # the pipe stays readable: who polls it learns of the end
             self._closed = True
             self._pipe.wake()
             self._items.clear()
@@ -333,8 +371,10 @@ class Inbox(Generic[M]):
         self._pipe.close()
 
     def _find_next(self) -> Hashable:
+        # the usual case: one camera, without a look at the turns
         if len(self._items) == 1:
             return next(iter(self._items))
+        # the group whose turn was longest ago among those that wait, then the key of it whose turn was longest ago
         waiting = set(self._groups.values())
         group = next(group for group in self._group_turns if group in waiting)
         return next(key for key in self._turns if self._groups.get(key) == group)
@@ -350,9 +390,12 @@ def choose_replaced(cameras: Mapping[str, tuple[str, bool]], endpoint: str, shar
     way to its own endpoint, and to any endpoint if its own holds more than `share` places. An endpoint that holds less
     than `share` also takes the place of an active camera of one that holds more, and of any idle camera.
     """
+    # candidates in three classes, each with the longest silent first; the first class that has one gives the place
     counts = Counter(owner for owner, _ in cameras.values())
     below = counts[endpoint] < share
-    idle_own, active, idle_any = [], [], []
+    idle_own: list[str] = []
+    active: list[str] = []
+    idle_any: list[str] = []
     for camera, (owner, idle) in cameras.items():
         above = counts[owner] > share
         if idle and (owner == endpoint or above):
@@ -374,7 +417,7 @@ class _Binding:
     @property
     def endpoint(self) -> str:
         """The endpoint that has the name; empty if none has it yet."""
-        return "" if self.source is None else self.source.endpoint
+        return self.source.endpoint if self.source else ""
 
     @property
     def idle(self) -> bool:
@@ -412,8 +455,10 @@ class CameraNames:
         Raises WireError for a name of another endpoint, one that the endpoint's key may not send, and one beyond
         `capacity`.
         """
+        # the key comes first: a name that it does not permit must not even look for a place
         if source.keys is not None and not source.keys.may_send(camera):
             raise self._refuse(camera, source, f"expected a camera of its key {_describe_key(source.keys)}")
+        # the name belongs to one endpoint as long as its connection lasts
         with self._changing:
             binding = self._bindings.get(camera)
             if binding is not None and binding.source is not source and not binding.free:
@@ -422,6 +467,7 @@ class CameraNames:
                     " camera a name of its own"
                 )
                 raise self._refuse(camera, source, expected)
+            # a new name needs a place, perhaps that of another camera
             replaced = None
             if binding is None and len(self._bindings) >= self.capacity:
                 replaced = self._choose_replaced(source)
@@ -433,13 +479,14 @@ class CameraNames:
             return replaced
 
     def expect(self, cameras: Collection[str]) -> None:
-        """Give places to cameras that are not heard yet, as if they had just been heard, before those of others.
+        """Give places to cameras that have not sent yet, as if they had just sent. Others may lose theirs.
 
         Any thread may call it.
         """
         with self._changing:
             for camera in cameras:
                 others = (name for name in self._bindings if name not in cameras)
+                # a place may be taken from any camera that is not among the expected ones, the longest silent first
                 if camera not in self._bindings and len(self._bindings) >= self.capacity:
                     self._bindings.pop(next(others, ""), None)
                 if len(self._bindings) < self.capacity:
@@ -455,15 +502,19 @@ class CameraNames:
         Any thread may call it.
         """
         binding = self._bindings.get(camera)
-        return None if binding is None or binding.source is None else time.monotonic() - binding.heard_s
+        if binding is None or binding.source is None:
+            return None
+        return time.monotonic() - binding.heard_s
 
     def _crowd_out(self, camera: str) -> WireError:
+        # logged once: a flood of names would fill the log
         self.crowded_out += 1
         if self.crowded_out == 1:
             log.warning("camera %s has no place: there are %d cameras already", camera, self.capacity)
         return WireError(f"expected at most {self.capacity} cameras, found another: {camera}")
 
     def _choose_replaced(self, source: ReconnectingSocket) -> str | None:
+        # a flood of new names would look through all bindings for each of them
         if time.monotonic() < self._refused_until_s.get(source.endpoint, 0.0):
             return None
         bindings = {camera: (binding.endpoint, binding.idle) for camera, binding in self._bindings.items()}
@@ -474,6 +525,7 @@ class CameraNames:
 
     def _refuse(self, camera: str, source: ReconnectingSocket, expected: str) -> WireError:
         message = f"camera {camera} of {source.endpoint} is refused: {expected}"
+        # each name of each endpoint is logged once, and not without limit
         if (camera, source.endpoint) not in self._warned and len(self._warned) < self.capacity:
             self._warned.add((camera, source.endpoint))
             log.warning("%s", message)

@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 import zmq
 
+from ..addresses import is_loopback, split_host
 from ..errors import AuthenticationError, TransportError
 from ..files import describe_exposure, make_private_dir, read_private, write_private, write_private_atomically
-from ..types import KEY_ROLES, is_loopback, split_host
+from ..types import KEY_ROLES
 
 if TYPE_CHECKING:
     from ..settings import TransportSettings  # a client has no pydantic
@@ -39,24 +40,31 @@ log = logging.getLogger(__name__)
 Socket: TypeAlias = zmq.Socket[Any]
 
 DOMAIN = b"sam3-node"
+"""Domain of our sockets in questions of ZAP. libzmq asks nothing for a socket without one."""
 CURVE_BYTES = 33
 """Bytes by which CURVE makes a message part longer on the wire."""
 PREFIX = "SAM3_TRANSPORT__"
-REFUSED, REVOKED = 400, 500
-"""Status codes by which a handshake is refused (ZeroMQ RFC 27). The owner of a revoked key learns that it was revoked.
-libzmq passes on no other code, and no text."""
+"""Beginning of the environment variables of the section `transport`."""
+REFUSED = 400
+"""Status code by which a handshake is refused (ZeroMQ RFC 27). libzmq passes on no text to the peer."""
+REVOKED = 500
+"""The same for a revoked key, whose owner learns so that it was revoked. libzmq passes on no third code."""
 _MISMATCH = zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH
 
 CLIENT_ROLES = frozenset({"node", "reader", "operator"})
 """Roles that may connect to a bound socket."""
 ANY_CAMERA = "*"
+"""Name in a key's `cameras` that stands for all names."""
 MAX_KEYS = 1000
+"""Keys that are read from a folder, and warnings of them that are logged."""
 MAX_FILE_BYTES = 4096
+"""Longest key file. A longer one is no key file."""
 RESCAN_S = 1.0
-"""An edit in place does not change the folder's time, so its files are read again after this time in any case."""
-CLOCK_NS = 50_000_000  # a folder's time is as coarse as the kernel's tick
-_NAME = r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}"
-_Z85 = r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}"
+"""Longest time between two scans of a folder. An edit in place does not change the folder's time."""
+CLOCK_NS = 50_000_000
+"""A folder's time is as coarse as the kernel's tick: two changes within this time may have the same."""
+_NAME = r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}"  # a file name, which must not begin with a point
+_Z85 = r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}"  # 32 bytes in the text form of ZeroMQ RFC 32
 
 _MAKE_NEW = "make a new one: sam3-node keys new"
 
@@ -71,6 +79,7 @@ class ServerKeys(NamedTuple):
         """Make the socket a CURVE server. It then accepts no peer without a handler of ZAP in its context."""
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self.own.secret)
+        # without a domain that is enforced, libzmq would admit every peer
         socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         _allow_longer_parts(socket)
@@ -92,6 +101,7 @@ class ClientKeys(NamedTuple):
 
     @property
     def is_trusted(self) -> bool:
+        # the folder is read again when it changes, so a connection ends soon after its key was revoked
         """True while the other end's key is authorised here, with the same role."""
         key = self.folder.authorised().get(self.server.public)
         return key is not None and key.role == self.server.role
@@ -103,7 +113,9 @@ class ClientKeys(NamedTuple):
 
     def distrust(self, endpoint: str) -> AuthenticationError:
         """Return the error of a connection to a key that is no longer authorised."""
-        reason = ": it was revoked" if self.server.public in self.folder.revoked() else ""
+        reason = ""
+        if self.server.public in self.folder.revoked():
+            reason = ": it was revoked"
         return AuthenticationError(
             f"{endpoint} is not used: its key {self.server} is not authorised in {self.folder.path} any more{reason}"
         )
@@ -131,6 +143,7 @@ class Security:
 
     @classmethod
     def from_environment(cls) -> Self:
+        # a client has no settings: the environment is its only configuration
         """Return what the environment variables of the section `transport` say."""
         keys, key, camera_keys, insecure = (
             os.environ.get(f"{PREFIX}{name}", "") for name in ("KEYS", "KEY", "CAMERA_KEYS", "INSECURE")
@@ -151,9 +164,11 @@ class Security:
 
         Raises AuthenticationError if the key is missing, TransportError for a plain socket that strangers could reach.
         """
+        # with a folder of keys, every address is safe; a key must be there
         folder = self._folder
         if folder is not None:
             return ServerKeys(folder, folder.find_own((role,), self.key, self.camera))
+        # without keys, everybody who reaches the address may use the socket
         if not self.insecure and not is_local(endpoint):
             raise TransportError(
                 f"{endpoint} is not bound without keys: everybody on the network could use it. Make keys"
@@ -167,11 +182,13 @@ class Security:
         folder = self._folder
         if folder is None:
             return None
+        # an operator may do most, so its key is chosen where several are here
         own = folder.find_own(("operator", "reader", "node"), self.key)
         return ClientKeys(folder, own, folder.find_server(role, name))
 
     def frame_keys(self, endpoints: Sequence[str]) -> list[ClientKeys | None]:
         """Return the keys for each endpoint of frames. Raises AuthenticationError."""
+        # without names, each endpoint may have the key of the only authorised camera
         if self._folder is None or not self.camera_keys:
             return [self.client_keys("camera") for _ in endpoints]
         if len(self.camera_keys) != len(endpoints):
@@ -183,17 +200,21 @@ class Security:
 
     @property
     def _folder(self) -> KeyFolder | None:
-        return None if self.keys is None else open_folder(self.keys.expanduser().absolute())
+        if self.keys is None:
+            return None
+        return open_folder(self.keys.expanduser().absolute())
 
 
 def is_local(endpoint: str) -> bool:
     """Return True if only this machine reaches a socket that binds `endpoint`."""
+    # ipc:// is a file of this machine, whose mode says who may use it
     host = split_host(endpoint)
     return not endpoint.startswith("tcp://") or host == "lo" or is_loopback(host)
 
 
 def explain_refusal(event: int, value: int, endpoint: str, keys: ClientKeys | None) -> str | None:
     """Return why a handshake failed, from an event of a connecting socket's monitor; None for other events."""
+    # the other end has refused our key, and says whether it was revoked
     if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and keys is not None:
         refuses = f"{endpoint} refuses the key {keys.own.key}"
         if value == REVOKED:
@@ -203,6 +224,7 @@ def explain_refusal(event: int, value: int, endpoint: str, keys: ClientKeys | No
             " has no connection left there"
         )
     no_key = f"{endpoint} expects a key, and this process has none: set transport.keys ({PREFIX}KEYS)"
+    # the other end has ended the handshake without a word: our key is expected, or theirs is another
     if event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
         if keys is None:
             return (
@@ -213,6 +235,7 @@ def explain_refusal(event: int, value: int, endpoint: str, keys: ClientKeys | No
             f"{endpoint} does not have the key {keys.server}, which {keys.folder.path} names for it, or has no keys;"
             " correct the endpoint, copy the .pub file of the process that binds it, or set transport.keys there"
         )
+    # one end has keys and the other has none
     if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == _MISMATCH:
         if keys is None:
             return no_key
@@ -222,6 +245,7 @@ def explain_refusal(event: int, value: int, endpoint: str, keys: ClientKeys | No
 
 def _allow_longer_parts(socket: Socket) -> None:
     limit = socket.getsockopt(zmq.MAXMSGSIZE)
+    # a part is longer by the encryption, and a part of the full size must still pass
     assert isinstance(limit, int)
     socket.setsockopt(zmq.MAXMSGSIZE, limit + CURVE_BYTES)
 
@@ -261,6 +285,7 @@ class KeyFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # each folder is scanned by one thread at a time, and by none while the last scan is fresh
         self._lock = threading.Lock()
         self._scans: dict[str, _Scan] = {}
         self._warned: set[str] = set()
@@ -277,11 +302,12 @@ class KeyFolder:
         return self._read("revoked")
 
     def find_own(self, roles: Sequence[str], name: str = "", camera: str = "") -> KeyPair:
-        """Return the key pair `name` of this machine, or the only one of the first of `roles` that has one.
+        """Return the key pair `name` of this machine; without a name, the only one of the first role that has one.
 
-        Of the role camera, those that may send `camera` count, and keys for all cameras only if there is no other.
-        Raises AuthenticationError if there is none, or several, or the file may be read by others.
+        For the role camera, a key must be allowed to send `camera`. A key for all cameras counts only if there is no
+        other. Raises AuthenticationError if there is none, or several, or the file may be read by others.
         """
+        # a name was given: this key or none
         if name:
             path = self.path / f"{_check_name(name)}.secret"
             if not path.exists() and (revoked := self._describe_revoked((), name)):
@@ -293,9 +319,11 @@ class KeyFolder:
                     " transport.key"
                 )
             return pair
+        # no name was given: the only key of the first role that has one
         pairs = [self._read_pair(path) for path in sorted(self.path.glob("*.secret"))]
         for role in roles:
             fitting = [pair for pair in pairs if pair.key.role == role]
+            # the camera's own key counts before one for all cameras
             if role == "camera" and camera:
                 fitting = [pair for pair in fitting if camera in pair.key.cameras] or [
                     pair for pair in fitting if pair.key.may_send(camera)
@@ -316,15 +344,16 @@ class KeyFolder:
 
     def find_server(self, role: str, name: str = "") -> Key:
         """Return the authorised key `name` of `role`, or the only one. Raises AuthenticationError if there is none."""
-        keys = [
-            key for key in self.authorised().values() if key.role == role and (not name or key.name == name)
-        ]
+        authorised = self.authorised().values()
+        keys = [key for key in authorised if key.role == role and name in ("", key.name)]
         if len(keys) == 1:
             return keys[0]
+        # none or several: the advice differs
         wanted = f"the key {name}" if name else "one key"
         found = ", ".join(sorted(key.name for key in keys))
         if not keys:
-            found, advice = f"none{self._describe_revoked((role,), name)}", "copy its .pub file here"
+            found = f"none{self._describe_revoked((role,), name)}"
+            advice = "copy its .pub file here"
         elif role == "camera":
             advice = "name the camera of each endpoint in transport.camera_keys"
         else:
@@ -336,9 +365,11 @@ class KeyFolder:
     def create(self, name: str, role: str, cameras: Sequence[str] = ()) -> Key:
         """Make a key pair and authorise it. Raises AuthenticationError if the name is taken, OSError."""
         _check_name(name)
+        # the folders are private before anything secret is in them
         for folder in (self.path, self.path / "authorised", self.path / "revoked"):
             make_private_dir(folder)
-        secret_file, public_file = self.path / f"{name}.secret", self.path / "authorised" / f"{name}.pub"
+        secret_file = self.path / f"{name}.secret"
+        public_file = self.path / "authorised" / f"{name}.pub"
         for path in (secret_file, public_file):
             if path.exists():
                 raise AuthenticationError(
@@ -346,9 +377,13 @@ class KeyFolder:
                     f" keys revoke {name}"
                 )
         public, secret = zmq.curve_keypair()
-        key = Key(name, role, public.decode(), tuple(cameras) or ((name,) if role == "camera" else ()))
+        # a camera's key is for the camera of its own name, unless others are given
+        if not cameras and role == "camera":
+            cameras = (name,)
+        key = Key(name, role, public.decode(), tuple(cameras))
         head = "# Secret key: keep it on the machine that uses it, mode 0600.\n"
         write_private(secret_file, f"{head}{_format(key)}secret = '{secret.decode()}'\n".encode())
+        # the public part comes last: a key counts once it is there, and its secret is complete by then
         write_private_atomically(public_file, _format(key).encode())
         return key
 
@@ -357,6 +392,7 @@ class KeyFolder:
 
         Raises AuthenticationError for a key that is not authorised, OSError.
         """
+        # a damaged file has no key in `keys`, but may be revoked all the same
         public_file = self.path / "authorised" / f"{_check_name(name)}.pub"
         keys = {key.name: key for key in self.authorised().values()}
         if name not in keys and not public_file.exists():
@@ -374,20 +410,26 @@ class KeyFolder:
 
     def _describe_revoked(self, roles: Sequence[str], name: str = "") -> str:
         """Return " (NAME was revoked)" for revoked keys of these roles (empty: of any), or of this name; else ""."""
+        # a name that was revoked twice has a file NAME~1.pub
         names = {
             key.name.partition("~")[0] for key in self.revoked().values() if not roles or key.role in roles
         }
-        revoked = sorted(names & {name} if name else names)
-        return f" ({', '.join(revoked)} {'was' if len(revoked) == 1 else 'were'} revoked)" if revoked else ""
+        if name:
+            names &= {name}
+        if not names:
+            return ""
+        verb = "was" if len(names) == 1 else "were"
+        return f" ({', '.join(sorted(names))} {verb} revoked)"
 
     def _read(self, name: str) -> Mapping[str, Key]:
-        """Return the keys in a folder, which is scanned if its time is new or of just now, or the last scan is old."""
+        """Return the keys of a folder. Scan it if its time is new or very recent, or if the last scan is old."""
         folder = self.path / name
         with self._lock:
             try:
                 stamp_ns = folder.stat().st_mtime_ns
             except OSError:
                 stamp_ns = 0
+            # a scan counts while the folder has the same time, and that time is old enough to tell a later change
             scan = self._scans.get(name)
             is_new = scan is None or stamp_ns != scan.stamp_ns or abs(time.time_ns() - stamp_ns) < CLOCK_NS
             if scan is None or is_new or time.monotonic() >= scan.until_s:
@@ -396,13 +438,16 @@ class KeyFolder:
             return scan.keys
 
     def _scan(self, folder: Path) -> Mapping[str, Key]:
+        """Read the keys of a folder, by their public key. Log what does not count, and raise nothing."""
         keys: dict[str, Key] = {}
+        # who may write into the folder could authorise a key of their own
         try:
             for place in (self.path, folder):
                 if reason := describe_exposure(place):
                     self._warn(f"no key in {folder} counts: {reason}")
                     return {}
             files = sorted(folder.glob("*.pub"))
+        # no folder of authorised keys: nobody may connect. No folder of revoked keys is usual
         except OSError as error:
             if folder.name == "authorised":
                 self._warn(f"no key is authorised: {folder}: {error.strerror}")
@@ -417,6 +462,7 @@ class KeyFolder:
         return keys
 
     def _read_pair(self, path: Path) -> KeyPair:
+        # a secret that others could read is no secret any more, whatever its mode is now
         key, fields = _read_key(path)
         mode = path.stat().st_mode & 0o777
         if mode & 0o077:
@@ -426,12 +472,14 @@ class KeyFolder:
             )
         secret = fields.get("secret")
         if not isinstance(secret, str) or not re.fullmatch(_Z85, secret):
+            # neither message has any of the file's content
             raise AuthenticationError(f"{path}: expected a secret of 40 characters of Z85")
         if zmq.curve_public(secret.encode()).decode() != key.public:
             raise AuthenticationError(f"{path}: secret and public key are not of one pair")
         return KeyPair(key, secret.encode())
 
     def _warn(self, message: str) -> None:
+        # each message once, and a bounded number of them: a damaged file is read again every second
         if message not in self._warned and len(self._warned) < MAX_KEYS:
             self._warned.add(message)
             log.warning("%s", message)
@@ -450,14 +498,19 @@ os.register_at_fork(after_in_child=open_folder.cache_clear)
 def _read_key(path: Path) -> tuple[Key, dict[str, object]]:
     """Read a key file. Raises AuthenticationError, whose message has none of the file's content."""
     try:
+        # read no more than a key file can have, whatever is there in its place
         content = read_private(path, MAX_FILE_BYTES + 1)
         import tomllib  # here, because it slows the start of a client
 
-        fields = tomllib.loads(content.decode()) if len(content) <= MAX_FILE_BYTES else {}
+        fields: dict[str, object] = {}
+        if len(content) <= MAX_FILE_BYTES:
+            fields = tomllib.loads(content.decode())
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a key file"
         raise AuthenticationError(f"cannot read {path}: {reason}") from None
-    role, public, cameras = fields.get("role"), fields.get("public"), fields.get("cameras", [])
+    role = fields.get("role")
+    public = fields.get("public")
+    cameras = fields.get("cameras", [])
     if (
         role not in KEY_ROLES
         or not (isinstance(public, str) and re.fullmatch(_Z85, public))
@@ -476,8 +529,9 @@ def _format(key: Key) -> str:
 
 def _free_path(folder: Path, name: str) -> Path:
     """Return a path for a revoked key: the name may have been used before."""
-    numbers = (f"{name}.pub" if not number else f"{name}~{number}.pub" for number in range(MAX_KEYS))
-    return next(folder / file for file in numbers if not os.path.lexists(folder / file))
+    first = folder / f"{name}.pub"
+    later = (folder / f"{name}~{number}.pub" for number in range(1, MAX_KEYS))
+    return next(path for path in (first, *later) if not os.path.lexists(path))
 
 
 def _check_name(name: str) -> str:

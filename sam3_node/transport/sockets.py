@@ -15,7 +15,6 @@ import logging
 import os
 import re
 import stat
-import struct
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
@@ -23,9 +22,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import zmq
 
+from ..addresses import split_host
 from ..errors import TransportError
-from ..types import Buffer, Closeable, closed_on_error, split_host
+from ..resources import Closeable, closed_on_error
+from ..types import Buffer
 from ..wire import BEAT_TOPIC
+from .primitives import PeerBudget, WakePipe, read_event
 from .security import CURVE_BYTES, ClientKeys, Security, Socket, explain_refusal
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ _IPV6_HINT = "this is an IPv6 address: expected a machine with IPv6, and an addr
 _BIND_HINT = "expected an address of this machine, such as 127.0.0.1 or *, or a path in a writable folder"
 _RESOLVE_S = 1.0
 """Longest time to wait for the addresses of a host name. IPv4 is used where it is not known in time."""
+# milliseconds, but seconds for keep-alive: TCP ends a connection 11 s after the machine at the other end has gone
 _COMMON_OPTIONS = {
     zmq.LINGER: 200,
     zmq.RECONNECT_IVL: 100,
@@ -60,25 +63,20 @@ _COMMON_OPTIONS = {
     zmq.TCP_KEEPALIVE_CNT: 3,
 }
 _MAX_UNACKNOWLEDGED_MS = 10_000
+"""Time for which a peer may acknowledge nothing before TCP ends the connection."""
 _ZERO_COPY_RECV = 10
-"""ZMQ_ZERO_COPY_RECV, a context option that pyzmq does not name. Where it is on, as by default, a waiting message of 34
-bytes holds the buffer of 8 KiB with which libzmq has read it."""
+"""ZMQ_ZERO_COPY_RECV, a context option that pyzmq does not name. It is on by default: a waiting message of 34 bytes
+then holds the buffer of 8 KiB into which libzmq has read it."""
 _REQUESTS_RECEIVE_BUFFER = 1 << 17
-_MAX_GROWTH_BYTES = 24 << 20
-_SUBSCRIPTIONS_BUDGET = (1 << 19, 1 << 10, _MAX_GROWTH_BYTES)
-_BUDGETS: dict[int, tuple[int, int, int]] = {
-    zmq.PUB: _SUBSCRIPTIONS_BUDGET,
-    zmq.PUSH: _SUBSCRIPTIONS_BUDGET,
-    zmq.ROUTER: (3 << 23, 1 << 20, _MAX_GROWTH_BYTES),
-}
-"""By socket type: bytes that peers may send in advance, all together, bytes per second of each peer, and the growth of
-the process for which a peer is cut off while much is unread."""
-
-
+"""Bytes of the kernel's buffer for each connection of requests. libzmq still reads them after a peer was cut off."""
 BEAT_S = 0.5
+"""Seconds between two beats of a live publisher."""
 SILENCE_LIMIT_S = 1.5
+"""Seconds of silence after which a publisher with beats is taken to hang: three beats are missing."""
 UPDATE_MS = 250
+"""Longest time between two looks at the connections of a receiver."""
 MAX_TURN_S = 2 * UPDATE_MS / 1000
+"""Longest time that counts as silence in one turn: a process that was stopped has not listened in the rest."""
 _ATTEMPTS = zmq.EVENT_CONNECT_DELAYED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_CONNECTED
 _REFUSED = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -91,11 +89,18 @@ MAX_UNEXPLAINED = 3
 MAX_UNEXPLAINED_PLAIN = 10
 """The same without a key. A node that expects one may end the connection before it has said so."""
 
-_EVENT_HEAD = struct.Struct("=Hi")
-
 _numbers = itertools.count()
 
 log = logging.getLogger(__name__)
+
+
+_SUBSCRIPTIONS_BUDGET = PeerBudget(max_bytes=1 << 19, bytes_per_s=1 << 10)
+_BUDGETS: dict[int, PeerBudget] = {
+    zmq.PUB: _SUBSCRIPTIONS_BUDGET,
+    zmq.PUSH: _SUBSCRIPTIONS_BUDGET,
+    zmq.ROUTER: PeerBudget(max_bytes=3 << 23, bytes_per_s=1 << 20),
+}
+"""Budgets by socket type: subscriptions are short, requests may be images."""
 
 
 class SocketOwner(Closeable):
@@ -139,7 +144,8 @@ class SocketThread(SocketOwner):
     def _start(self, name: str) -> None:
         self._failure: Exception | None = None
         self._closing = False
-        self._waker, self._changed = WakePipe(), threading.Condition()
+        self._waker = WakePipe()
+        self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -159,8 +165,10 @@ class SocketThread(SocketOwner):
         if self._closing:
             return
         self._closing = True
+        # the thread lives in the first process only, which uses the pipe
         if self._is_forked:
             return
+        # wake the thread and those that wait for it, and close what it used only after it has ended
         self._waker.wake()
         self._end()
         self._thread.join()
@@ -171,6 +179,7 @@ class SocketThread(SocketOwner):
         try:
             self._serve()
         except Exception as error:
+            # the thread ends here: `check` raises the failure in the threads that wait
             self._failure = error
             self._end()
 
@@ -186,35 +195,6 @@ class SocketThread(SocketOwner):
         """Close what the thread has used. It has ended."""
 
 
-class WakePipe:
-    """A pipe that wakes a thread that polls it: readable from `wake` to `clear`, however often each is called."""
-
-    def __init__(self) -> None:
-        self._reader, self._writer = os.pipe()
-        os.set_blocking(self._reader, False)
-        os.set_blocking(self._writer, False)
-
-    def wake(self) -> None:
-        """Make the pipe readable. Any thread may call it."""
-        with suppress(BlockingIOError):  # a full pipe wakes the thread, too
-            os.write(self._writer, b"\0")
-
-    def clear(self) -> bool:
-        """Make the pipe unreadable. Return True if it was readable."""
-        with suppress(BlockingIOError):
-            return bool(os.read(self._reader, 4096))
-        return False
-
-    def fileno(self) -> int:
-        """Return the descriptor to poll."""
-        return self._reader
-
-    def close(self) -> None:
-        """Close the pipe. Call it when no thread uses it any more."""
-        os.close(self._writer)
-        os.close(self._reader)
-
-
 def open_socket(kind: int, queue: int, max_bytes: int, context: zmq.Context[Socket] | None = None) -> Socket:
     """Open a socket that queues at most `queue` messages to each peer, and accepts parts of at most `max_bytes`.
 
@@ -225,6 +205,7 @@ def open_socket(kind: int, queue: int, max_bytes: int, context: zmq.Context[Sock
     socket: Socket = (context or zmq.Context.instance()).socket(kind)
     for option, value in (_COMMON_OPTIONS | {zmq.MAXMSGSIZE: max_bytes, zmq.SNDHWM: queue}).items():
         socket.setsockopt(option, value)
+    # lossless sockets stop reading when their queue is full, the others never (see the head of this file)
     if kind in (zmq.PUSH, zmq.PULL):
         socket.setsockopt(zmq.RCVHWM, queue)
     else:
@@ -250,7 +231,7 @@ class BoundSocket(SocketOwner):
         max_bytes: int,
         role: str = "node",
         security: Security | None = None,
-        budget: tuple[int, int, int] | None = None,
+        budget: PeerBudget | None = None,
     ) -> None:
         from .limits import (
             Authenticator,  # a client needs neither
@@ -258,6 +239,7 @@ class BoundSocket(SocketOwner):
         )
 
         check_endpoint(endpoint)
+        # keys and path are checked before anything is opened: an error then leaves nothing behind
         keys = (security or Security.from_environment()).server_keys(role, endpoint)
         check_ipc_free(endpoint)
         self._context = zmq.Context()
@@ -265,14 +247,14 @@ class BoundSocket(SocketOwner):
         self.socket = open_socket(kind, queue, max_bytes, self._context)
         if kind == zmq.ROUTER:  # libzmq still reads what the kernel holds of a peer that is cut off
             self.socket.setsockopt(zmq.RCVBUF, _REQUESTS_RECEIVE_BUFFER)
-        self.guard = ConnectionGuard(
-            self.socket, *(budget or _BUDGETS[kind]), watches_memory=kind == zmq.ROUTER
-        )
+        # the guard needs the socket's monitor before the socket is bound, else it would miss the first connections
+        self.guard = ConnectionGuard(self.socket, budget or _BUDGETS[kind], watches_memory=kind == zmq.ROUTER)
         self.authenticator: Authenticator | None = None
         """None without keys: peers then have no roles."""
         if keys is not None:
             keys.apply(self.socket)
             self.authenticator = Authenticator(self._context, keys, self.guard)
+        # everything else is ready: a peer may connect from here on
         try:
             _choose_family(self.socket, endpoint)
             self.socket.bind(endpoint)
@@ -285,6 +267,7 @@ class BoundSocket(SocketOwner):
         """Close, and wait at most `linger_ms` until the queue is sent. Idempotent."""
         if self._is_forked:
             return
+        # the guard's thread ends with the monitor that it reads
         if not self.socket.closed:
             self.socket.disable_monitor()
             self.guard.join()
@@ -293,6 +276,7 @@ class BoundSocket(SocketOwner):
             if self.authenticator is not None:  # answers until the queue is sent
                 self.authenticator.close()
             self.guard.release()
+        # waits for libzmq's thread, which sends the queue and releases the address
         self._context.term()
 
 
@@ -304,12 +288,14 @@ class BoundOwner(SocketOwner):
     @property
     def peers_refused(self) -> int:
         """Number of peers that were refused because of their key."""
-        return self._bound.authenticator.refused if self._bound.authenticator else 0
+        authenticator = self._bound.authenticator
+        return 0 if authenticator is None else authenticator.refused
 
     @property
     def last_refusal(self) -> str | None:
         """Reason for which the last peer was refused."""
-        return self._bound.authenticator.last_refusal if self._bound.authenticator else None
+        authenticator = self._bound.authenticator
+        return None if authenticator is None else authenticator.last_refusal
 
 
 def connect(socket: Socket, endpoint: str) -> None:
@@ -345,15 +331,19 @@ def describe_source(parts: Sequence[memoryview], is_plain: bool = True) -> tuple
 
     The descriptor is -1 if libzmq does not know it: a peer of ZMTP 1 or 2 has no properties.
     """
-    part: Any = parts[-1].obj
     overhead = 0 if is_plain else CURVE_BYTES
+    size = 0
     # the first part is the name that the socket has given to the peer
-    sizes = [part.nbytes + overhead for part in parts[1:]]
+    for part in parts[1:]:
+        content = part.nbytes + overhead
+        # ZMTP 3: a frame has a head of 2 bytes, or of 9 if its length needs more than one byte
+        size += content + (2 if content < 256 else 9)
+    message: Any = parts[-1].obj
     try:
-        descriptor = part.get(zmq.SRCFD)
+        descriptor = message.get(zmq.SRCFD)
     except zmq.ZMQError:
         descriptor = -1
-    return descriptor, sum(size + (2 if size < 256 else 9) for size in sizes)
+    return descriptor, size
 
 
 def send_parts(socket: Socket, parts: Sequence[Buffer], max_bytes: int) -> bool:
@@ -394,6 +384,7 @@ def _choose_family(socket: Socket, endpoint: str) -> None:
 
 def _has_ipv6_only(host: str) -> bool:
     """Return True if a host name has addresses of IPv6 and none of IPv4, as far as is known in _RESOLVE_S."""
+    # an address, or a name whose addresses are known
     if host in ("*", "localhost") or not re.search("[A-Za-z]", host):
         return False
     import socket as posix
@@ -415,11 +406,13 @@ def check_ipc_free(endpoint: str) -> None:
 
     libzmq unlinks the path before it binds: it would take the address from a process, or delete a file.
     """
+    # only a path in the file system can be in use in this way: * is a temporary one, @ an abstract one
     scheme, _, path = endpoint.partition("://")
     if scheme != "ipc" or path.startswith(("*", "@")):
         return
     import socket as posix  # here, because it slows the start of a client
 
+    # a process that listens takes the connection, or is too busy for it
     with posix.socket(posix.AF_UNIX, posix.SOCK_STREAM) as probe:
         probe.settimeout(0.5)
         try:
@@ -431,6 +424,7 @@ def check_ipc_free(endpoint: str) -> None:
             is_used = True
     if is_used:
         raise _in_use_error(endpoint)
+    # nobody listens: an abandoned socket may be replaced, and nothing else
     try:
         mode = os.lstat(path).st_mode
     except (OSError, ValueError):
@@ -455,6 +449,7 @@ def _in_use_error(endpoint: str) -> TransportError:
 def _explain(verb: str, endpoint: str, error: zmq.ZMQError) -> TransportError:
     if error.errno == zmq.EADDRINUSE:
         return _in_use_error(endpoint)
+    # libzmq's own words, and what to do about them
     reason = zmq.strerror(error.errno or 0).lower()
     hint = _BIND_HINT if verb == "bind" else _ENDPOINT_HINT
     if ":" in split_host(endpoint):
@@ -462,19 +457,6 @@ def _explain(verb: str, endpoint: str, error: zmq.ZMQError) -> TransportError:
     explained = TransportError(f"cannot {verb} {endpoint}: {reason}; {hint}")
     explained.may_pass = error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV)  # the network may not be up yet
     return explained
-
-
-def read_event(monitor: Socket) -> tuple[int, int] | None:
-    """Return the next event of a monitor (zmq.EVENT_…) and its descriptor or error; None if no event waits.
-
-    The reader in pyzmq would import asyncio, which slows the start of a client.
-    """
-    try:
-        head, _ = monitor.recv_multipart(zmq.NOBLOCK)
-    except zmq.Again:
-        return None
-    kind, value = _EVENT_HEAD.unpack(head)
-    return kind, value
 
 
 class HandshakeWatch:
@@ -491,7 +473,8 @@ class HandshakeWatch:
         self.monitor = socket.get_monitor_socket(_REFUSED | zmq.EVENT_HANDSHAKE_SUCCEEDED | events, address)
         self.refusal: str | None = None
         """Why the other end cannot be used; None if it can, or was not reached yet."""
-        self._endpoint, self._keys = endpoint, keys
+        self._endpoint = endpoint
+        self._keys = keys
         self._failures = 0
 
     def read(self) -> int | None:
@@ -501,9 +484,11 @@ class HandshakeWatch:
             return None
         event, value = read
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self.refusal, self._failures = None, 0
+            self.refusal = None
+            self._failures = 0
         elif event & _REFUSED:
             self._failures += 1
+            # an end without detail may have other reasons, so a few in a row are needed before it is explained
             most = MAX_UNEXPLAINED_PLAIN if self._keys is None else MAX_UNEXPLAINED
             if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL or self._failures >= most:
                 self.refusal = explain_refusal(event, value, self._endpoint, self._keys)
@@ -530,6 +515,7 @@ class ReconnectingSocket(Closeable):
         self.socket = socket
         self.endpoint = endpoint
         self.keys = keys
+        # the watch is there before the socket connects, and so sees its first handshake
         if keys is not None:
             keys.apply(socket)
         self._watch = HandshakeWatch(socket, endpoint, keys, _EVENTS)
@@ -573,7 +559,9 @@ class ReconnectingSocket(Closeable):
             return
         if self._silent_s > SILENCE_LIMIT_S and (self._watched or not self.alive):
             if self.alive:
-                self._watched, self._beats = self._beats, False
+                # the next connection is watched only if this one had beats: the next peer may send none
+                self._watched = self._beats
+                self._beats = False
             self.alive = False
             self._silent_s = 0.0
             self.socket.disconnect(self.endpoint)
@@ -591,6 +579,7 @@ class ReconnectingSocket(Closeable):
         """Disconnect when the other end's key is revoked, and connect when it is authorised again."""
         if self.keys is None or self.keys.is_trusted == self._trusted:
             return self._trusted
+        # while the key is revoked, the socket is not connected: it cannot take messages of the other end
         self._trusted = not self._trusted
         self.alive = False
         self._silent_s = 0.0
@@ -601,10 +590,14 @@ class ReconnectingSocket(Closeable):
         return self._trusted
 
     def _tell_refusal(self) -> None:
+        # each reason is logged once; one that comes again after a good connection is logged again
         reason = self.refusal
         if reason is not None and reason != self._told:
             log.warning("%s", reason)
-        self._told = reason or (None if self.alive else self._told)
+        if reason is not None:
+            self._told = reason
+        elif self.alive:
+            self._told = None
 
     def close(self) -> None:
         """Close the socket and its monitor."""
@@ -625,6 +618,7 @@ def connect_all(sockets: Iterable[tuple[Socket, str, ClientKeys | None]]) -> lis
 
     Raises TransportError for a malformed endpoint, and closes all then.
     """
+    # all or none: the stack closes those that were connected if a later one fails
     with ExitStack() as stack:
         connected = [stack.enter_context(ReconnectingSocket(*socket)) for socket in sockets]
         stack.pop_all()

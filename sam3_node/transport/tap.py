@@ -22,10 +22,12 @@ from .security import ClientKeys, Security, Socket
 MAX_POSES = 4096
 """Maximum number of received poses and joints that wait to be taken; the oldest are dropped beyond it."""
 
-
-# short, so that the tap is connected to a new camera before the node processes its first frame
-MIN_RECONNECT_MS, MAX_RECONNECT_MS = 20, 50
-OVERHEAD_BYTES = 1024  # approximate memory of a waiting message beside its parts
+MIN_RECONNECT_MS = 20
+"""First time between two attempts to connect. It is short: the tap must be there for a new camera's first frame."""
+MAX_RECONNECT_MS = 50
+"""Longest time between two attempts."""
+OVERHEAD_BYTES = 1024
+"""Approximate memory of a waiting message beside its parts."""
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +117,10 @@ class StreamTap(Receiver[list[memoryview]]):
             *([wire.masks_topic(camera) for camera in cameras] or [wire.MASKS_ROOT]),
             wire.EVENTS_TOPIC,
         ]
-        self._wanted = frozenset(frame_topics + mask_topics) if cameras else frozenset()
+        self._wanted: frozenset[bytes] = frozenset()  # empty: all topics
+        if cameras:
+            self._wanted = frozenset(frame_topics + mask_topics)
+        # one connection for each camera, one to the node, and one to the robot if it is recorded, too
         keys = security.frame_keys(frames)
         peers: list[tuple[str, Sequence[bytes], ClientKeys | None]]
         peers = [(endpoint, frame_topics, key) for endpoint, key in zip(frames, keys, strict=True)]
@@ -133,12 +138,14 @@ class StreamTap(Receiver[list[memoryview]]):
         Raises TransportError when the receiving thread has failed.
         """
         self._require_process()
+        # after `close`, what waits is still handed out: a recording ends with the last message
         with self._changed:
             self._changed.wait_for(lambda: self.is_over or bool(self._waiting), timeout_ms / 1000)
             if self._waiting:
                 message = self._waiting.popleft()
                 self._bytes -= message.nbytes
                 return message
+        # nothing waits: because nothing came, or because the thread has failed
         self.check()
         return None
 
@@ -153,6 +160,7 @@ class StreamTap(Receiver[list[memoryview]]):
             return True
         message = ReceivedMessage(parts, received_ns)
         with self._changed:
+            # a single message larger than the limit is taken all the same: it would else never be recorded
             if self._waiting and self._bytes + message.nbytes > self._max_bytes:
                 self.dropped += 1
             else:
@@ -163,6 +171,7 @@ class StreamTap(Receiver[list[memoryview]]):
 
     def _is_permitted(self, topic: memoryview, source: sockets.ReconnectingSocket, keys: ClientKeys) -> bool:
         """Return True if the other end's key may send a message of this topic. Count it otherwise."""
+        # a key of a camera may send frames of its own cameras, and nothing else
         camera = bytes(topic[len(wire.FRAMES_ROOT) :]).decode("ascii", "replace")
         is_frame = topic[: len(wire.FRAMES_ROOT)] == wire.FRAMES_ROOT
         if keys.server.role != "camera" or (is_frame and keys.may_send(camera)):
@@ -176,10 +185,10 @@ class StreamTap(Receiver[list[memoryview]]):
 
 
 def _open(topics: Sequence[bytes]) -> Socket:
+    # frames need the largest limit; the node's and the robot's messages are small
     is_small = wire.EVENTS_TOPIC in topics or wire.POSES_ROOT in topics
-    socket = sockets.open_subscriber(
-        topics, sockets.MAX_MESSAGE_BYTES if is_small else sockets.MAX_FRAME_BYTES
-    )
+    max_bytes = sockets.MAX_MESSAGE_BYTES if is_small else sockets.MAX_FRAME_BYTES
+    socket = sockets.open_subscriber(topics, max_bytes)
     socket.setsockopt(zmq.RECONNECT_IVL, MIN_RECONNECT_MS)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)
     return socket

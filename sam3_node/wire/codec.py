@@ -20,12 +20,18 @@ from ..types import Buffer
 from ..types import lazy_numpy as np
 
 VERSION = 1
+"""Wire version of all messages."""
 MAX_INT = 2**63 - 1
+"""Largest integer of a message: that of 64 bits with a sign."""
 MAX_SIDE = 16384
 """Maximum width or height of an image, in pixels."""
+MAX_DESCRIBED = 60
+"""Characters of a value in an error message."""
+_MAX_RATIO = (128 << 10) // 4
+"""Largest ratio of zstd: a block has at least 4 bytes, and expands to at most 128 KiB."""
+_CONTAINERS = frozenset({dict, list})
 
 T = TypeVar("T")
-_CONTAINERS = frozenset({dict, list})
 
 
 class Limits(NamedTuple):
@@ -33,9 +39,13 @@ class Limits(NamedTuple):
 
     total_bytes: int = 16 << 20
     text_bytes: int = 64 << 10
+    """of one text"""
     container_items: int = 4096
+    """of one list or map"""
     total_items: int = 1 << 16
+    """at all levels"""
     depth: int = 16
+    """levels of nesting"""
 
 
 def pack(value: object) -> bytes:
@@ -62,8 +72,11 @@ def unpack(data: Buffer, *, what: str, limits: Limits | None = None) -> Any:
     if size > limits.total_bytes:
         raise WireError(f"{what}: expected at most {limits.total_bytes} bytes, found {size}")
     # each item has a byte and counts twice at most, so a small message cannot have too many
-    count = None if 2 * size <= limits.total_items else _make_item_counter(what, limits.total_items)
+    count = None
+    if 2 * size > limits.total_items:
+        count = _make_item_counter(what, limits.total_items)
     try:
+        # before anything is allocated: are all items there that the headers declare?
         _require_complete(data, size)
         value = msgpack.unpackb(
             data,
@@ -78,6 +91,7 @@ def unpack(data: Buffer, *, what: str, limits: Limits | None = None) -> Any:
         )
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise WireError(f"{what}: expected msgpack within limits, found {_explain(error)}") from error
+    # the depth is checked last: msgpack itself refuses what is too deep for it
     if type(value) in _CONTAINERS:
         count_items(value, what, limits.depth)
     return value
@@ -86,6 +100,7 @@ def unpack(data: Buffer, *, what: str, limits: Limits | None = None) -> Any:
 def open_message(data: Buffer, what: str, limits: Limits, has_kind: bool = True) -> Fields:
     """Return the map of a message. Raises WireError for any other bytes, and for another wire version or kind."""
     fields = Fields(unpack(data, what=what, limits=limits), what)
+    # the version before all else: another one may have other fields
     fields.require_version()
     if has_kind:
         fields.choice("kind", (what,))
@@ -104,6 +119,7 @@ def _make_item_counter(what: str, max_items: int) -> Callable[[Any], Any]:
 
     def count_items(container: Any) -> Any:
         nonlocal items
+        # a map counts its pairs: its keys are items, too, and are bounded by the bytes
         items += 1 + len(container)
         if items > max_items:
             raise WireError(f"{what}: expected at most {max_items} items, found more")
@@ -114,11 +130,16 @@ def _make_item_counter(what: str, max_items: int) -> Callable[[Any], Any]:
 
 def count_items(value: object, what: str = "value", depth: int = 16) -> int:
     """Return the number of values in a container, at all levels. Raises WireError for more than `depth` levels."""
-    count, level = 0, [value]
+    count = 0
+    level = [value]
+    # level by level instead of by recursion, so that deep nesting ends in an error of ours
     for _ in range(depth + 1):
         children: list[Any] = []
         for parent in level:
-            children += parent.values() if type(parent) is dict else parent  # type: ignore[arg-type]
+            if type(parent) is dict:
+                children += parent.values()
+            else:
+                children += parent  # type: ignore[arg-type]
         count += len(children)
         level = [child for child in children if type(child) in _CONTAINERS]
         if not level:
@@ -131,6 +152,8 @@ def _refuse_extension(code: int, data: bytes) -> None:
 
 
 def _explain(error: Exception) -> str:
+    # msgpack's own texts are about its implementation
+    # what the bytes are, not what msgpack calls it
     if isinstance(error, msgpack.OutOfData):
         return "truncated data"
     if isinstance(error, msgpack.StackError):
@@ -140,23 +163,42 @@ def _explain(error: Exception) -> str:
 
 def describe(value: object) -> str:
     """Return a short description of any value, for the part of an error message after "found"."""
+    # never the bytes or the contents of a container: they may be long, or secret
     if value is None:
         return "nothing"
     if isinstance(value, (bytes, bytearray, memoryview)):
         return f"{memoryview(value).nbytes} bytes"
-    if isinstance(value, (list, tuple, dict)):
-        return f"a {'map' if isinstance(value, dict) else 'list'} of {len(value)}"
+    if isinstance(value, dict):
+        return f"a map of {len(value)}"
+    if isinstance(value, (list, tuple)):
+        return f"a list of {len(value)}"
     text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    if len(text) > MAX_DESCRIBED:
+        return text[: MAX_DESCRIBED - 3] + "..."
+    return text
+
+
+class PlainValue(NamedTuple):
+    """Type and bounds of the values that a reader returns as they are. `low` is None for a type without bounds."""
+
+    kind: type | None
+    low: Any = None
+    high: Any = None
+
+
+_NOT_PLAIN = PlainValue(None)
 
 
 class Schema:
     """The fields of a map: how each is read, by name. A name with ? at its end is optional."""
 
     def __init__(self, fields: Mapping[str, Read]) -> None:
+        # split once, at import, so that reading a message looks at plain dicts
         self.readers = {name.rstrip("?"): read for name, read in fields.items()}
         self.required = frozenset(fields) & self.readers.keys()
-        self.plain = {name: _PLAIN[read] for name, read in self.readers.items() if read in _PLAIN}
+        self.plain: dict[str, PlainValue] = {
+            name: _PLAIN[read] for name, read in self.readers.items() if read in _PLAIN
+        }
 
 
 class Fields:
@@ -186,10 +228,12 @@ class Fields:
     def read(self, schema: Schema) -> dict[str, Any]:
         """Return the values of the fields that are present. Raises WireError for one that is wrong or missing."""
         values = {}
-        readers, plain = schema.readers, schema.plain
+        readers = schema.readers
+        plain = schema.plain
+        # values that need no reader are taken as they are: the call would cost more than the check
         for name, value in self._map.items():
-            kind, low, high = plain.get(name, _NOT_PLAIN)
-            if type(value) is kind and (low is None or low <= value <= high):
+            rule = plain.get(name, _NOT_PLAIN)
+            if type(value) is rule.kind and (rule.low is None or rule.low <= value <= rule.high):
                 values[name] = value
             elif name in readers and value is not None:
                 values[name] = readers[name](self, name)
@@ -206,6 +250,7 @@ class Fields:
     def open_map(self, key: str) -> dict[str, Any]:
         """Return a nested map, its values unchecked. Its keys must be strings."""
         value: Any = self._map.get(key)
+        # the usual case costs no object; the error is that of a nested map
         if type(value) is not dict or not all(type(name) is str for name in value):
             self.fields(key).names()  # raises
         return cast(dict[str, Any], value)
@@ -270,6 +315,7 @@ class Fields:
 
     def integers(self, key: str, count: int, low: int = 0, high: int = MAX_INT) -> tuple[int, ...]:
         """Return a list of `count` integers in low..high."""
+        # checked one by one: bool is an int in Python, but not here
         values = self._map.get(key)
         if type(values) is not list or len(values) != count:
             raise self.wrong(key, f"{count} integers in {low}..{high}")
@@ -282,6 +328,7 @@ class Fields:
         """Return a list of at most `max_count` finite numbers."""
         values = self.sequence(key)
         if len(values) > max_count or not all(map(_is_finite, values)):
+            # a vector of the wrong length is refused by its own reader
             raise self.wrong(key, f"a list of at most {max_count} finite numbers")
         return tuple(map(float, values))
 
@@ -307,14 +354,15 @@ class Fields:
 
 Read = Callable[[Fields, str], Any]
 """Reads one field: (map, name) -> value. Raises WireError if it is wrong or missing."""
-_PLAIN: dict[Read, tuple[type | None, Any, Any]] = {
-    Fields.integer: (int, 0, MAX_INT),
-    Fields.text: (str, None, None),
-    Fields.flag: (bool, None, None),
-    Fields.sequence: (list, None, None),
+
+
+_PLAIN: dict[Read, PlainValue] = {
+    Fields.integer: PlainValue(int, 0, MAX_INT),
+    Fields.text: PlainValue(str),
+    Fields.flag: PlainValue(bool),
+    Fields.sequence: PlainValue(list),
 }
-"""Type and bounds by which a reader returns a value as it is: `Fields.read` then need not call it."""
-_NOT_PLAIN: tuple[type | None, Any, Any] = (None, None, None)
+"""Readers that `Fields.read` need not call for such values."""
 
 
 def integer(low: int = 0, high: int = MAX_INT) -> Read:
@@ -323,7 +371,8 @@ def integer(low: int = 0, high: int = MAX_INT) -> Read:
     def read(fields: Fields, name: str) -> int:
         return fields.integer(name, low, high)
 
-    _PLAIN[read] = int, low, high
+    # known by its bounds, so that `Fields.read` checks most integers without a call
+    _PLAIN[read] = PlainValue(int, low, high)
     return read
 
 
@@ -333,7 +382,7 @@ def number(low: float, high: float = math.inf) -> Read:
     def read(fields: Fields, name: str) -> float:
         return fields.number(name, low, high)
 
-    _PLAIN[read] = float, low, min(high, sys.float_info.max)  # a larger one is infinite
+    _PLAIN[read] = PlainValue(float, low, min(high, sys.float_info.max))  # a larger one is infinite
     return read
 
 
@@ -341,6 +390,7 @@ def vector(count: int, low: float = -math.inf) -> Read:
     """Return the reader of a list of `count` finite numbers, none below `low`."""
 
     def read(fields: Fields, name: str) -> tuple[float, ...]:
+        # exactly `count`: a shorter list is no vector
         values = fields.numbers(name, count)
         if len(values) != count or min(values) < low:
             raise fields.wrong(name, f"{count} finite numbers from {low}")
@@ -356,10 +406,6 @@ def choice(choices: tuple[Any, ...]) -> Read:
 
 def _is_finite(value: Any) -> bool:
     return type(value) is int or (type(value) is float and math.isfinite(value))
-
-
-# a zstd block has at least 4 bytes and expands to at most 128 KiB
-_MAX_RATIO = (128 << 10) // 4
 
 
 class _Codecs(threading.local):
@@ -378,11 +424,13 @@ def compress(data: Buffer) -> bytes:
 
 
 def check_size(data: Buffer, size: int, what: str) -> None:
+    # the header alone tells the size, so that nothing is allocated for a false one
     """Raise WireError for data that are no zstd frame, or one that declares another size. Nothing is decompressed."""
     try:
         declared = zstandard.get_frame_parameters(data).content_size
     except (zstandard.ZstdError, ValueError) as error:
         raise WireError(f"{what}: expected a zstd frame of {size} bytes, found: {error}") from error
+    # a frame that declares much and holds little would allocate the declared size
     if declared != size or size > memoryview(data).nbytes * _MAX_RATIO:
         raise WireError(f"{what}: expected a zstd frame of {size} bytes, found one that cannot hold them")
 
@@ -393,6 +441,7 @@ def decompress(data: Buffer, size: int, what: str) -> bytes:
     Raises WireError for invalid data, and before allocating memory if the frame declares another size.
     """
     check_size(data, size, what)
+    # data behind the frame would be another message's
     try:
         content = _codecs.decompressor.decompress(data, allow_extra_data=False)
     except (zstandard.ZstdError, ValueError) as error:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ..errors import RequestError, Sam3NodeError, WireError, check_request_id
 from ..types import Buffer
 from .codec import VERSION, Fields, Limits, Read, Schema, describe, open_message, pack
-from .operations import OPERATIONS, find_operation
+from .operations import OPERATIONS, AnyOperation, read_operation
 
 INTERNAL_ERROR = "internal"
 """Code of a failure that is a fault of the node, and of no error class of this package."""
@@ -48,19 +48,20 @@ class Request:
     """Text that the node's log and events repeat, so that an operator finds what became of the request."""
 
     @cached_property
-    def values(self) -> dict[str, Any]:
-        """The arguments as the table of operations reads them, once. Raises RequestError for others."""
-        try:
-            return (OPERATIONS.get(self.op) or find_operation(self.op)).read(self.op, self.args)
-        except WireError as error:
-            raise RequestError(str(error)) from error
+    def operation(self) -> AnyOperation:
+        """The operation, read once. Raises RequestError for an unknown one, and for wrong arguments."""
+        return read_operation(self.op, self.args)
 
     @property
     def supersede_key(self) -> str | None:
         """A newer request of the same client with the same key makes this one useless. None: none does."""
+        # only an operation whose newer request makes an older one useless, such as a preview
+        if self.op not in OPERATIONS or not OPERATIONS[self.op].is_superseded:
+            return None
         camera = self.args.get("camera")
-        is_superseded = self.op in OPERATIONS and OPERATIONS[self.op].is_superseded
-        return f"{self.op} {camera!r}" if is_superseded and isinstance(camera, str | None) else None
+        if not isinstance(camera, str | None):
+            return None
+        return f"{self.op} {camera!r}"
 
 
 class Failure(NamedTuple):
@@ -96,28 +97,34 @@ def pack_request(request: Request) -> bytes:
 
 
 def unpack_request(data: Buffer) -> Request:
-    """Unpack a request and read its values. Raises WireError for any other bytes; its values may still raise."""
+    """Unpack a request and read its operation. Raises WireError for any other bytes; `operation` may still raise."""
     fields = open_message(data, "request", _LIMITS, has_kind=False)
     request = Request(**fields.read(_REQUEST))
     with suppress(Exception):  # it raises again where the request is answered
-        request.values  # noqa: B018
+        request.operation  # noqa: B018
     return request
 
 
 def pack_reply(reply: Reply) -> bytes:
     """Pack a reply."""
+    # either a result or an error, and the name of the node's run with both
     body: dict[str, Any] = {"v": VERSION, "id": reply.id, "ok": reply.error is None}
     if reply.error is None:
         body["result"] = reply.result
     else:
         body["error"] = {"code": reply.error.code, "message": reply.error.message}
-    return pack(body if reply.node is None else body | {"node": reply.node})
+    if reply.node is not None:
+        body["node"] = reply.node
+    return pack(body)
 
 
 def unpack_reply(data: Buffer) -> Reply:
     """Unpack a reply. Raises WireError for any other bytes."""
+    # the node's run comes with errors, too: it tells a restart
     fields = open_message(data, "reply", _LIMITS, has_kind=False)
-    node = fields.text("node") if fields.has("node") else None
+    node = None
+    if fields.has("node"):
+        node = fields.text("node")
     if fields.flag("ok"):
         return Reply(fields.integer("id"), fields.any("result"), node=node)
     error = fields.fields("error")
@@ -125,9 +132,15 @@ def unpack_reply(data: Buffer) -> Reply:
 
 
 EVENTS_TOPIC = b"events"
-FAILED, SERVED, DROPPED, CAUGHT_UP = "failed", "served", "dropped", "caught_up"
+"""Topic of all events of a node."""
+# names of events that are no requests; see Event
+FAILED = "failed"
+SERVED = "served"
+DROPPED = "dropped"
+CAUGHT_UP = "caught_up"
 RESTORED = "restored"
-GRASPED, RELEASED = "grasped", "released"
+GRASPED = "grasped"
+RELEASED = "released"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +172,16 @@ def pack_event(event: Event) -> list[bytes]:
 
 
 def _about(message: Request | Event) -> dict[str, str]:
-    return {} if message.request_id is None else {"request_id": message.request_id}
+    if message.request_id is None:
+        return {}
+    return {"request_id": message.request_id}
 
 
 def unpack_event(parts: Sequence[Buffer]) -> Event:
     """Unpack an event from the parts of a message. Raises WireError for any other input."""
     if len(parts) != 2 or parts[0] != EVENTS_TOPIC:
-        first = describe(bytes(parts[0][:80])) if parts else "none"
+        first = "none"
+        if parts:
+            first = describe(bytes(parts[0][:80]))
         raise WireError(f"event: expected 2 parts, the first {EVENTS_TOPIC!r}; found {len(parts)}, {first}")
     return Event(**open_message(parts[1], "event", _LIMITS).read(_EVENT))

@@ -13,6 +13,7 @@ Floats: TypeAlias = "np.typing.NDArray[np.float64]"
 Array: TypeAlias = "np.typing.NDArray[Any]"
 
 MAX_POINTS = 64
+"""Points of a prompt."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +33,7 @@ class FramePrompt:
     """of the frame's size, without points and box"""
 
     def __post_init__(self) -> None:
+        # from the whole to its parts; each error names the part that is wrong
         check_parts(self.points, self.box, self.mask)
         if self.points is not None:
             self.points = _to_floats(self.points, "points")
@@ -51,12 +53,14 @@ class FramePrompt:
         Raises RequestError if the prompt does not lie on the frame.
         """
         frame = f"the frame of {size[1]} x {size[0]} pixels"
+        # a mask covers the whole frame, so its size must agree
         if self.mask is not None:
             if self.mask.size != size:
                 raise RequestError(f"mask: expected the frame's size {size} (h, w), found {self.mask.size}")
             if not self.mask.area:
                 raise RequestError("mask: expected at least one pixel, found an empty mask")
             return None, None
+        # a point outside is a mistake; a box may reach beyond the frame, whose part inside is meant
         if self.points is not None:
             outside = ((self.points < 0) | (self.points >= size[::-1])).any(axis=1)
             if outside.any():
@@ -78,6 +82,7 @@ def describe_clipping(box: Any, size: tuple[int, int] | None) -> str:
     """
     if box is None or size is None:
         return ""
+    # the same clipping as in `within`
     asked = np.asarray(box, np.float64).tolist()
     kept = np.clip(asked, 0, (size[1], size[0]) * 2).tolist()
     if kept == asked:
@@ -129,6 +134,7 @@ def _check_finite(values: Array, name: str) -> None:
 
 def _to_floats(value: object, name: str) -> Floats:
     try:
+        # text and flags become arrays, too, and are no coordinates
         array = np.asarray(value)
     except (ValueError, TypeError) as error:
         raise RequestError(f"{name}: expected numbers, found {value!r:.80}") from error

@@ -20,35 +20,52 @@ from .codec import MAX_SIDE
 
 MAX_SCANS = 32
 """Maximum number of scans of a JPEG. libjpeg's own progressive script has 10, and optimising encoders stay below 20."""
-
 MAX_SEGMENTS = 1024
 """Maximum number of segments of a JPEG. A colour profile and metadata of full length have some 300."""
-
 MAX_ANCILLARY = 64
 """Maximum number of chunks of a PNG besides its pixels: text, profile, palette."""
-
 MAX_PACKED = 8
 """Maximum number of compressed texts and profiles of a PNG; libpng expands each to as much as 8 MB."""
+MAX_FRAME_PIXELS = 8192 * 8192
+"""Default for the maximum number of pixels of an image that is decoded."""
+MAX_DEPTH_PIXELS = 1 << 25
+"""Maximum number of pixels of a compressed depth image that is decoded for viewers."""
+CHANNELS = {"bgr8": 3, "rgb8": 3, "mono8": 1}
+"""Bytes per pixel of each raw colour encoding."""
 
+_MAX_SAMPLES = 3
+"""Work of decoding, for each allowed pixel: as much as a plain image of 8 bits has."""
+_MAX_JPEG_RATIO = 256
+"""Pixels for each byte of a JPEG. An even grey has 171 with the best tables, a bit for each block and table of 16 x 16
+pixels; the decoder of a progressive JPEG holds all its coefficients in memory."""
 _MAX_DEFLATE = 1032
 """Largest ratio of deflate."""
+_INTERLACED_WORK = 4
+"""Work of an interlaced PNG. Measured: seven passes take two to three times as long as one."""
+_PIECE = 1024
+"""Bytes of compressed pixels that are expanded at once. Little more than the limit is then ever in memory."""
 
+_JPEG_START = b"\xff\xd8"
 # zero: a stuffed byte of pixels; FF: fill before a marker; D0 to D7: restarts
 _JPEG_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 _FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive
-_DHT, _EOI, _SOS, _DQT, _DRI = 0xC4, 0xD9, 0xDA, 0xDB, 0xDD
+_DHT = 0xC4  # tables of Huffman codes
+_EOI = 0xD9  # end of the image
+_SOS = 0xDA  # start of a scan
+_DQT = 0xDB  # tables of quantisation
+_DRI = 0xDD  # interval of restarts
 _TABLES_AND_TEXT = {_DHT, _DQT, _DRI, 0xFE, *range(0xE0, 0xF0)}
 _COMPONENTS = (1, 3, 4)
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_PNG_START = _PNG_SIGNATURE + b"\x00\x00\x00\rIHDR"
+_PNG_GREY16 = b"\x10\x00"  # bits and type of colour, in the header
 _PNG_HEADER = struct.Struct(">IIBBBBB")
 _PNG_CHUNK = struct.Struct(">I4s")
-_PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
+_PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # by type of colour
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 _PNG_PACKED = (b"zTXt", b"iTXt", b"iCCP")
 _PNG_ANIMATION = (b"acTL", b"fcTL", b"fdAT")
-_INTERLACED_WORK = 4  # measured: seven passes take two to three times as long as one
-_PIECE = 1024
 
 
 class ImageHeader(NamedTuple):
@@ -69,9 +86,13 @@ def read_jpeg_header(data: Buffer, what: str = "jpeg") -> ImageHeader:
     Raises WireError for bytes that are no complete JPEG of 8 bits, baseline or progressive, in Huffman coding, and
     beyond MAX_SCANS and MAX_SEGMENTS.
     """
-    if bytes(data[:2]) != b"\xff\xd8":
+    if bytes(data[:2]) != _JPEG_START:
         raise WireError(f"{what}: expected a JPEG, found {bytes(data[:4])!r}")
-    view, position, frame, scans, samples = memoryview(data), 2, None, 0, 0
+    view = memoryview(data)
+    position = len(_JPEG_START)
+    frame = None
+    scans = 0
+    samples = 0
     for _ in range(MAX_SEGMENTS):
         marker, position = _next_marker(view, position, what)
         if marker == _EOI:
@@ -79,10 +100,12 @@ def read_jpeg_header(data: Buffer, what: str = "jpeg") -> ImageHeader:
                 raise WireError(f"{what}: expected a JPEG with pixels, found none")
             return ImageHeader(frame.width, frame.height, samples)
         body, position = _read_segment(view, position, what)
+        # the frame tells size and components, each scan is a pass over some of these, and all else is tables and text
         if marker in _FRAMES and frame is None:
             frame = _read_frame(body, what)
         elif marker == _SOS and frame is not None:
-            scans, samples = scans + 1, samples + frame.scan_samples(body, what)
+            scans += 1
+            samples += frame.scan_samples(body, what)
             if scans > MAX_SCANS:
                 raise WireError(f"{what}: expected a JPEG of at most {MAX_SCANS} scans, found more")
         elif marker not in _TABLES_AND_TEXT:
@@ -100,7 +123,10 @@ class _JpegFrame(NamedTuple):
 
     def scan_samples(self, body: bytes, what: str) -> int:
         """Return the samples of one scan. Raises WireError unless its header names components of this frame."""
-        count = body[0] if body else 0
+        count = 0
+        if body:
+            count = body[0]
+        # the header names the components of this scan, each once, among those of the frame
         numbers = body[1 : 1 + 2 * count : 2]
         if len(body) != 4 + 2 * count or not count or not set(numbers) <= self.areas.keys():
             raise WireError(f"{what}: expected a scan of the JPEG's components, found another header")
@@ -111,6 +137,7 @@ class _JpegFrame(NamedTuple):
 
 def _next_marker(view: memoryview, position: int, what: str) -> tuple[int, int]:
     """Return the next marker that is no restart, and the position behind it."""
+    # the pixels of a scan are no segment: they are searched for the next marker
     match = _JPEG_MARKER.search(view, position)
     if match is None:
         raise WireError(f"{what}: expected a complete JPEG, found no end of it")
@@ -125,17 +152,22 @@ def _read_segment(view: memoryview, position: int, what: str) -> tuple[bytes, in
 
 
 def _read_frame(body: bytes, what: str) -> _JpegFrame:
+    # 8 bits in Huffman coding; other kinds are decoded in ways that this module does not know
     if len(body) < 6 or body[5] not in _COMPONENTS or len(body) != 6 + 3 * body[5] or body[0] != 8:
         raise WireError(f"{what}: expected a JPEG of 8 bits in 1, 3 or 4 components, found another kind")
     height, width = struct.unpack_from(">HH", body, 1)
-    parts = {body[place]: divmod(body[place + 1], 16) for place in range(6, len(body), 3)}
-    if len(parts) != body[5] or not all(1 <= factor <= 4 for both in parts.values() for factor in both):
+    factors = {body[place]: divmod(body[place + 1], 16) for place in range(6, len(body), 3)}
+    is_usual = all(1 <= across <= 4 and 1 <= down <= 4 for across, down in factors.values())
+    if len(factors) != body[5] or not is_usual:
         raise WireError(f"{what}: expected components with sampling factors of 1 to 4, found others")
     if not (width and height):
         raise WireError(f"{what}: expected a JPEG that declares its size, found {width} x {height} pixels")
-    across, down = (max(both[axis] for both in parts.values()) for axis in (0, 1))
-    blocks = -(-width // (8 * across)) * -(-height // (8 * down)) * 64
-    return _JpegFrame(width, height, {number: blocks * h * v for number, (h, v) in parts.items()})
+    # each component is padded to whole blocks of the largest sampling factors
+    most_across = max(across for across, _ in factors.values())
+    most_down = max(down for _, down in factors.values())
+    blocks = -(-width // (8 * most_across)) * -(-height // (8 * most_down)) * 64
+    areas = {number: blocks * across * down for number, (across, down) in factors.items()}
+    return _JpegFrame(width, height, areas)
 
 
 def read_png_header(data: Buffer, what: str = "png") -> ImageHeader:
@@ -153,9 +185,11 @@ def check_png_pixels(data: Buffer, what: str = "png") -> None:
     Raises WireError as `read_png_header` does, too.
     """
     header, row_bytes, parts = _read_png(data, what)
-    left, stream = row_bytes, zlib.decompressobj()
+    left = row_bytes
+    stream = zlib.decompressobj()
     try:
         for part in parts:
+            # piece by piece, and never more than what is left: a bomb ends in an error, not in memory
             for start in range(0, len(part), _PIECE):
                 left -= len(stream.decompress(part[start : start + _PIECE], max(left, 0) + 1))
                 if left < 0:
@@ -168,15 +202,20 @@ def _read_png(data: Buffer, what: str) -> tuple[ImageHeader, int, list[memoryvie
     """Return the header, the largest size of all rows before compression, and the parts of the compressed rows."""
     if bytes(data[: len(_PNG_SIGNATURE)]) != _PNG_SIGNATURE:
         raise WireError(f"{what}: expected a PNG, found {bytes(data[:4])!r}")
-    view, position = memoryview(data), len(_PNG_SIGNATURE)
+    view = memoryview(data)
+    position = len(_PNG_SIGNATURE)
     header: ImageHeader | None = None
-    row_bytes = ancillary = packed = 0
+    row_bytes = 0  # of all rows before compression
+    ancillary = 0  # chunks besides the pixels
+    packed = 0  # of these, the compressed ones
     parts: list[memoryview] = []
+    # chunks may be small, but not so many that the walk itself is the work
     for _ in range(MAX_SEGMENTS + len(view) // 1024):
         name, body, position = _read_chunk(view, position, what)
         if header is None:
             header, row_bytes = _read_png_frame(name, body, what)
         elif name == b"IEND":
+            # deflate cannot make so many pixels of so few bytes: libpng would fill the rest
             if sum(map(len, parts)) * _MAX_DEFLATE < row_bytes:
                 raise WireError(
                     f"{what}: expected the bytes of {header.width} x {header.height} pixels, found fewer"
@@ -187,7 +226,8 @@ def _read_png(data: Buffer, what: str) -> tuple[ImageHeader, int, list[memoryvie
         elif name == b"IHDR" or name in _PNG_ANIMATION:
             raise WireError(f"{what}: expected a PNG of one image, found an animation or two headers")
         else:
-            ancillary, packed = ancillary + 1, packed + (name in _PNG_PACKED)
+            ancillary += 1
+            packed += name in _PNG_PACKED
         if ancillary > MAX_ANCILLARY or packed > MAX_PACKED:
             raise WireError(
                 f"{what}: expected at most {MAX_ANCILLARY} chunks besides pixels, {MAX_PACKED} of them compressed; "
@@ -200,6 +240,7 @@ def _read_chunk(view: memoryview, position: int, what: str) -> tuple[bytes, memo
     if position + 12 > len(view):
         raise WireError(f"{what}: expected a complete PNG, found no end of it")
     length, name = _PNG_CHUNK.unpack_from(view, position)
+    # length and name, the body, and a checksum of four bytes, which libpng checks
     end = position + 12 + length
     if end > len(view) or not name.isalpha():
         raise WireError(f"{what}: expected a complete PNG, found a chunk {name!r} of {length} bytes")
@@ -216,33 +257,22 @@ def _read_png_frame(name: bytes, body: memoryview, what: str) -> tuple[ImageHead
     if not (width and height):
         raise WireError(f"{what}: expected a PNG that declares its size, found {width} x {height} pixels")
     channels = _PNG_CHANNELS[colour]
-    work = width * height * channels * (2 if bits == 16 else 1) * (_INTERLACED_WORK if interlace else 1)
+    work = width * height * channels
+    if bits == 16:
+        work *= 2
     row_bytes = height * (1 + (width * bits * channels + 7) // 8)
-    # the seven passes have fewer than twice the rows, each of them padded to whole bytes
-    return ImageHeader(width, height, work), row_bytes + (4 * height + 64 if interlace else 0)
-
-
-CHANNELS = {"bgr8": 3, "rgb8": 3, "mono8": 1}
-"""Bytes per pixel of each raw colour encoding."""
-
-
-MAX_FRAME_PIXELS = 8192 * 8192
-"""Default for the maximum number of pixels of an image that is decoded."""
-MAX_DEPTH_PIXELS = 1 << 25
-"""Maximum number of pixels of a compressed depth image that is decoded for viewers."""
-
-_MAX_SAMPLES = 3  # work of decoding, for each allowed pixel: as much as a plain image of 8 bits has
-# pixels for each byte: an even grey has 171 with the best tables, a bit for each block and table of 16 x 16 pixels;
-# the decoder of a progressive JPEG holds all its coefficients in memory
-_MAX_JPEG_RATIO = 256
-_PNG_START = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"
-_PNG_GREY16 = b"\x10\x00"
+    if interlace:
+        work *= _INTERLACED_WORK
+        # the seven passes have fewer than twice the rows, each of them padded to whole bytes
+        row_bytes += 4 * height + 64
+    return ImageHeader(width, height, work), row_bytes
 
 
 def encode_image(image: Image, encoding: ColourEncoding, quality: int = 90) -> Buffer:
     """Encode a BGR image uint8 [height, width, 3]. `bgr8` gives a view, not a copy. `quality` applies to jpeg."""
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         raise WireError(f"image: expected uint8 [height, width, 3], found {image.dtype} {list(image.shape)}")
+    # raw encodings need no library, and the default copies nothing
     _check_sides(image.shape[1], image.shape[0], "image")
     if encoding == "bgr8":
         return _flatten(image)
@@ -252,7 +282,9 @@ def encode_image(image: Image, encoding: ColourEncoding, quality: int = 90) -> B
 
     if encoding == "mono8":
         return _flatten(cv2.cvtColor(image, cv2.COLOR_BGR2GRAY))
-    options = [cv2.IMWRITE_JPEG_QUALITY, quality] if encoding == "jpeg" else []
+    options = []
+    if encoding == "jpeg":
+        options = [cv2.IMWRITE_JPEG_QUALITY, quality]
     return _compress(image, encoding, options)
 
 
@@ -262,7 +294,10 @@ def decode_image(frame: Frame, max_pixels: int = MAX_FRAME_PIXELS) -> Image:
     Raises WireError for invalid bytes, for more than `max_pixels`, and for a compressed image that takes more work than
     a plain one of `max_pixels`.
     """
-    what, encoding, shape = f"{frame.encoding} image", frame.encoding, (frame.height, frame.width)
+    what = f"{frame.encoding} image"
+    encoding = frame.encoding
+    shape = (frame.height, frame.width)
+    # sizes first: nothing is decoded that is larger than what is permitted
     check_colour(frame.colour, encoding, frame.width, frame.height)
     _check_pixels(frame.width, frame.height, max_pixels, what)
     if encoding == "bgr8":
@@ -274,6 +309,7 @@ def decode_image(frame: Frame, max_pixels: int = MAX_FRAME_PIXELS) -> Image:
     if encoding == "mono8":
         return cast(Image, cv2.cvtColor(_view_read_only(frame.colour, np.uint8, shape), cv2.COLOR_GRAY2BGR))
     _check_compressed(frame.colour, encoding, frame.width, frame.height, max_pixels, what)
+    # without the orientation of a camera's own file: the frame has the size that it says
     return _decompress(
         frame.colour, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION, (*shape, 3), "uint8", what
     )
@@ -282,6 +318,7 @@ def decode_image(frame: Frame, max_pixels: int = MAX_FRAME_PIXELS) -> Image:
 def check_colour(colour: Buffer, encoding: ColourEncoding, width: int, height: int) -> None:
     """Raise WireError unless `colour` has the size of the raw `encoding`, or is not empty if compressed."""
     _check_sides(width, height, "colour")
+    # the size of raw pixels is known; that of compressed ones is checked when they are decoded
     size = memoryview(colour).nbytes
     channels = CHANNELS.get(encoding)
     if channels is None and size == 0:
@@ -302,8 +339,11 @@ def encode_depth(image: DepthImage, encoding: DepthEncoding, scale_m: float, ali
     if encoding == "png16":
         data: Buffer = _compress(image, "png", [])
     else:
+        # little-endian on the wire, whatever the machine is
         raw = _flatten(image.astype("<u2", copy=False))
-        data = codec.compress(raw) if encoding == "z16+zstd" else raw
+        data = raw
+        if encoding == "z16+zstd":
+            data = codec.compress(raw)
     return Depth(width, height, encoding, scale_m, aligned, data)
 
 
@@ -312,25 +352,30 @@ def decode_depth(depth: Depth, max_pixels: int = MAX_FRAME_PIXELS) -> DepthImage
 
     Raises WireError as `decode_image` does.
     """
-    what, shape = f"{depth.encoding} depth", (depth.height, depth.width)
+    what = f"{depth.encoding} depth"
+    shape = (depth.height, depth.width)
     check_depth(depth)
     _check_pixels(depth.width, depth.height, max_pixels, what)
     if depth.encoding == "png16":
         cv2 = require("cv2", "cli")
 
+        # a PNG of 8 bits or of colours would be scaled by the decoder, and not be depth
         _check_compressed(depth.data, "png", depth.width, depth.height, max_pixels, what)
         if not is_depth_png(depth.data):
             raise WireError(f"{what}: expected a PNG of 16-bit grey, found another kind")
         return _decompress(depth.data, cv2.IMREAD_UNCHANGED, shape, "uint16", what)
     size = depth.width * depth.height * 2
-    raw = codec.decompress(depth.data, size, what) if depth.encoding == "z16+zstd" else depth.data
+    raw = depth.data
+    if depth.encoding == "z16+zstd":
+        raw = codec.decompress(depth.data, size, what)
     return _view_read_only(raw, np.dtype("<u2"), shape)
 
 
 def check_depth(depth: Depth) -> None:
     """Raise WireError unless `data` has the size of `z16`, or is not empty if compressed."""
     _check_sides(depth.width, depth.height, "depth")
-    size, expected = memoryview(depth.data).nbytes, depth.width * depth.height * 2
+    size = memoryview(depth.data).nbytes
+    expected = depth.width * depth.height * 2
     if size == 0 or (depth.encoding == "z16" and size != expected):
         raise WireError(
             f"depth: expected {depth.width} x {depth.height} {depth.encoding} ({expected} bytes raw), "
@@ -348,7 +393,11 @@ def compressed_size(data: Buffer, encoding: str) -> tuple[int, int]:
 def find_compression(data: Buffer) -> Literal["jpeg", "png"] | None:
     """Return what the bytes start like; None for neither."""
     head = bytes(data[:4])
-    return "png" if head == _PNG_START[:4] else "jpeg" if head[:2] == b"\xff\xd8" else None
+    if head == _PNG_START[:4]:
+        return "png"
+    if head[:2] == _JPEG_START:
+        return "jpeg"
+    return None
 
 
 def identify_compressed(data: Buffer) -> tuple[Literal["jpeg", "png"], int, int]:
@@ -401,8 +450,11 @@ def _decompress(
         image = cv2.imdecode(np.frombuffer(data, dtype=np.uint8), flags)
     except cv2.error as error:
         raise WireError(f"{what}: cannot be decoded: {error.err}") from error
+    # a decoder may succeed, and give another image than the header promised
     if image is None or image.shape != shape or image.dtype != dtype:
-        actual = "bytes that cannot be decoded" if image is None else f"{image.dtype} {list(image.shape)}"
+        actual = "bytes that cannot be decoded"
+        if image is not None:
+            actual = f"{image.dtype} {list(image.shape)}"
         raise WireError(f"{what}: expected {dtype} {list(shape)}, found {actual}")
     return cast("np.typing.NDArray[Any]", image)
 
@@ -430,6 +482,7 @@ def _check_compressed(data: Buffer, kind: str, width: int, height: int, max_pixe
         check_png_pixels(data, what)
 
 
+# a header can promise more pixels than its bytes can hold: the decoder would invent them
 def _read_header(data: Buffer, kind: str, what: str) -> ImageHeader:
     if kind == "png":
         return read_png_header(data, what)

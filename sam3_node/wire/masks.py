@@ -19,9 +19,13 @@ from ..types import lazy_numpy as np
 from . import codec
 from .codec import MAX_SIDE, Fields, describe
 
-_MAX_CHARACTERS = 7  # per count: 35 bits, while an image has at most 2^28 pixels
+_MAX_CHARACTERS = 7
+"""Characters of a count: 35 bits, while an image has at most 2^28 pixels."""
 _MAX_BYTES = 8 << 20
+"""Compressed counts of one mask. Checked by their length, before anything is allocated for them."""
 _ENCODINGS: tuple[MaskEncoding, ...] = get_args(MaskEncoding)
+MAX_MASK_PIXELS = MAX_SIDE * MAX_SIDE
+"""Maximum number of pixels inside the boxes of all masks of a message."""
 
 Integers: TypeAlias = "np.typing.NDArray[np.int64]"
 
@@ -30,12 +34,19 @@ def encode(mask: Mask) -> bytes:
     """Return the compressed counts, equal to pycocotools' own."""
     height, width = mask.size
     starts, lengths = _find_runs(mask)
+    # zeros and ones take turns: the zeros before each run of ones, the run, and at last the zeros behind all runs
     counts = np.zeros(2 * starts.size + 1, dtype=np.int64)
     ends = starts + lengths
-    counts[0:-1:2], counts[1::2] = starts, lengths
+    counts[0:-1:2] = starts
+    counts[1::2] = lengths
     counts[2:-1:2] -= ends[:-1]
-    counts[-1] = height * width - (ends[-1] if ends.size else 0)
-    return _compress(counts if counts[-1] or counts.size == 1 else counts[:-1])
+    counts[-1] = height * width
+    if ends.size:
+        counts[-1] -= ends[-1]
+    # a count of 0 at the end is left out, as pycocotools does, unless it is the only one
+    if counts[-1] == 0 and counts.size > 1:
+        counts = counts[:-1]
+    return _compress(counts)
 
 
 def decode(data: bytes, size: tuple[int, int], box: Box, what: str) -> np.typing.NDArray[np.bool_]:
@@ -46,9 +57,11 @@ def decode(data: bytes, size: tuple[int, int], box: Box, what: str) -> np.typing
     rows, columns = check_length(data, box, what)
     counts = _decompress(np.frombuffer(data, dtype=np.uint8), size[0] * size[1], what)
     starts, lengths = _locate_runs(counts, size[0], box, what)
+    # the gaps and runs within the crop, written as one row after the other of its columns
     pattern = np.zeros((starts.size, 2), dtype=np.int64)
     ends = starts + lengths
-    pattern[:, 0], pattern[:, 1] = starts, lengths
+    pattern[:, 0] = starts
+    pattern[:, 1] = lengths
     pattern[1:, 0] -= ends[:-1]
     crop = np.zeros(rows * columns, dtype=np.bool_)
     filled = np.repeat(np.tile([False, True], starts.size), pattern.ravel())
@@ -58,7 +71,9 @@ def decode(data: bytes, size: tuple[int, int], box: Box, what: str) -> np.typing
 
 def check_length(data: bytes, box: Box, what: str) -> tuple[int, int]:
     """Return rows and columns of a box. Raises WireError for more data than it can need."""
-    rows, columns = box[3] - box[1], box[2] - box[0]
+    rows = box[3] - box[1]
+    columns = box[2] - box[0]
+    # the worst mask is a chessboard: a run for every second pixel of each column
     if len(data) > min(_MAX_CHARACTERS * ((rows + 1) * columns + 2), _MAX_BYTES):
         raise WireError(
             f"{what}: expected counts for a box of {columns} x {rows} pixels, found {len(data)} bytes"
@@ -71,11 +86,16 @@ def _find_runs(mask: Mask) -> tuple[Integers, Integers]:
     height = mask.size[0]
     x0, y0, _, _ = mask.box
     rows, columns = mask.crop.shape
-    stride = rows if rows == height else rows + 1  # a zero between columns separates their runs
+    # a zero between columns separates their runs, unless the columns touch in the image, too
+    stride = rows
+    if rows != height:
+        stride = rows + 1
     padded = np.zeros(columns * stride + 2, dtype=np.bool_)
     padded[1:-1].reshape(columns, stride)[:, :rows] = mask.crop.T
+    # a run is from a change to ones to the next change to zeros
     edges = np.flatnonzero(padded[1:] != padded[:-1])
-    starts, ends = edges[::2], edges[1::2]
+    starts = edges[::2]
+    ends = edges[1::2]
     column, row = np.divmod(starts, max(stride, 1))
     return (x0 + column) * height + y0 + row, ends - starts
 
@@ -93,7 +113,10 @@ def _locate_runs(counts: Integers, height: int, box: Box, what: str) -> tuple[In
     lengths = lengths[lengths > 0]
     starts = (column - x0) * rows + row - y0
     # a run may continue in the next column only if the box has the full height
-    below = row + lengths > y1 if rows < height else starts + lengths > rows * (x1 - x0)
+    if rows < height:
+        below = row + lengths > y1
+    else:
+        below = starts + lengths > rows * (x1 - x0)
     if np.any((column < x0) | (column >= x1) | (row < y0) | below):
         raise WireError(f"{what}: expected no pixel outside the box {box}, found some")
     return starts, lengths
@@ -101,8 +124,10 @@ def _locate_runs(counts: Integers, height: int, box: Box, what: str) -> tuple[In
 
 def _compress(counts: Integers) -> bytes:
     values = counts.copy()
+    # from the fourth on, each count is stored as its difference from the count two before it
     values[3:] -= counts[1:-2]
     shifts = 5 * np.arange(_MAX_CHARACTERS)
+    # all characters that a count could have; those behind its last significant one are left out
     digits = (values[:, None] >> shifts) & 31  # [counts, characters]
     rest = values[:, None] >> (shifts + 5)
     more = rest != np.where(digits & 16, -1, 0)
@@ -114,6 +139,7 @@ def _compress(counts: Integers) -> bytes:
 
 def _decompress(characters: np.typing.NDArray[np.uint8], pixels: int, what: str) -> Integers:
     """Return the counts, the inverse of `_compress`. They are not negative, and their sum is `pixels`."""
+    # characters from 48 on; one without the bit 0x20 is the last of its count
     codes = characters - np.uint8(48)
     last = np.flatnonzero(codes < 32)
     if not codes.size or codes.max() > 63 or codes[-1] >= 32:
@@ -126,6 +152,7 @@ def _decompress(characters: np.typing.NDArray[np.uint8], pixels: int, what: str)
         raise WireError(
             f"{what}: expected counts of at most {_MAX_CHARACTERS} characters, found a longer one"
         )
+    # the digits of each count, lowest first, then its sign, then the sums of the differences
     shifts = 5 * (np.arange(codes.size) - np.repeat(first, lengths))
     values = np.add.reduceat((codes & 31).astype(np.int64) << shifts, first)
     values -= np.where(codes[last] & 16, 1 << 5 * lengths, 0)
@@ -136,24 +163,25 @@ def _decompress(characters: np.typing.NDArray[np.uint8], pixels: int, what: str)
     return values
 
 
-MAX_MASK_PIXELS = MAX_SIDE * MAX_SIDE
-"""Maximum number of pixels inside the boxes of all masks of a message."""
-
-
 def encode_mask(mask: Mask, encoding: MaskEncoding = "bits+zstd") -> dict[str, Any]:
     """Return the map of a mask. Its sides may have at most MAX_SIDE pixels."""
     what = "mask"
+    # a wrong mask of the node would be refused by every receiver: better here, with its name
     _check_box(mask.box, mask.size, what)
     x0, y0, x1, y1 = mask.box
     if mask.crop.shape != (y1 - y0, x1 - x0) or mask.crop.dtype != np.bool_:
         raise WireError(
             f"{what}: expected a bool crop of the box {mask.box}, found {mask.crop.dtype} {mask.crop.shape}"
         )
+    if encoding == "rle":
+        data = encode(mask)
+    else:
+        data = _pack_bits(mask.crop)
     return {
         "encoding": encoding,
         "size": list(mask.size),
         "box": list(mask.box),
-        "data": encode(mask) if encoding == "rle" else _pack_bits(mask.crop),
+        "data": data,
     }
 
 
@@ -193,15 +221,20 @@ class EncodedMask(Mask):
         if name != "crop":
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         crop = _decode_crop(self._data, self._encoding, self.size, self.box, self._what)
-        if self._area is not None and (found := int(np.count_nonzero(crop))) != self._area:
-            raise WireError(f"{self._what}: expected an area of {self._area} pixels, found {found}")
+        if self._area is not None:
+            found = int(np.count_nonzero(crop))
+            if found != self._area:
+                raise WireError(f"{self._what}: expected an area of {self._area} pixels, found {found}")
+        # set without a lock: two threads that decode at once set the same crop
         object.__setattr__(self, "crop", crop)
         return crop
 
     @property
     def area(self) -> int:
         """Number of pixels inside the mask; as the message says, if it says so."""
-        return int(np.count_nonzero(self.crop)) if self._area is None else self._area
+        if self._area is None:
+            return int(np.count_nonzero(self.crop))
+        return self._area
 
     def __reduce__(self) -> tuple[type[Mask], tuple[Any, ...]]:
         return Mask, (self.size, self.box, self.crop)
@@ -225,6 +258,7 @@ def read_mask(
     (height, width), if it is given.
     """
     what = fields.what
+    # all that the map says of the mask is checked, whether its pixels are decoded now or later
     encoding = fields.choice("encoding", _ENCODINGS)
     height, width = fields.integers("size", 2, low=1, high=MAX_SIDE)
     if frame_size not in (None, (height, width)):
@@ -240,6 +274,7 @@ def read_mask(
         return Mask((height, width), box, _decode_crop(data, encoding, (height, width), box, what))
     if area is not None and area > pixels:
         raise WireError(f"{what}: expected an area within the box {box}, found {area} pixels")
+    # lazy: is the header of the data valid, and can they hold this box?
     if encoding == "rle":
         check_length(data, box, what)
     elif pixels or data:
@@ -258,6 +293,7 @@ def _decode_crop(
 def _check_box(box: Box, size: tuple[int, int], what: str) -> None:
     height, width = size
     x0, y0, x1, y1 = box
+    # an empty mask has a box of zeros
     inside = 0 <= x0 < x1 <= width <= MAX_SIDE and 0 <= y0 < y1 <= height <= MAX_SIDE
     if not inside and any(box):
         raise WireError(
@@ -266,7 +302,9 @@ def _check_box(box: Box, size: tuple[int, int], what: str) -> None:
 
 
 def _pack_bits(crop: np.typing.NDArray[np.bool_]) -> bytes:
-    return codec.compress(np.packbits(crop).data) if crop.size else b""
+    if not crop.size:
+        return b""
+    return codec.compress(np.packbits(crop).data)
 
 
 def _unpack_bits(data: bytes, shape: tuple[int, int], what: str) -> np.typing.NDArray[np.bool_]:

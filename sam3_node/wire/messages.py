@@ -16,15 +16,40 @@ from . import codec
 from .images import check_colour, check_depth
 from .masks import MAX_MASK_PIXELS, encode_mask, read_mask
 
-# not of dots alone: outputs name files and folders by cameras
-_NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.-]{1,64}")
+_NAME = re.compile(
+    r"(?!\.+\Z)[A-Za-z0-9_.-]{1,64}"
+)  # not of dots alone: outputs name files and folders by cameras
 
-FRAMES_ROOT, MASKS_ROOT = b"frame/", b"masks/"
-"""Beginnings of the topics of frames and masks."""
-ROBOT_ROOTS = POSES_ROOT, JOINTS_ROOT = b"pose/", b"joints/"
-"""Beginnings of the topics of poses, and of joints of robots."""
+FRAMES_ROOT = b"frame/"
+"""Beginning of the topics of frames."""
+MASKS_ROOT = b"masks/"
+"""Beginning of the topics of masks."""
+POSES_ROOT = b"pose/"
+"""Beginning of the topics of poses."""
+JOINTS_ROOT = b"joints/"
+"""Beginning of the topics of the joints of robots."""
+ROBOT_ROOTS = (POSES_ROOT, JOINTS_ROOT)
+"""Beginnings of the topics that robots publish."""
 BEAT_TOPIC = b"beat"
 """Topic, and only part, of the message by which a live publisher says that it runs."""
+MODELS = ("none", "brown_conrady", "fisheye")
+"""Models of distortion."""
+MAX_COEFFS = 14
+"""Coefficients of a model of distortion."""
+MAX_CAPTURE_NS = 2**62
+"""Largest time of capture: in Unix time it is in the year 2116."""
+MAX_EPOCH = 2**53 - 1
+"""Largest epoch: every language reads it exactly, also as a float."""
+POINT_BYTES = 12
+"""Bytes of a point: three float32."""
+_HEADER_LIMITS = codec.Limits(total_bytes=64 << 10)
+_POSE_LIMITS = codec.Limits(total_bytes=64 << 10)
+_MASKS_LIMITS = codec.Limits(total_bytes=64 << 20)
+_UNIT_TOLERANCE = 1e-3
+"""Difference from 1 that the length of a quaternion may have: senders round it."""
+_SIDE = codec.integer(1, codec.MAX_SIDE)
+_CLOCK = codec.choice(get_args(types.Clock))
+_TRIPLE = codec.vector(3)
 
 
 def frame_topic(camera: str) -> bytes:
@@ -49,7 +74,9 @@ def joints_topic(robot: str) -> bytes:
 
 def robot_topic(message: types.RobotMessage) -> bytes:
     """Return the topic of a pose or of joints."""
-    return joints_topic(message.robot) if isinstance(message, types.JointState) else pose_topic(message.frame)
+    if isinstance(message, types.JointState):
+        return joints_topic(message.robot)
+    return pose_topic(message.frame)
 
 
 def _make_topic(kind: str, name: str, what: str) -> bytes:
@@ -73,6 +100,7 @@ def _open_body(parts: Sequence[types.Buffer], kind: str, limits: codec.Limits) -
 
 
 def _check_topic(topic: types.Buffer, expected: bytes, what: str) -> None:
+    # a subscription is by the topic, and the receiver's decisions are by the name in the body: both must agree
     if topic != expected:
         raise WireError(
             f"{what}: expected the topic {expected.decode()}, found {codec.describe(bytes(topic[:80]))}"
@@ -82,21 +110,6 @@ def _check_topic(topic: types.Buffer, expected: bytes, what: str) -> None:
 def _name(fields: codec.Fields, name: str) -> str:
     return check_name(fields.text(name), "frame")
 
-
-MODELS = ("none", "brown_conrady", "fisheye")
-MAX_COEFFS = 14
-MAX_CAPTURE_NS = 2**62
-"""Largest time of capture: in Unix time it is in the year 2116."""
-MAX_EPOCH = 2**53 - 1
-"""Largest epoch: every language reads it exactly, also as a float."""
-_HEADER_LIMITS = _POSE_LIMITS = codec.Limits(total_bytes=64 << 10)
-_MASKS_LIMITS = codec.Limits(total_bytes=64 << 20)
-_UNIT_TOLERANCE = 1e-3
-_SIDE, _CLOCK, _TRIPLE = (
-    codec.integer(1, codec.MAX_SIDE),
-    codec.choice(get_args(types.Clock)),
-    codec.vector(3),
-)
 
 _INTRINSICS = codec.Schema(
     {
@@ -137,6 +150,7 @@ _FRAME = codec.Schema(
 def pack_frame(frame: types.Frame) -> list[types.Buffer]:
     """Return the parts of the message. Colour and depth are the buffers of the frame, not copies."""
     check_colour(frame.colour, frame.encoding, frame.width, frame.height)
+    # the fields that each frame has, then those that it may have
     header = {"v": codec.VERSION, "kind": "frame"} | {
         name: getattr(frame, name) for name in _FRAME.readers if name in _FRAME.required
     }
@@ -148,13 +162,16 @@ def pack_frame(frame: types.Frame) -> list[types.Buffer]:
     if frame.times:
         header["times"] = dict(frame.times)
     parts: list[types.Buffer] = [frame_topic(frame.camera), codec.pack(header), frame.colour]
-    return parts if frame.depth is None else [*parts, frame.depth.data]
+    if frame.depth is not None:
+        parts.append(frame.depth.data)
+    return parts
 
 
 def unpack_frame(parts: Sequence[types.Buffer]) -> types.Frame:
     """Unpack a frame from the parts of a message without copying pixels. Raises WireError for any other input."""
     if not 3 <= len(parts) <= 4:
         raise WireError(f"frame: expected 3 or 4 parts (topic, header, colour, depth), found {len(parts)}")
+    # header and parts must agree before anything is read from either
     header = codec.open_message(parts[1], "frame", _HEADER_LIMITS)
     if header.has("depth") != (len(parts) == 4):
         raise WireError(
@@ -164,6 +181,7 @@ def unpack_frame(parts: Sequence[types.Buffer]) -> types.Frame:
     _check_topic(parts[0], frame_topic(values["camera"]), "frame")
     if "depth" in values:
         values["depth"] = types.Depth(**values["depth"], data=parts[3])
+        # sizes are checked here, so that nobody behind has to: raw pixels are used without a copy
         check_depth(values["depth"])
     frame = types.Frame(**values, colour=parts[2])
     check_colour(frame.colour, frame.encoding, frame.width, frame.height)
@@ -173,19 +191,24 @@ def unpack_frame(parts: Sequence[types.Buffer]) -> types.Frame:
 def read_vectors(fields: codec.Fields, name: str) -> bytes:
     """Return the bytes of vectors of three float32."""
     data = fields.blob(name)
-    if len(data) % 12:
+    if len(data) % POINT_BYTES:
         raise fields.wrong(name, "bytes of three float32 for each point")
     return data
 
 
 def shed_fields(shed: types.Shed) -> dict[str, Any]:
     """Return the fields of what was skipped on a frame."""
-    return {"level": shed.level, "held": shed.held} if shed.held else {"level": shed.level}
+    fields: dict[str, Any] = {"level": shed.level}
+    if shed.held:
+        fields["held"] = shed.held
+    return fields
 
 
 def read_shed(fields: codec.Fields) -> types.Shed:
     """Read what `shed_fields` returned. Raises WireError for other values."""
-    held = fields.integers("held", len(fields.sequence("held"))) if fields.has("held") else ()
+    held: tuple[int, ...] = ()
+    if fields.has("held"):
+        held = fields.integers("held", len(fields.sequence("held")))
     return types.Shed(fields.integer("level", low=1), held)
 
 
@@ -254,6 +277,7 @@ def _read_stages(fields: codec.Fields, name: str) -> dict[str, int]:
     return {stage: stages.integer(stage) for stage in stages.names()}
 
 
+# fields of an instance that are measured with depth, beside its position, frame and extent
 _SHARE = codec.number(0.0, 1.0)
 _SPATIAL: dict[str, codec.Read] = {
     "depth_share": _SHARE,
@@ -326,6 +350,7 @@ _MASKS = codec.Schema(
 def pack_masks(masks: types.MaskFrame, encoding: types.MaskEncoding = "bits+zstd") -> list[bytes]:
     """Return the parts of the message."""
     body = {"v": codec.VERSION, "kind": "masks"} | {name: getattr(masks, name) for name in _MASKS.readers}
+    # fields of other types than msgpack's; what is None is left out below
     body |= {
         "clock": None if masks.clock == "system" else masks.clock,
         "stages_us": dict(masks.stages_us),
@@ -335,7 +360,10 @@ def pack_masks(masks: types.MaskFrame, encoding: types.MaskEncoding = "bits+zstd
         "robot_mask": masks.robot_mask and encode_mask(masks.robot_mask, encoding),
         "table": masks.table and masks.table._asdict(),
     }
-    body |= {name: pose_fields(pose) for name in _POSES if (pose := getattr(masks, name)) is not None}
+    for name in _POSES:
+        pose = getattr(masks, name)
+        if pose is not None:
+            body[name] = pose_fields(pose)
     return [masks_topic(masks.camera), codec.pack(_drop_none(body))]
 
 
@@ -347,6 +375,7 @@ def unpack_masks(parts: Sequence[types.Buffer], lazy: bool = False) -> types.Mas
     values = _open_body(parts, "masks", _MASKS_LIMITS).read(_MASKS)
     _check_topic(parts[0], masks_topic(values["camera"]), "masks")
     size = values["height"], values["width"]
+    # the masks share one budget of pixels, so that many large ones cannot fill the memory
     values["instances"] = _unpack_instances(values["instances"], size, lazy)
     if "robot_mask" in values:
         values["robot_mask"] = read_mask(values["robot_mask"], MAX_MASK_PIXELS, size)
@@ -359,6 +388,7 @@ def _drop_none(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _pack_instance(instance: types.Instance, encoding: types.MaskEncoding) -> dict[str, Any]:
     fields = {name: getattr(instance, name) for name in _INSTANCE.readers}
+    # a flag that is false is left out, as a value that is not known
     fields["mask"] = encode_mask(instance.mask, encoding)
     return {name: value for name, value in fields.items() if value is not None and value is not False}
 
@@ -372,6 +402,7 @@ def _unpack_instances(
         instance = _unpack_instance(codec.Fields(value, f"masks: instance {index}"), size, free_pixels, lazy)
         if instances.setdefault(instance.id, instance) is not instance:
             raise WireError(f"masks: expected each instance's id once, found {instance.id} twice")
+        # what this mask takes is gone for those behind it
         x0, y0, x1, y1 = instance.mask.box
         free_pixels -= (x1 - x0) * (y1 - y0)
     return tuple(instances.values())
@@ -381,8 +412,11 @@ def _unpack_instance(
     fields: codec.Fields, size: tuple[int, int], max_pixels: int, lazy: bool
 ) -> types.Instance:
     values = fields.read(_INSTANCE)
-    box, area = values.pop("box"), values.pop("area")
-    values["mask"] = mask = read_mask(values["mask"], max_pixels, size, area if lazy else None)
+    box = values.pop("box")
+    area = values.pop("area")
+    # a lazy mask trusts the area until it is decoded
+    mask = read_mask(values["mask"], max_pixels, size, area if lazy else None)
+    values["mask"] = mask
     if box != mask.box or area != mask.area:
         raise WireError(
             f"{fields.what}: expected the box {mask.box} and area {mask.area} of its mask, found others"
@@ -404,8 +438,12 @@ def pack_pose(pose: types.RobotMessage) -> list[bytes]:
 
 def unpack_pose(parts: Sequence[types.Buffer]) -> types.RobotMessage:
     """Unpack a pose or joints from the parts of a message, by its topic. Raises WireError for any other input."""
-    is_joints = bool(parts) and parts[0][: len(JOINTS_ROOT)] == JOINTS_ROOT
-    body = _open_body(parts, "joints" if is_joints else "pose", _POSE_LIMITS)
-    message = read_joints(body) if is_joints else read_pose(body)
+    # by the topic, because both kinds share one endpoint
+    if parts and parts[0][: len(JOINTS_ROOT)] == JOINTS_ROOT:
+        body = _open_body(parts, "joints", _POSE_LIMITS)
+        message: types.RobotMessage = read_joints(body)
+    else:
+        body = _open_body(parts, "pose", _POSE_LIMITS)
+        message = read_pose(body)
     _check_topic(parts[0], robot_topic(message), body.what)
     return message

@@ -48,7 +48,7 @@ from tests.support.mcap_files import (
     write_ros2,
 )
 from tests.support.recordings import frame_at, read_bag, write_film, write_recording
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 from tests.support.wire_examples import masks
 
 FAST = CameraSettings(fps=1000)
@@ -167,7 +167,8 @@ def test_a_recording_cut_anywhere_never_raises_once_it_is_open(tmp_path: Path, w
     path = tmp_path / "cut.mcap"
     own = write in (write_recording, record)
     write(path, [frame_at(seq) for seq in range(6)] if own else rgbd(6))
-    data, opened = path.read_bytes(), 0
+    data = path.read_bytes()
+    opened = 0
     for length in np.random.default_rng(2).integers(0, len(data), 25):
         path.write_bytes(data[:length])
         try:
@@ -204,7 +205,7 @@ def test_a_camera_that_cannot_be_read_is_left_out_unless_it_is_chosen(
     path = write(tmp_path / "odd.mcap", [*odd, *rgbd(5)])
     frames, lost = read_bag(path)
     assert [frame.camera for frame in frames] == ["camera"] * 5
-    assert "skipped the camera thermal: /thermal/image: expected an encoding of" in str(lost)
+    assert mentions(str(lost), "thermal", "/thermal/image")
     with refuses(BagError, field=("/thermal/image", encoding)):
         read_bag(path, ["thermal"])
     assert len(read_bag(path, ["camera"])[0]) == 5
@@ -281,7 +282,7 @@ def test_a_cut_recording_is_played_as_far_as_it_is_whole(
     with caplog.at_level(logging.WARNING):
         captured = list(open_camera(f"bag:{path}", FAST))
     assert 0 < len(captured) < 12
-    assert "cut.mcap is cut off" in caplog.text
+    assert mentions(caplog.text, "cut.mcap")
 
 
 def test_folders_of_images_and_videos_are_bags(tmp_path: Path) -> None:
@@ -385,7 +386,7 @@ def test_intrinsics_of_another_size_are_scaled_or_left_out_and_told(tmp_path: Pa
         found = [frame.intrinsics and (frame.intrinsics.fx, frame.intrinsics.cx) for frame in frames]
         assert found == [expected] * 2
         assert (lost is None) == (expected is not None)
-        assert lost is None or "60 x 48" in lost
+        assert lost is None or mentions(lost, "60 x 48")
 
 
 def test_a_depth_of_an_unknown_encoding_is_left_out(tmp_path: Path) -> None:
@@ -426,7 +427,8 @@ def test_a_topic_without_a_name_is_passed_over(tmp_path: Path) -> None:
 def count_passes(path: Path, moments: list[Moment]) -> tuple[dict[str, Any], int]:
     """Return the first messages of all topics, and how often the recording was read for them."""
     reader = McapBag(write_ros2(path, moments))
-    passes, read = [], reader.samples
+    passes = []
+    read = reader.samples
     reader.samples = lambda topics: passes.append(len(topics)) or read(topics)  # type: ignore[method-assign]
     return probe(reader, [topic.name for topic in reader.topics]), len(passes)
 
@@ -530,11 +532,13 @@ def test_images_of_a_folder_may_have_any_sizes(tmp_path: Path) -> None:
 
 
 def test_a_source_without_images_is_an_error(tmp_path: Path) -> None:
-    empty, wrong = tmp_path / "empty", tmp_path / "wrong"
+    empty = tmp_path / "empty"
+    wrong = tmp_path / "wrong"
     empty.mkdir()
     wrong.mkdir()
     (wrong / "a.png").write_bytes(b"no image")
-    bag, video = tmp_path / "bag.mcap", tmp_path / "video.mp4"
+    bag = tmp_path / "bag.mcap"
+    video = tmp_path / "video.mp4"
     bag.write_bytes(b"nothing of the kind")
     video.write_bytes(b"nothing of the kind")
     for source in (bag, video, wrong, empty):

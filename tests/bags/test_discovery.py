@@ -188,7 +188,8 @@ def test_without_a_camera_the_topics_are_told() -> None:
 
 
 def test_the_first_image_tells_what_a_name_does_not(tmp_path: Path) -> None:
-    depth, colour = depth_pixels(0).tobytes(), colour_pixels(0).tobytes()
+    depth = depth_pixels(0).tobytes()
+    colour = colour_pixels(0).tobytes()
     images = [
         ("/oak/stereo/image_raw", depth, "16UC1", "depth"),
         ("/rgb_to_depth/image_raw", colour, "bgr8", "colour"),

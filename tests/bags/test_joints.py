@@ -19,7 +19,8 @@ from tests.support.hdf5_files import make_pictures, write_aloha, write_robomimic
 from tests.support.mcap_files import T0, Moment, rgbd
 from tests.support.paths import ROOT
 
-TOPIC, WANTED = "/arm/joint_states", "/arm/joint_states_desired"
+TOPIC = "/arm/joint_states"
+WANTED = "/arm/joint_states_desired"
 PERIOD_NS = 10_000_000
 
 
@@ -27,10 +28,8 @@ def joint_moments() -> list[Moment]:
     """Return the messages of an arm and, apart, of its gripper, one of velocities alone, and those of another topic."""
     sent: list[Any] = [(TOPIC, 0, (("elbow",), (), (0.1,)))]
     for row in range(6):
-        arm, finger = (
-            (("elbow", "wrist"), (row / 8, -0.5), (0.1, 0.1)),
-            (("finger",), (0.04 / (row + 1),), ()),
-        )
+        arm = (("elbow", "wrist"), (row / 8, -0.5), (0.1, 0.1))
+        finger = (("finger",), (0.04 / (row + 1),), ())
         sent += [(WANTED, row, (("elbow",), (9.0,), ())), (TOPIC, row, finger if row % 2 else arm)]
     return [Moment(topic, "joints", T0 + row * PERIOD_NS, joints=joints) for topic, row, joints in sent]
 
@@ -64,10 +63,12 @@ def test_joint_states_of_ros_are_read_as_other_readers_do(tmp_path: Path, form: 
                 message for *_, message in reader.iter_decoded_messages([TOPIC], log_time_order=False)
             ]
     else:
-        path, store = tmp_path / "take.bag", mcap_files.ROS1
+        path = tmp_path / "take.bag"
+        store = mcap_files.ROS1
         writer = ros_recordings.Writer1(path)
         if form == "ros 2":
-            path, store = tmp_path / "take", mcap_files.ROS2
+            path = tmp_path / "take"
+            store = mcap_files.ROS2
             writer = ros_recordings.Writer2(path, version=9)
         messages = ((item.topic, item.logged_ns, mcap_files.ros_message(item, store)) for item in moments)
         with AnyReader([ros_recordings.write_by_rosbags(writer, store, messages)]) as bag:

@@ -20,7 +20,7 @@ from sam3_node.types import NANOSECONDS, Depth, Frame, Intrinsics
 from sam3_node.wire import decode_depth
 from tests.support import mcap_files
 from tests.support.recordings import frame_at, read_bag, write_film
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 from tests.support.wire_examples import plain
 
 MS = 1_000_000
@@ -105,7 +105,8 @@ def test_without_depth_or_intrinsics_nothing_waits() -> None:
 
 def test_depth_that_never_comes_is_waited_for_by_a_bounded_number_of_frames() -> None:
     pairing = Pairing([TABLE_ALONE])
-    waiting, seqs = 0, []
+    waiting = 0
+    seqs = []
     for index in range(200):
         seqs += [frame.seq for frame in pairing.add(colour(index))]
         waiting = max(waiting, index + 1 - len(seqs))
@@ -154,7 +155,8 @@ def test_depth_is_aligned_where_its_topic_says_so_and_the_sizes_agree() -> None:
 
 
 def test_frames_of_several_cameras_come_in_the_order_of_the_recording() -> None:
-    first, then = [colour(0), colour(1, BARE), colour(20, BARE), depth(0)], [*both([33]), colour(40, BARE)]
+    first = [colour(0), colour(1, BARE), colour(20, BARE), depth(0)]
+    then = [*both([33]), colour(40, BARE)]
     frames = pair_frames([*first, *then], TABLE_ALONE, BARE)
     assert [frame.camera for frame in frames] == ["table", "wrist", "wrist", "table", "wrist"]
     assert [frame.seq for frame in frames] == [0, 0, 1, 1, 2]
@@ -198,7 +200,7 @@ def test_depth_that_is_recorded_late_is_waited_for_in_bounded_memory() -> None:
     frames += pairing.flush()
     assert depth_times(frames) == [33 * index for index in range(100)]
     assert pairing.describe_losses() is None
-    assert "depth was recorded 900 ms later" in " ".join(pairing.notes())
+    assert mentions(" ".join(pairing.notes()), "depth", "900 ms")
 
 
 def test_large_images_wait_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,20 +225,20 @@ def losses(*samples: Iterable[Sample]) -> str | None:
 def test_depth_of_another_clock_is_told_with_the_offset() -> None:
     for offset_ms in (-3_600_000, 7_200_000):
         text = losses(both(range(0, 1000, 100), offset_ms, -offset_ms))
-        assert "/table/depth: 10 depth images came, 0 of 10 frames have one" in str(text)
+        assert mentions(str(text), "/table/depth", "10", "0")
         side = "behind" if offset_ms < 0 else "ahead of"
         assert f"its clock is about {abs(offset_ms) / 1000:.3f} s {side} the clock of colour" in text
 
 
 def test_depth_that_is_too_far_is_told_with_the_nearest_distance() -> None:
     text = losses([colour(0), colour(100), depth(4000), depth(4100)])
-    assert "within 60 ms of a colour image, the nearest is 3.900 s away" in str(text)
+    assert mentions(str(text), "60 ms", "3.900 s")
     assert "clock" not in str(text)
 
 
 def test_depth_that_comes_later_than_the_patience_is_told() -> None:
     text = losses(both(range(0, 9000, 300), late_ms=4000))
-    assert "expected depth at most 2.000 s after its colour image" in str(text)
+    assert mentions(str(text), "depth", "2.000 s")
 
 
 def test_depth_that_starts_later_is_noted() -> None:
@@ -303,11 +305,12 @@ def test_intrinsics_of_another_size_are_left_out_and_told() -> None:
         assert [frame.intrinsics for frame in frames] == [expected] * 2
         text = pairing.describe_losses()
         assert (text is None) == (expected is not None)
-        assert text is None or ("2 of the intrinsics of table" in text and "8 x 6" in text)
+        assert text is None or (mentions(text, "2", "intrinsics", "table") and mentions(text, "8 x 6"))
 
 
 def test_one_calibration_serves_raw_and_rectified_images() -> None:
-    raw, rectified = Intrinsics(60.0, 60.0, 4.0, 3.0), Intrinsics(50.0, 50.0, 3.5, 2.5)
+    raw = Intrinsics(60.0, 60.0, 4.0, 3.0)
+    rectified = Intrinsics(50.0, 50.0, 3.5, 2.5)
     cameras = [
         Camera("raw", "/c/image_raw", intrinsics="/c/info"),
         Camera("rect", "/c/image_rect", intrinsics="/c/info", rectified=True),
@@ -368,7 +371,8 @@ def read(path: Path, span: TimeSpan = WHOLE) -> list[Frame]:
 
 
 def expect(frames: list[Frame], span: TimeSpan, kind: str) -> list[Frame]:
-    begin, end = span.begin_ns or 0, span.end_ns or 10**18
+    begin = span.begin_ns or 0
+    end = span.end_ns or 10**18
     times = [frame.capture_ns if kind == "folder" else frame.seq * PERIOD_NS for frame in frames]
     return [frame for frame, time_ns in zip(frames, times, strict=True) if begin <= time_ns < end]
 

@@ -28,9 +28,13 @@ from tests.support.grey_video import encode, level
 from tests.support.mcap_files import Moment, write_mcap
 from tests.support.paths import SHARED
 from tests.support.recordings import read_bag
+from tests.support.refuses import mentions
 from tests.support.ros_recordings import write_by_rosbags
 
-T0, PERIOD_NS, COUNT, SIZE = 1_700_000_000 * NANOSECONDS, 50_000_000, 12, (48, 64)
+T0 = 1_700_000_000 * NANOSECONDS
+PERIOD_NS = 50_000_000
+COUNT = 12
+SIZE = (48, 64)
 TOPIC = "/cam/image_raw/ffmpeg"
 DEFINITION = (
     "std_msgs/Header header\nint32 width\nint32 height\nstring encoding\nuint64 pts\nuint8 flags\n"
@@ -69,7 +73,8 @@ def write_ros(path: Path, data: list[bytes], encoding: str) -> Path:
     def pack(moment: Moment) -> tuple[str, bytes, bytes]:
         stamp = store.types["builtin_interfaces/msg/Time"](*divmod(moment.stamp_ns, NANOSECONDS))
         header = store.types["std_msgs/msg/Header"](stamp=stamp, frame_id="cam")
-        index, packet = (moment.stamp_ns - T0) // PERIOD_NS, np.frombuffer(moment.data, np.uint8)
+        index = (moment.stamp_ns - T0) // PERIOD_NS
+        packet = np.frombuffer(moment.data, np.uint8)
         message = store.types[name](header, SIZE[1], SIZE[0], encoding, index, 0, False, packet)
         return name, (DEFINITION + HEADER).encode(), bytes(store.serialize_cdr(message, name))
 
@@ -239,7 +244,7 @@ def test_a_stream_that_begins_within_a_group_of_pictures_begins_at_its_key_frame
     frames, lost = read_bag(write_messages(tmp_path / "bag", "MCAP", as_video(data, kind, "h264")))
     assert frames[0].capture_ns == T0 + 3 * PERIOD_NS
     assert len(frames) == len(data) - 4  # three before the key frame, and an empty one
-    assert "skipped 4 of /cam/image/compressed" in str(lost)
+    assert mentions(str(lost), "4", "/cam/image/compressed")
 
 
 def test_images_of_other_formats_stay_images_and_unknown_ones_are_named(tmp_path: Path) -> None:
@@ -249,7 +254,7 @@ def test_images_of_other_formats_stay_images_and_unknown_ones_are_named(tmp_path
     assert [frame.encoding for frame in frames] == ["jpeg"]
     frames, lost = read_bag(write_messages(tmp_path / "other", "MCAP", as_video([b"data"], kind, "theora")))
     assert not frames
-    assert "a video format such as h264, found b'data'... ('theora')" in str(lost)
+    assert mentions(str(lost), "h264", "theora")
 
 
 @pytest.mark.verifies(

@@ -52,7 +52,10 @@ class Watch:
     def __init__(
         self, server: FoxgloveServer, client: FoxgloveClient, frame: Frame | None, masks: MaskFrame
     ) -> None:
-        self.server, self.client, self.frame, self.masks = server, client, frame, masks
+        self.server = server
+        self.client = client
+        self.frame = frame
+        self.masks = masks
 
     def take(self, *topics: str) -> dict[str, Any]:
         """Subscribe to topics, show the frame again, and return their messages."""
@@ -125,7 +128,8 @@ def test_compressed_depth_is_what_viewers_can_read(
 
 
 def test_damaged_depth_costs_nothing_else(server: FoxgloveServer, client: FoxgloveClient) -> None:
-    good, name = raw_frame(), "/wrist-1/depth"
+    good = raw_frame()
+    name = "/wrist-1/depth"
     server.show(good, masks())
     client.subscribe(name, "/wrist-1/annotations")
     watch = Watch(server, client, good, masks())
@@ -154,7 +158,8 @@ def test_positions_boxes_and_covariances(server: FoxgloveServer, client: Foxglov
     first, second = found.entities
     assert (first.id, first.frame_id, second.frame_id) == ("3", "base", "wrist-1")
     assert [text.text for text in first.texts] == ["3 red mug 0.88"]
-    (cube,), (ball,) = first.cubes, first.spheres
+    (cube,) = first.cubes
+    (ball,) = first.spheres
     assert np.allclose([cube.size.x, cube.size.y, cube.size.z], [0.08, 0.09, 0.1])
     assert (cube.pose.position.z, cube.pose.orientation.z) == (0.7, 0.6)
     turn = ball.pose.orientation
@@ -219,7 +224,8 @@ def test_a_camera_may_change_its_encoding(server: FoxgloveServer, client: Foxglo
 def test_a_client_that_does_not_read_gets_the_newest_and_costs_little_memory(
     server: FoxgloveServer, client: FoxgloveClient
 ) -> None:
-    size, count = (1000, 1000), 100  # 3 MB each
+    size = (1000, 1000)
+    count = 100  # 3 MB each
     pixels = bytes(size[0] * size[1] * 3)
     watch = Watch(server, client, Frame("cam0", 0, 0, *size, "bgr8", pixels), MaskFrame("cam0", 0, 0, *size))
     watch.take("/cam0/image")

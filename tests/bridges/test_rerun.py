@@ -126,7 +126,8 @@ def test_tracks_are_bounded_and_end_with_the_object_and_the_epoch(tmp_path: Path
 
 
 def test_positions_boxes_covariances_and_poses(tmp_path: Path) -> None:
-    turned, points = (0.0, 0.0, 0.6, 0.8), np.array([[1, 2, 3], [4, 5, 6]], "<f4").tobytes()
+    turned = (0.0, 0.0, 0.6, 0.8)
+    points = np.array([[1, 2, 3], [4, 5, 6]], "<f4").tobytes()
     box = {
         "extent_m": (0.08, 0.09, 0.1),
         "extent_centre_m": (0.5, -0.25, 0.7),

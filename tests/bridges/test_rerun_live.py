@@ -24,7 +24,8 @@ BOXES = f"{IMAGE}/boxes"
 
 def named(row: dict[str, Any]) -> list[int]:
     """Return the class ids of the mugs among the boxes of a frame."""
-    labels, ids = row["Boxes2D:labels"], row["Boxes2D:class_ids"]
+    labels = row["Boxes2D:labels"]
+    ids = row["Boxes2D:class_ids"]
     return [found for label, found in zip(labels, ids, strict=True) if NAME in label]
 
 

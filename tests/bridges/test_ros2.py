@@ -22,6 +22,7 @@ from sam3_node.transport.tap import PoseSubscriber
 from sam3_node.types import Frame, Instance, Intrinsics, Mask, MaskFrame
 from sam3_node.wire import decode_depth, decode_image
 from tests.support.processes import until
+from tests.support.refuses import mentions
 from tests.support.ros2 import import_type, make_box, make_header, make_image, player
 
 pytestmark = pytest.mark.verifies(
@@ -32,7 +33,8 @@ SIZE = (12, 16)
 RGB = np.random.default_rng(1).integers(0, 256, (*SIZE, 3), dtype=np.uint8)
 MILLIMETRES = np.random.default_rng(2).integers(300, 5000, SIZE, dtype=np.uint16)
 PACKED_DEPTH = bytes(12) + cv2.imencode(".png", MILLIMETRES)[1].tobytes()
-IMAGE, INFO = "/cam/color/image_raw", "/cam/color/camera_info"
+IMAGE = "/cam/color/image_raw"
+INFO = "/cam/color/camera_info"
 DEPTH = "/cam/aligned_depth_to_color/image_raw"
 
 
@@ -159,7 +161,8 @@ def test_joint_states_are_sent_with_their_stamps_as_joints_of_the_robot(
     open_site: OpenSite, tmp_path: Path
 ) -> None:
     """An arm and its gripper may send theirs apart; velocities alone, and other robots, are none of them."""
-    endpoint, name = f"ipc://{tmp_path}/joints", "/joint_states"
+    endpoint = f"ipc://{tmp_path}/joints"
+    name = "/joint_states"
     site = open_site(joint_states_topic=name, joints=endpoint, robot="arm")
     assert (name, "sensor_msgs/msg/JointState") in site.bridge.subscriptions
     now_ns = time.time_ns()
@@ -217,7 +220,8 @@ def test_intrinsics_of_another_size_are_scaled_or_left_out_with_a_warning(open_s
     site = open_site(camera_info_topic=INFO)
     now_ns = time.time_ns()
     info = camera_info(now_ns)
-    info.width, info.height = 2 * SIZE[1], 2 * SIZE[0]
+    info.width = 2 * SIZE[1]
+    info.height = 2 * SIZE[0]
     assert site.send((INFO, info), (IMAGE, image(now_ns))).intrinsics == Intrinsics(30.0, 30.5, 3.75, 2.75)
     assert not site.warnings
     info.width = 3 * SIZE[1]
@@ -254,7 +258,7 @@ def test_without_stamps_the_arrival_counts_and_masks_have_stamp_0(site: Site, tm
     before_ns = time.time_ns()
     frame = site.send((IMAGE, image(0)))
     assert before_ns <= frame.capture_ns <= time.time_ns()
-    told = [text for text in site.warnings if "found 0: the time of arrival is used" in text]
+    told = [text for text in site.warnings if mentions(text, "0", "arrival")]
     assert told == site.warnings[:1]
     site.publish()
     with MaskPublisher(f"ipc://{tmp_path}/masks") as publisher:
@@ -288,14 +292,14 @@ def test_a_warning_comes_again_later_with_the_number_of_those_between(
     monkeypatch.setattr(link, "REPEAT_S", 0.0)
     site.bridge.take(IMAGE, wrong)
     assert len(site.warnings) == 2
-    assert "expected an encoding of rgb8, bgr8" in site.warnings[0]
+    assert mentions(site.warnings[0], "rgb8", "bgr8")
     assert site.warnings[1].endswith("(4 more since the last warning)")
 
 
 def test_a_huge_image_is_refused_before_it_is_converted(site: Site) -> None:
     size = {"width": 2**31, "height": 2**31, "step": 0, "is_bigendian": 0}
     site.bridge.take(IMAGE, SimpleNamespace(encoding="bayer_rggb8", data=b"", **size))
-    assert "pixels, found 2147483648 x 2147483648" in site.warnings[0]
+    assert mentions(site.warnings[0], "2147483648 x 2147483648")
 
 
 def test_an_image_that_needs_opencv_is_refused_without_it(
@@ -402,15 +406,17 @@ def test_silence_is_explained(open_site: OpenSite, monkeypatch: pytest.MonkeyPat
 
 
 def test_points_come_with_the_masks_else_from_the_node(open_site: OpenSite) -> None:
-    site, header = open_site(timeout_ms=100), Header(1, 2, "optical")
-    masks, points_m = MaskFrame("cam0", 0, 1, 4, 4), np.ones((2, 3), "<f4")
+    site = open_site(timeout_ms=100)
+    header = Header(1, 2, "optical")
+    masks = MaskFrame("cam0", 0, 1, 4, 4)
+    points_m = np.ones((2, 3), "<f4")
     shown = Instance(
         7, "", 0.5, "tracked", 1, 0, Mask.empty((4, 4)), frame="base", points_m=points_m.tobytes()
     )
     found = site.bridge.find_points(masks, header, shown)
     assert (found.points_m.tolist(), found.frame, found.header) == (points_m.tolist(), "base", header)
     assert site.bridge.find_points(masks, header, replace(shown, points_m=None)) is None
-    assert "no node is connected" in site.warnings[0]
+    assert mentions(site.warnings[0], "node", "connected")
     assert site.bridge.check_health().level == link.ERROR
 
 
@@ -430,7 +436,7 @@ def test_without_a_node_services_answer_with_an_error_and_images_are_still_taken
     site.send((IMAGE, image(time.time_ns())))
     waiting.join()
     assert (response.success, response.code) == (False, "no_answer")
-    assert "no node is connected" in response.message
+    assert mentions(response.message, "node", "connected")
 
 
 def test_boxes_of_an_image_or_a_photo_become_an_exemplar(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,7 +445,8 @@ def test_boxes_of_an_image_or_a_photo_become_an_exemplar(site: Site, monkeypatch
     kind = import_type("sam3_node_msgs/srv/AddExemplar")
     request = kind.Request(name="bolt", boxes=[make_box((2, 1, 8, 6))], text="steel bolt")
     assert site.bridge.services["add_exemplar"](request, kind.Response()).success
-    request.photo.data, request.labels = b"JPEG", [0]
+    request.photo.data = b"JPEG"
+    request.labels = [0]
     assert site.bridge.services["add_exemplar"](request, kind.Response()).success
     shown = {"boxes": [(2, 1, 8, 6)], "text": "steel bolt"}
     assert asked == [
@@ -469,7 +476,9 @@ def test_requests_that_cannot_be_meant_are_answered(site: Site) -> None:
         *(
             (changes, SettingsError)
             for changes in (
-                *({"image_topic": ""}, {"depth_topic": IMAGE}, {"timeout_ms": 0}),
+                {"image_topic": ""},
+                {"depth_topic": IMAGE},
+                {"timeout_ms": 0},
                 {"joint_states_topic": IMAGE},
             )
         ),

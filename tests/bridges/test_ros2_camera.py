@@ -33,7 +33,8 @@ TOPICS = {
     "/depth_registered/image_raw": "sensor_msgs/msg/Image",
     "/camera_info": "sensor_msgs/msg/CameraInfo",
 }
-FRAMES, TIMED = 6, 20
+FRAMES = 6
+TIMED = 20
 SHIFT_NS = 10**9
 """The bundled recording begins at 0, which is no stamp in ROS: it is played from 1 s on."""
 
@@ -51,7 +52,8 @@ def robot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ros2.Robot]:
 @pytest.fixture(scope="module")
 def bag(robot: ros2.Robot) -> Path:
     """A folder in the layout of ROS 2 with the bundled recording, as its messages came over DDS."""
-    path, messages = robot.folder / "bag", []
+    path = robot.folder / "bag"
+    messages = []
     ends = [
         robot.ros.create_subscription(
             ros2.import_type(kind),

@@ -129,7 +129,8 @@ def test_a_detection_in_3d_has_pose_covariance_and_oriented_box() -> None:
     assert np.array_equal(covariance[3:, 3:], np.eye(3) * ROTATION_VARIANCE_RAD2)
     assert not covariance[:3, 3:].any()
     assert not covariance[3:, :3].any()
-    centre, size = detection.bbox.center, detection.bbox.size
+    centre = detection.bbox.center
+    size = detection.bbox.size
     assert (centre.position.x, centre.position.y, centre.position.z) == (0.11, 0.21, 0.95)
     assert (centre.orientation.z, centre.orientation.w) == (math.sin(0.3), math.cos(0.3))
     assert (size.x, size.y, size.z) == (0.3, 0.2, 0.1)
@@ -224,7 +225,8 @@ def test_sure_objects_with_a_position_have_a_frame() -> None:
     masks = replace(MASKS, instances=(*FOUND, doubtful))
     (transform,) = over_cdr(MAKE.make_transforms(masks, HEADER)).transforms
     assert (read_header(transform), transform.child_frame_id) == (HEADER, "cam0/9@1f3a9c")
-    moved, turned = transform.transform.translation, transform.transform.rotation
+    moved = transform.transform.translation
+    turned = transform.transform.rotation
     assert (moved.x, moved.y, moved.z, turned.z, turned.w) == (0.1, 0.2, 0.9, math.sin(0.3), math.cos(0.3))
     masks = replace(MASKS, instances=(placed(9, "base"),))
     assert MAKE.make_transforms(masks, HEADER).transforms[0].header.frame_id == "base_link"

@@ -10,6 +10,7 @@ import pytest
 
 from sam3_node.transport.tap import PoseSubscriber
 from tests.support.processes import until
+from tests.support.refuses import mentions
 from tests.support.ros2 import DEPTH, IMAGE, INFO, Robot, import_type, make_box, make_header, stamp_ns
 
 pytestmark = pytest.mark.verifies(
@@ -234,7 +235,7 @@ def test_a_node_that_went_away_comes_back_unseen_with_other_ids(robot: Robot) ->
     robot.wait_for(lambda message: True, "masks of the new node")
     _, after = find_mug(robot)
     assert before.id.split("@")[1] != after.id.split("@")[1]
-    robot.wait_for_past(lambda entry: "object ids of camera wrist have begun again" in entry.msg, "/rosout")
+    robot.wait_for_past(lambda entry: mentions(entry.msg, "ids", "wrist"), "/rosout")
     stale = robot.call("remove_object", id=before.id)
     assert (stale.success, stale.code) == (False, "node_restarted")
 

@@ -28,10 +28,11 @@ from tests.support.calibration_scenes import (
     render,
     render_views,
 )
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 
 PINHOLE = Intrinsics(600, 600, 320, 240, "none")
-CHARUCO, CHESSBOARD = "charuco:7x5:30mm:21mm:4x4_50", "chessboard:6x5:25mm"
+CHARUCO = "charuco:7x5:30mm:21mm:4x4_50"
+CHESSBOARD = "chessboard:6x5:25mm"
 APRILTAG = "apriltag:5x4:22mm:8mm:36h11"
 
 
@@ -97,7 +98,8 @@ def test_corners_lie_where_they_are_projected(text: str, tolerance_px: float) ->
         assert np.sqrt((errors**2).mean()) < tolerance_px
 
 
-KALIBR, EVEN = "apriltag:6x5:24mm:7.2mm", "charuco:8x6:22mm:15mm:4x4_50"
+KALIBR = "apriltag:6x5:24mm:7.2mm"
+EVEN = "charuco:8x6:22mm:15mm:4x4_50"
 
 
 @pytest.mark.verifies(
@@ -135,7 +137,8 @@ def test_boards_of_others_have_their_own_corners(text: str, printed: str) -> Non
 
 @pytest.mark.parametrize("border", [1, 2])
 def test_large_tags_of_kalibr_have_their_outer_corners(border: int) -> None:
-    board, near = Board.parse("apriltag:6x5:24mm:7mm"), Intrinsics(1100.0, 1100.0, 640.0, 480.0, "none", ())
+    board = Board.parse("apriltag:6x5:24mm:7mm")
+    near = Intrinsics(1100.0, 1100.0, 640.0, 480.0, "none", ())
     texture = draw_kalibr(board, border)
     for tilt in (-0.2, 0.1, 0.3):
         turn = rotation_from_vector([tilt, 0.1, 0.05])
@@ -166,7 +169,7 @@ def test_a_view_that_fits_both_orders_of_charuco_has_no_corners() -> None:
         first = 1 - legacy
         seen = printed[:, rim + first * square : rim + (first + 6) * square]
         assert board.detect(np.ascontiguousarray(seen)) is None
-        assert "show more of the board" in (explain_absence(board, np.ascontiguousarray(seen)) or "")
+        assert mentions(explain_absence(board, np.ascontiguousarray(seen)) or "", "board")
         assert board.detect(printed) is not None
 
 
@@ -185,7 +188,8 @@ def test_a_chessboard_has_one_orientation() -> None:
     board = Board.parse(CHESSBOARD)
     assert board.has_unique_pose
     _, image = render_views(board, PINHOLE, 1)[0]
-    upright, turned = board.detect(image), board.detect(np.ascontiguousarray(image[::-1, ::-1]))
+    upright = board.detect(image)
+    turned = board.detect(np.ascontiguousarray(image[::-1, ::-1]))
     np.testing.assert_allclose((639, 479) - turned.pixels, upright.pixels, atol=0.05)
     assert not Board.parse("chessboard:6x4:25mm").has_unique_pose
 

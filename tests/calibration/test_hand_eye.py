@@ -24,6 +24,7 @@ from tests.support.calibration_scenes import (
     make_hand_eye,
 )
 from tests.support.paths import SHARED
+from tests.support.refuses import mentions
 from tests.support.repeats import repetitions
 from tools.bench.accuracy.calibration import CHARUCO, CHESSBOARD, read_focal, read_pairs
 
@@ -77,7 +78,7 @@ def test_outliers_are_named_and_left_out() -> None:
         views[number] = replace(views[number], base_from_gripper=moved)
     result = calibrate_hand_eye(views, "eye_in_hand", board_centre_m=CENTRE_M)
     assert [item.name for item in result.rejected] == ["view3", "view11"]
-    assert "misses the other views" in result.rejected[0].reason
+    assert mentions(result.rejected[0].reason, "views")
     assert measure_miss(result.parent_from_camera, truth)[0] < 2 * result.position_95_m
 
 
@@ -195,12 +196,12 @@ def test_inverted_frames_are_named(mounting: Mounting, turned: bool) -> None:
     assert len(accepted.views) >= 13
     board = [invert_board(view) for view in views]
     robot = [invert_robot(view) for view in views]
-    assert "instead of board_from_camera" in refuse(board, mounting)
+    assert mentions(refuse(board, mounting), "board_from_camera")
     for message in (refuse(robot, mounting), refuse(views, OTHER[mounting])):
-        assert "base_from_gripper instead of its inverse" in message
+        assert mentions(message, "base_from_gripper", "inverse")
         assert "board_from_camera" not in message
     for message in (refuse(board, OTHER[mounting]), refuse(list(map(invert_robot, board)), mounting)):
-        assert "robot and board are both inverted" in message
+        assert mentions(message, "robot", "board", "inverted")
 
 
 def test_other_frames_of_the_camera_are_named() -> None:
@@ -210,7 +211,7 @@ def test_other_frames_of_the_camera_are_named() -> None:
         moved = [replace(view, camera_from_board=frame @ view.camera_from_board) for view in views]
         message = refuse(moved, "eye_in_hand")
         assert named in message
-        assert "x right, y down, z forward" in message
+        assert mentions(message, "x right", "y down", "z forward")
 
 
 def test_a_few_boards_behind_the_camera_are_left_out() -> None:
@@ -218,7 +219,7 @@ def test_a_few_boards_behind_the_camera_are_left_out() -> None:
     views[2:4] = [invert_board(view) for view in views[2:4]]
     result = calibrate_hand_eye(views, "eye_in_hand", board_centre_m=CENTRE_M, scaled=True, sight=SIGHT)
     assert [item.name for item in result.rejected][:2] == ["view2", "view3"]
-    assert "behind the camera" in result.rejected[0].reason
+    assert mentions(result.rejected[0].reason, "behind", "camera")
     assert measure_miss(result.parent_from_camera, truth)[0] < 3e-3
 
 
@@ -262,9 +263,9 @@ def test_units_are_named(mounting: Mounting, robot: float, board: float, named: 
 def test_the_order_of_the_boards_quaternions_is_named_and_its_unit() -> None:
     _, views = make_hand_eye(14, board_poses_only=True)
     swapped = [replace(view, camera_from_board=read_as_wxyz(view.camera_from_board)) for view in views]
-    assert "quaternions of the board are read as w x y z" in refuse(swapped, "eye_in_hand")
+    assert mentions(refuse(swapped, "eye_in_hand"), "w x y z")
     message = refuse(scale(swapped, board=1e3), "eye_in_hand")
-    assert "quaternions of the board are read as w x y z" in message
+    assert mentions(message, "w x y z")
     assert "correct board_unit" in message
 
 
@@ -286,7 +287,8 @@ def test_seven_views_tell_the_size_of_the_board(mounting: Mounting) -> None:
 
 def test_a_size_that_is_wrong_by_three_percent_is_at_least_warned_about() -> None:
     _, views = make_hand_eye(7, noise_px=0.2, robot_m=2.5e-3, robot_rad=np.radians(0.1), seed=3)
-    shares, refusals = [], []
+    shares = []
+    refusals = []
     for factor in np.linspace(0.94, 1.06, 7):
         try:
             result = calibrate_hand_eye(scale(views, board=factor), "eye_in_hand", board_centre_m=CENTRE_M)
@@ -296,12 +298,12 @@ def test_a_size_that_is_wrong_by_three_percent_is_at_least_warned_about() -> Non
         shares.append(result.scale[0])
         assert bool(result.warnings) == (abs(result.scale[0]) > 0.02)
     assert max(map(abs, shares), default=0) < 0.05
-    assert all("size of the board" in text or "than described" in text for text in refusals)
+    assert all(mentions(text, "size", "board") or "than described" in text for text in refusals)
 
 
 def test_views_that_do_not_tell_the_size_are_refused() -> None:
     _, views = make_hand_eye(7, robot_m=2e-2, robot_rad=2e-2)
-    assert "do not tell the size of the board" in refuse(views, "eye_in_hand", scaled=False)
+    assert mentions(refuse(views, "eye_in_hand", scaled=False), "size of the board")
 
 
 def test_a_camera_at_the_place_of_another_mount_is_doubted() -> None:
@@ -313,7 +315,8 @@ def test_a_camera_at_the_place_of_another_mount_is_doubted() -> None:
         assert "both inverted" in warning
 
 
-CHESSBOARDS, HAND_EYE = SHARED / "data" / "chessboard", SHARED / "data" / "handeye"
+CHESSBOARDS = SHARED / "data" / "chessboard"
+HAND_EYE = SHARED / "data" / "handeye"
 
 
 @pytest.mark.skipif(not CHESSBOARDS.is_dir(), reason="needs ../shared/data/chessboard")
@@ -334,7 +337,8 @@ def test_the_hand_eye_set_has_its_published_camera_and_a_small_error() -> None:
     with np.load(HAND_EYE / "camera_intrinsics.npz") as file:
         published = np.diag(file["cameraMatrix"])[:2]
     np.testing.assert_allclose(intrinsics.solution.camera[:2], published, rtol=0.005)
-    pairs, centre = read_pairs(HAND_EYE / "poses", intrinsics), tuple(CHARUCO.points.mean(axis=0))
+    pairs = read_pairs(HAND_EYE / "poses", intrinsics)
+    centre = tuple(CHARUCO.points.mean(axis=0))
     result = calibrate_hand_eye(pairs, "eye_in_hand", board_centre_m=centre, scaled=True)
     assert result.leave_one_out.rms_mm < 3
     assert result.leave_one_out.rms_deg < 0.5

@@ -35,7 +35,7 @@ from tests.support.camera_servers import (
 )
 from tests.support.hostility import declare_jpeg, limited_memory, mutations
 from tests.support.processes import Process
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 from tests.support.repeats import repetitions
 
 VALID = {
@@ -145,7 +145,7 @@ def test_one_damaged_image_does_not_take_the_others_with_it() -> None:
     contents = read("groot", groot({"a": good[:40], "b": good, "c": 7, "d": "", "e": "no base64!"}))
     assert [image.name for image in contents.images] == ["b"]
     assert len(contents.rejected) == 4
-    assert "image of 'c': expected a JPEG as base64 text or bytes, found 7" in str(contents.rejected[1])
+    assert mentions(str(contents.rejected[1]), "'c'", "JPEG", "7")
 
 
 @pytest.mark.parametrize("sent", VALID)
@@ -218,7 +218,7 @@ def test_an_image_that_declares_more_pixels_than_it_has_is_refused_without_decod
     images = {"head": declare_jpeg(jpeg(picture()), 16384, 16384), "wrist": png}
     with limited_memory(4):
         contents = read("groot", groot(images))
-    assert "expected the bytes of 16384 x 16384 pixels, found" in str(contents.rejected[0])
+    assert mentions(str(contents.rejected[0]), "16384 x 16384")
     assert contents.images[0].frame.encoding == "png"
 
 
@@ -350,4 +350,4 @@ def test_groots_sensor_server(caplog: pytest.LogCaptureFixture) -> None:
     assert depth is None or np.all(decode_depth(depth) == 750)
     assert ego.times["arrival_ns"] - ego.capture_ns >= 0.2e9
     assert 0 <= wrist.times["arrival_ns"] - wrist.capture_ns < 1e9
-    assert "camera left_wrist: expected stamps in Unix seconds" in caplog.text
+    assert mentions(caplog.text, "left_wrist", "stamps")

@@ -38,9 +38,9 @@ from tests.support.camera_servers import (
     opened,
     picture,
 )
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 from tests.support.threads import in_thread
-from tests.support.transport_peer import open_peer, wait_until
+from tests.support.transport_peer import open_peer, sockets_of, wait_until
 
 HUB = "tcp://127.0.0.1:0"
 GOOD = lerobot({"head": base64_jpeg(picture())})
@@ -95,7 +95,7 @@ def test_bare_jpegs_are_stamped_on_arrival_and_named_by_their_topic() -> None:
         left = image_where(source, lambda image: image.camera == "left_cam")
         front = image_where(source, lambda image: image.camera == "front")
         wait_until(lambda: source.counts.rejected)
-        assert "expected a JPEG or PNG" in source.counts.last_error
+        assert mentions(source.counts.last_error, "JPEG", "PNG")
     assert is_close(left.pixels(), RED)
     assert is_close(front.pixels(), BLUE)
     for image in (left, front):
@@ -127,7 +127,8 @@ def test_a_slow_reader_gets_the_newest_image_and_knows_what_it_missed() -> None:
         return int(image.pixels().reshape(-1)[:4].view("<i4")[0])
 
     with serving(make, "imagezmq", period_s=0.001) as source:
-        first, before = number(image_where(source)), source.lost
+        first = number(image_where(source))
+        before = source.lost
         until(lambda: source.lost > before + 20)
         assert number(image_where(source)) > first + 20
 
@@ -167,7 +168,7 @@ def test_a_server_may_be_late_and_be_restarted(
             return text in said
 
         until(lambda: is_told(f"no server publishes at {endpoint}: start it"))
-        assert "senders in REQ/REP mode need --dialect imagezmq-hub" in said
+        assert mentions(said, "--dialect imagezmq-hub")
         for colour in (RED, BLUE):
             with StubServer(lambda _, colour=colour: imagezmq("pi", picture(colour)), endpoint):
                 image_where(source, lambda image, colour=colour: is_close(image.pixels(), colour))
@@ -184,7 +185,7 @@ def test_hostile_messages_are_counted_and_told_and_the_images_come_on(
             assert image_where(source).camera == "head"
         until(lambda: source.counts.rejected > 12)
         assert source.lost >= source.counts.rejected
-    assert "an image cannot be read: " in caplog.text
+    assert mentions(caplog.text, "image", "read")
 
 
 def test_a_reason_that_comes_again_after_good_images_is_told_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -195,7 +196,7 @@ def test_a_reason_that_comes_again_after_good_images_is_told_again(caplog: pytes
         image_where(source)
         caplog.clear()
         sent[:] = [b"{"]
-        until(lambda: "an image cannot be read: " in caplog.text)
+        until(lambda: mentions(caplog.text, "image", "read"))
 
 
 def test_a_part_that_is_too_large_ends_the_connection_and_not_the_process() -> None:
@@ -203,19 +204,17 @@ def test_a_part_that_is_too_large_ends_the_connection_and_not_the_process() -> N
         return [bytes(MAX_FOREIGN_BYTES + 1)] if index == 5 else GOOD
 
     with serving(make, "lerobot") as source:
-        receiver = source._receiver
+        (connection,) = sockets_of(source._receiver)
         image_where(source)
-        until(lambda: receiver._sockets[0].handshakes > 1)  # type: ignore[union-attr]
+        until(lambda: connection.handshakes > 1)
         image_where(source)
 
 
 def test_a_wrong_dialect_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with serving(lambda _: GOOD, "groot") as source:
         until(lambda: source.counts.rejected)
-        assert "use --dialect lerobot" in source._explain_silence()
-    assert (
-        "expected a msgpack map of timestamps and images (GR00T's camera server), found JSON" in caplog.text
-    )
+        assert mentions(source._explain_silence(), "--dialect lerobot")
+    assert mentions(caplog.text, "msgpack", "JSON")
 
 
 def test_names_that_never_end_are_bounded_and_may_be_taken_for_one_camera() -> None:
@@ -238,13 +237,14 @@ def test_one_camera_is_chosen_and_a_wrong_choice_names_the_others() -> None:
             assert is_close(chosen.pixels(), BLUE)
         with opened(f"{server.endpoint}?camera=middle", "groot") as source:
             until(lambda: source._others)
-            assert "sends no camera 'middle': choose one of 'left', 'right'" in source._explain_silence()
+            assert mentions(source._explain_silence(), "'middle'", "'left'", "'right'")
 
 
 def test_the_rate_is_limited_for_each_camera() -> None:
     with serving(alternate, "imagezmq", fps=1.0) as source:
         assert {image_where(source).camera for _ in range(2)} == {"left", "right"}
-        third, fourth = image_where(source), image_where(source)
+        third = image_where(source)
+        fourth = image_where(source)
     assert {third.camera, fourth.camera} == {"left", "right"}
 
 
@@ -271,7 +271,7 @@ def test_two_senders_do_not_mix_under_one_name(monkeypatch: pytest.MonkeyPatch) 
         image_where(source)
         send(source, imagezmq("pi", picture(BLUE)))
         until(lambda: source.counts.rejected == 1)
-        assert "give each camera its own name" in source.counts.last_error
+        assert mentions(source.counts.last_error, "name")
         monkeypatch.setattr(dialect_source, "_SHARED_S", 0.0)  # the first has been silent for this time
         send(source, imagezmq("pi", picture(BLUE)))
         assert is_close(image_where(source).pixels(), BLUE)
@@ -346,7 +346,8 @@ def seconds(unix_ns: int) -> float:
 def test_a_stamp_of_unix_time_is_kept_and_old_images_are_told_once(
     age_s: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reader, age_ns = StampReader("head"), round(age_s * NANOSECONDS)
+    reader = StampReader("head")
+    age_ns = round(age_s * NANOSECONDS)
     for i in range(5):
         stamp_ns = NOW_NS + i * 33 * MS
         assert reader.read(seconds(stamp_ns), stamp_ns + age_ns) == pytest.approx(stamp_ns, abs=MS)
@@ -365,7 +366,8 @@ def test_another_clock_gives_the_arrival_less_the_jitter(
     offset_s: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Delays of 5 ms and more; the constant 5 ms cannot be seen from one side."""
-    reader, jitter = StampReader("head"), random.Random(1)
+    reader = StampReader("head")
+    jitter = random.Random(1)
     errors = []
     for i in range(400):
         true_ns = NOW_NS + i * 33 * MS
@@ -395,7 +397,8 @@ def test_times_increase_where_stamps_repeat_or_go_back() -> None:
 
 
 def test_no_stamps_make_it_fail() -> None:
-    reader, random_ = StampReader("head"), random.Random(2)
+    reader = StampReader("head")
+    random_ = random.Random(2)
     last = 0
     for i in range(2000):
         stamp = random_.choice(

@@ -25,7 +25,7 @@ from sam3_node.types import Frame, FramePose, JointState
 from sam3_node.wire import decode_depth, decode_image, encode_depth, pack_pose
 from tests.support.paths import SHARED
 from tests.support.recordings import INTRINSICS, MS, frame_at, write_film, write_recording
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 
 FAST = CameraSettings(fps=1000)
 JPEG = CameraSettings(fps=1000, encoding="jpeg")
@@ -136,7 +136,7 @@ def test_an_image_that_cannot_be_decoded_is_left_out(
     settings = load_settings(overrides={"camera.source": f"bag:{path}", **free})
     summary = run_camera(settings, threading.Event())
     assert (summary.captured, summary.unsent) == (3, 1)
-    assert "skipped image 1 of cam0: jpeg image: expected a JPEG" in caplog.text
+    assert mentions(caplog.text, "image 1", "cam0", "JPEG")
 
 
 def test_a_file_that_is_gone_when_it_loops_ends_the_camera(tmp_path: Path) -> None:
@@ -317,7 +317,8 @@ def test_default_scene_is_vga_with_named_objects() -> None:
 
 
 def test_rendering_is_a_pure_function_of_seed_and_index() -> None:
-    first, second = Scene(seed=3), Scene(seed=3)
+    first = Scene(seed=3)
+    second = Scene(seed=3)
     for index in (7, 0, 120):
         for ours, theirs in zip(first.render(index), second.render(index), strict=True):
             np.testing.assert_array_equal(ours, theirs)
@@ -347,7 +348,9 @@ def test_every_object_is_in_view_at_first(seed: int) -> None:
 def test_one_object_is_hidden_and_one_leaves_and_returns(seed: int) -> None:
     scene = Scene(seed=seed)
     seen = np.array([areas(scene, index) for index in PERIOD])
-    hidden, hiding, leaving = seen[:, 0], seen[:, 1], seen[:, 2]
+    hidden = seen[:, 0]
+    hiding = seen[:, 1]
+    leaving = seen[:, 2]
     assert hidden.min() < 0.6 * hidden.max()
     assert hiding.min() > 0.95 * hiding.max()
     assert leaving[0] > 0
@@ -358,7 +361,8 @@ def test_one_object_is_hidden_and_one_leaves_and_returns(seed: int) -> None:
 def test_motion_is_smooth() -> None:
     scene = Scene(seed=1)
     for index in range(0, 240, 20):
-        before, after = scene.render(index)[1], scene.render(index + 1)[1]
+        before = scene.render(index)[1]
+        after = scene.render(index + 1)[1]
         assert np.mean(before != after) < 0.02
 
 

@@ -31,7 +31,7 @@ from sam3_node.wire import decode_depth, decode_image, encode_depth
 from tests.support.paths import ROOT, SHARED
 from tests.support.processes import Process
 from tests.support.recordings import write_film
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 
 EXAMPLE = ROOT / "calibration" / "example.toml"
 ROBOT_ARM = SHARED / "data" / "video" / "16_robotarm.mp4"
@@ -96,7 +96,7 @@ def test_sigterm_ends_the_process_with_a_summary(options: dict[str, str]) -> Non
     with camera_process(camera__source=SMALL, **options) as (process, _):
         time.sleep(0.3)
         assert process.terminate() == 0
-        assert "camera cam0 captured" in process.next_line()
+        assert mentions(process.next_line(), "cam0", "captured")
 
 
 def test_a_restarted_camera_is_heard_again() -> None:
@@ -128,7 +128,8 @@ def test_a_real_recording_is_resized_and_sent_as_jpeg() -> None:
     with camera_process(**options) as (_, endpoint), FrameSubscriber([endpoint]) as subscriber:
         received = take(subscriber, 5)
     assert {decode_image(item.frame).shape for item in received} == {(360, 640, 3)}
-    first, last = received[0].frame, received[-1].frame
+    first = received[0].frame
+    last = received[-1].frame
     assert last.times["media_ns"] - first.times["media_ns"] == (last.seq - first.seq) * 40_000_000
 
 
@@ -237,12 +238,12 @@ def test_recordings_come_with_their_cameras_and_damaged_ones_with_the_reason(
     assert "640x480" in table
     assert "with depth" in table
     (torn,) = [line for line in lines if "torn.mcap" in line]
-    assert "cannot be read: " in torn
+    assert mentions(torn, "cannot", "read")
 
 
 def test_a_folder_that_is_absent_says_so(tmp_path: Path) -> None:
     lines = list(list_cameras(tmp_path / "absent"))
-    assert "cannot be listed: " in lines[-1]
+    assert mentions(lines[-1], "cannot", "listed")
 
 
 def test_a_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -267,4 +268,4 @@ def test_cameras_come_with_their_modes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_folder_is_for_the_list_only(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["camera", "scene:shapes", "recordings"]) == 2
-    assert "expected one source, found 'scene:shapes' and 'recordings'" in capsys.readouterr().err
+    assert mentions(capsys.readouterr().err, "'scene:shapes'", "'recordings'")

@@ -27,7 +27,7 @@ from sam3_node.types import Intrinsics
 from sam3_node.wire import decode_depth
 from tests.support.node_rig import until
 from tests.support.realsense_rig import FPS, SIZE, START_MS, SoftCamera, load_rs, record
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 
 PATIENCE_S = 60.0
 FRAMES = 30
@@ -98,7 +98,7 @@ def test_depth_that_cannot_be_aligned_says_so(tmp_path: Path, caplog: pytest.Log
     images = list(open_camera(f"realsense:{path}", CameraSettings(fps=500)))
     assert not images[0].depth.aligned
     assert (decode_depth(images[0].depth) == 1000).all()
-    assert "depth is not aligned" in caplog.text
+    assert mentions(caplog.text, "depth", "aligned")
 
 
 def test_depth_can_be_left_out(recording: Path) -> None:
@@ -136,7 +136,8 @@ def test_a_camera_that_is_unplugged_mid_stream_is_opened_again(
 ) -> None:
     """Check that its silence is noticed, that it is awaited, and that the stream then goes on."""
     monkeypatch.setattr("sam3_node.cameras.realsense_device.SILENT_S", 0.3)
-    first, second = cameras(), cameras()
+    first = cameras()
+    second = cameras()
     plugged = [first]
 
     def open_device() -> RealSenseDevice:
@@ -152,14 +153,14 @@ def test_a_camera_that_is_unplugged_mid_stream_is_opened_again(
         next(images)
     first.close()
     plugged.clear()
-    until(lambda: "expected a RealSense camera 123456, found none" in caplog.text, "the search")
+    until(lambda: mentions(caplog.text, "RealSense", "123456"), "the search")
     plugged.append(second)
     second.stream(start=3000)
     awaited = time.monotonic() + PATIENCE_S
     while next(images).times["hardware_clock_ns"] < (START_MS + 60_000) * MS:
         assert time.monotonic() < awaited
     source.close()
-    assert "realsense:123456: no image for 0.3 s: is the cable loose?; opening it again" in caplog.text
+    assert mentions(caplog.text, "realsense:123456", "0.3 s")
 
 
 def test_frames_of_a_camera_that_is_plugged_in_again_are_counted_on(
@@ -216,8 +217,10 @@ def test_several_cameras_stream_at_once(cameras: Callable[..., SoftCamera]) -> N
 
 
 def test_absent_and_wrong_cameras_are_named() -> None:
-    camera, other = SoftCamera("1234567"), SoftCamera("999")
-    rs, devices = camera.rs, [camera.device, other.device]
+    camera = SoftCamera("1234567")
+    other = SoftCamera("999")
+    rs = camera.rs
+    devices = [camera.device, other.device]
     assert find_device(rs, devices[:1], "") is camera.device
     with refuses(CameraError, field="RealSense"):
         find_device(rs, [], "")
@@ -270,15 +273,15 @@ def test_settings_that_the_camera_cannot_take(
     with refuses(CameraError, field=("camera.depth_exposure_ms", "0.001", "165", "500")):
         open_soft(camera, CameraSettings(depth_exposure_ms=500))
     open_soft(camera, CameraSettings(exposure_ms=5, width=1280)).close()
-    assert "camera.exposure_ms is not used: the camera has no such option" in caplog.text
-    assert "expected 1280x480 at 30 fps, the camera has 64x48 at 30 fps" in caplog.text
+    assert mentions(caplog.text, "camera.exposure_ms")
+    assert mentions(caplog.text, "1280x480", "64x48")
 
 
 def test_usb_2_is_a_warning(cameras: Callable[..., SoftCamera], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         open_soft(cameras(usb="2.1")).close()
-        assert "expected USB 3, found USB 2.1" in caplog.text
-        assert "64x48 at 30 fps, rgb8" in caplog.text
+        assert mentions(caplog.text, "USB 3", "USB 2.1")
+        assert mentions(caplog.text, "64x48", "30 fps", "rgb8")
         caplog.clear()
         open_soft(cameras(usb="3.2"), CameraSettings(width=64, height=48)).close()
         assert not caplog.text
@@ -357,7 +360,8 @@ def test_stamps_of_two_clocks_are_not_compared() -> None:
 def test_every_colour_image_comes_once_and_in_order(seed: int) -> None:
     rng = random.Random(seed)
     draw = lambda: [33.3 * index + rng.uniform(-3, 3) for index in range(60) if rng.random() < 0.8]  # noqa: E731
-    queues, frames = {kind: draw() for kind in "cd"}, []
+    queues = {kind: draw() for kind in "cd"}
+    frames = []
     waiting = {kind: list(stamps) for kind, stamps in queues.items()}
     while any(waiting.values()):
         kind = rng.choice([kind for kind in waiting if waiting[kind]])

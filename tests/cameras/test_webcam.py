@@ -21,7 +21,7 @@ from sam3_node.errors import CameraError
 from sam3_node.settings import CameraSettings
 from sam3_node.wire import decode_image
 from tests.support.recordings import write_film
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 
 
 @pytest.fixture
@@ -79,8 +79,8 @@ def test_a_lost_camera_is_opened_again(device: Path, caplog: pytest.LogCaptureFi
     while back.is_alive():
         assert next(images).image.shape == (120, 160, 3)
     source.close()
-    assert "webcam:9: no image; opening it again in 0.25 s" in caplog.text
-    assert "in 0.50 s" in caplog.text
+    assert mentions(caplog.text, "webcam:9", "0.25 s")
+    assert mentions(caplog.text, "0.50 s")
 
 
 def test_stop_ends_the_wait_for_a_lost_camera(device: Path) -> None:
@@ -175,7 +175,8 @@ SIZES = {
 MODES = [
     Mode(*size, fps, form) for form, sizes in SIZES.items() for size, rates in sizes.items() for fps in rates
 ]
-CAPTURE, METADATA = 0x1, 0x00800000
+CAPTURE = 0x1
+METADATA = 0x00800000
 
 
 def fourcc(code: int) -> str:
@@ -186,10 +187,12 @@ class Kernel:
     """Answers ioctls as the driver of a camera does, by the layouts of linux/videodev2.h."""
 
     def __init__(self, name: str, device_caps: int = CAPTURE) -> None:
-        self.name, self.device_caps = name, device_caps
+        self.name = name
+        self.device_caps = device_caps
 
     def __call__(self, request: int, data: bytearray) -> None:
-        number, size = request & 0xFF, request >> 16 & 0x3FFF
+        number = request & 0xFF
+        size = request >> 16 & 0x3FFF
         assert len(data) == size
         answer = {0: self.capabilities, 2: self.formats, 74: self.sizes, 75: self.intervals}[number]
         try:

@@ -32,7 +32,7 @@ from tests.support.calibration_scenes import (
     render,
     render_views,
 )
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 
 PINHOLE = Intrinsics(600.0, 600.0, 320.0, 240.0, "none")
 
@@ -80,9 +80,10 @@ def test_images_and_poses_give_one_file(
     assert calibrate("hand-eye", scene / "images", *words) == 0
     printed = capsys.readouterr().out
     assert "robot-world-shah" in printed
-    assert "better with: a view" in printed
+    assert mentions(printed, "better with")
     calibration = load_calibration(out)
-    lens, hand_eye = calibration.intrinsics, calibration.hand_eye
+    lens = calibration.intrinsics
+    hand_eye = calibration.hand_eye
     assert (lens.fx_px, lens.fy_px) == pytest.approx((600, 600), rel=0.005)
     assert lens.measured.inputs.keys() == {f"{number:02}.png" for number in range(12)}
     assert hand_eye.measured.inputs.keys() == lens.measured.inputs.keys() | {"poses.csv"}
@@ -95,10 +96,10 @@ def test_images_and_poses_give_one_file(
     assert hand_eye.measured.scale == pytest.approx(1, abs=0.02)
     assert calibrate("check", out, scene / "images", "--board", BOARD) == 0
     printed = capsys.readouterr().out
-    assert "passed: median error" in printed
-    assert "passed: leave-one-out error" in printed
+    assert mentions(printed, "passed", "median")
+    assert mentions(printed, "passed", "leave-one-out")
     assert calibrate("check", out, "--hand-eye-limit", 1e-6) == 1
-    assert "FAILED: leave-one-out error" in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, "FAILED", "leave-one-out")
 
 
 def test_a_hand_eye_that_is_replaced_is_kept(
@@ -114,7 +115,7 @@ def test_a_hand_eye_that_is_replaced_is_kept(
     words = ("--calibration", out, "--poses", scene / "poses.csv", "--mount", "eye_in_hand", "--board", BOARD)
     assert calibrate("hand-eye", scene / "images", *words) == 0
     printed = capsys.readouterr().out
-    assert "the camera moved by" in printed
+    assert mentions(printed, "moved")
     assert "wrist.toml.old" in printed
     assert float(printed.split("moved by ")[1].split(" mm")[0]) == pytest.approx(100, abs=3)
     old = tmp_path / "wrist.toml.old"
@@ -122,7 +123,7 @@ def test_a_hand_eye_that_is_replaced_is_kept(
     assert calibrate("hand-eye", scene / "images", *words) == 0  # the same result replaces nothing
     assert sorted(path.name for path in tmp_path.glob("*.old*")) == [old.name]
     assert calibrate("intrinsics", scene / "images", "--board", BOARD, "-o", out, "--shape", "flat") == 0
-    assert "hand_eye of the file before" in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, "hand_eye")
     assert load_calibration(tmp_path / "wrist.toml.old2").hand_eye is not None
 
 
@@ -133,7 +134,7 @@ def test_a_board_of_another_size_than_described_is_refused(
     words = ("--calibration", scene / "true.toml", "-o", out, "--poses", scene / "poses.csv")
     board = "charuco:7x5:35mm:24.5mm:4x4_50"
     assert calibrate("hand-eye", scene / "images", *words, "--mount", "eye_in_hand", "--board", board) == 2
-    assert "smaller than described" in capsys.readouterr().err
+    assert mentions(capsys.readouterr().err, "smaller")
     assert not out.exists()
 
 
@@ -217,7 +218,8 @@ class Robot:
 
     def __init__(self, count: int, clock: Clock = "system") -> None:
         self._clock: Clock = clock
-        self.frames, self.poses = FramePublisher("tcp://127.0.0.1:*"), PosePublisher("tcp://127.0.0.1:*")
+        self.frames = FramePublisher("tcp://127.0.0.1:*")
+        self.poses = PosePublisher("tcp://127.0.0.1:*")
         self._views = render_views(BOARD, PINHOLE, count)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)

@@ -19,7 +19,7 @@ from sam3_node.types import Instance, Mask, MaskFrame
 from sam3_node.visualization import overlay
 from tests.support.node_rig import Rig, masks_where
 from tests.support.recordings import write_recording
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 
 
 def make_results(folder: Path, shift: int) -> DemoResults:
@@ -47,7 +47,8 @@ def test_masks_are_scored_against_the_recording(tmp_path: Path, shift: int, expe
 
 
 def test_the_picture_is_the_frame_whose_worst_mask_is_the_best(tmp_path: Path) -> None:
-    good, bad = make_results(tmp_path, 0), make_results(tmp_path, 5).frames
+    good = make_results(tmp_path, 0)
+    bad = make_results(tmp_path, 5).frames
     good.frames = [bad[0], good.frames[1], bad[1]]
     write_results(tmp_path, good)
     picture = cv2.imread(str(tmp_path / "picture.jpg")).astype(int)
@@ -105,7 +106,7 @@ def test_it_runs_real_processes_and_writes_its_results(
         assert bag[-1].robot_mask is not None
     assert cv2.VideoCapture(str(tmp_path / "overlay.mp4")).read()[0]
     assert all(cv2.imread(str(tmp_path / name)) is not None for name in ("contact.png", "picture.jpg"))
-    assert "camera | camera cam0 publishing on ipc://" in printed
+    assert mentions(printed, "camera |", "cam0")
     assert "mean IoU" in printed
     assert set(psutil.Process().children()) <= before
 
@@ -115,8 +116,8 @@ def test_objects_not_found_by_name_are_added_by_a_box(
 ) -> None:
     results = run_demo(tmp_path, 5.0, load_settings(None, {"model.threads": "1", "detector.score": "0.98"}))
     printed = capsys.readouterr().out
-    assert "looking for red mug" in printed
-    assert "not found by name: red mug" in printed
+    assert mentions(printed, "looking", "red mug")
+    assert mentions(printed, "not found", "red mug")
     assert len(set(results.truth_ids.values())) >= 3, "those in view"
     assert {text.rsplit(", ")[-1] for _, text in results.events[2:]} == {"by a box"}
 

@@ -57,7 +57,8 @@ def test_a_terminal_has_one_line_for_each_task() -> None:
 
 
 def test_a_note_replaces_the_rate() -> None:
-    terminal, log = Terminal(), io.StringIO()
+    terminal = Terminal()
+    log = io.StringIO()
     for out in (terminal, log):
         bar = ProgressBar("recordings", out)
         bar("replaying", 0, 2, "3 workers")
@@ -82,7 +83,8 @@ def test_the_progress_of_many_recordings_is_one_line() -> None:
 def test_steps_are_shown_in_per_cent(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("sam3_node.cli.progress.time.monotonic", lambda: now[0])
-    terminal, log = Terminal(), io.StringIO()
+    terminal = Terminal()
+    log = io.StringIO()
     for out in (terminal, log):
         with closing(ProgressBar("%", out)) as bars:
             for title in ("encode", "read"):

@@ -10,6 +10,7 @@ import pytest
 from sam3_node.cli.main import main
 from sam3_node.transport.control_server import ControlServer
 from sam3_node.wire import Reply, Request
+from tests.support.refuses import mentions
 
 LIMITS = {"scores": {"red mug": 0.3}, "most": {"red mug": 1}, "priorities": {"Süßkartoffel": "low"}}
 STATUS = {"prompts": ["red mug", "Süßkartoffel"], "prompt_limits": LIMITS}
@@ -18,7 +19,8 @@ STATUS = {"prompts": ["red mug", "Süßkartoffel"], "prompt_limits": LIMITS}
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """The control socket of a node that has prompts; -> endpoint, arguments of set_prompts."""
-    endpoint, given = f"ipc://{tmp_path}/control", list[dict[str, Any]]()
+    endpoint = f"ipc://{tmp_path}/control"
+    given: list[dict[str, Any]] = []
 
     def reply(request: Request) -> Reply:
         given.extend([dict(request.args)] if request.op == "set_prompts" else [])
@@ -32,7 +34,8 @@ def test_a_set_is_saved_listed_and_loaded(
     node: tuple[str, list[dict[str, Any]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     endpoint, given = node
-    folder, connection = str(tmp_path / "sets"), ("--transport.control", endpoint, "--timeout", "60")
+    folder = str(tmp_path / "sets")
+    connection = ("--transport.control", endpoint, "--timeout", "60")
     assert main(["prompts", "save", "kitchen", "--folder", folder, *connection]) == 0
     saved = json.loads((tmp_path / "sets/kitchen.json").read_text())
     assert saved == {"prompts": STATUS["prompts"], **LIMITS}
@@ -48,11 +51,11 @@ def test_a_set_is_saved_listed_and_loaded(
 def test_a_damaged_set_is_refused(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.json").write_bytes(content)
     assert main(["prompts", "load", "a", "--folder", str(tmp_path)]) == 2
-    assert 'expected JSON such as {"prompts"' in capsys.readouterr().err
+    assert mentions(capsys.readouterr().err, "JSON", '{"prompts"')
     (tmp_path / "b.json").write_text('{"prompts": ["mug"]}')
     assert main(["prompts", "list", "--folder", str(tmp_path)]) == 0
     damaged, good = capsys.readouterr().out.splitlines()
-    assert "cannot be used" in damaged
+    assert mentions(damaged, "cannot")
     assert good.split() == ["b", "mug"]
 
 

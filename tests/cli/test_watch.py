@@ -18,7 +18,7 @@ from sam3_node.settings import Settings, load_settings
 from sam3_node.transport.channels import FramePublisher, MaskPublisher
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from tests.cli.test_progress import Terminal
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 from tests.support.threads import Running, in_thread
 
 SIZE = (48, 64)
@@ -111,7 +111,8 @@ def test_with_another_clock_ages_are_measured_from_the_arrival_at_the_node() -> 
 
 
 def test_an_overlay_is_drawn_on_the_frame_of_the_same_seq(tmp_path: Path) -> None:
-    out, path = io.StringIO(), tmp_path / "overlay.mp4"
+    out = io.StringIO()
+    path = tmp_path / "overlay.mp4"
     with (
         FramePublisher("tcp://127.0.0.1:*") as frames,
         MaskPublisher("tcp://127.0.0.1:*") as publisher,
@@ -137,13 +138,14 @@ def test_an_overlay_is_drawn_on_the_frame_of_the_same_seq(tmp_path: Path) -> Non
 
 
 def test_masks_without_a_frame_are_counted(tmp_path: Path) -> None:
-    out, path = io.StringIO(), tmp_path / "overlay.mp4"
+    out = io.StringIO()
+    path = tmp_path / "overlay.mp4"
     with (
         MaskPublisher("tcp://127.0.0.1:*") as publisher,
         watching(settings_for(publisher.endpoint), out, path, frames=3) as (thread, _),
     ):
         send_until(lambda seq: publisher.send(masks_at(seq)), lambda: not thread.is_alive())
-    assert "3 messages had no frame to draw on" in out.getvalue()
+    assert mentions(out.getvalue(), "3 messages")
     assert not path.exists()
 
 

@@ -51,7 +51,8 @@ def test_it_has_the_methods_and_arguments_of_the_client() -> None:
     assert public_names(PerceptionClient) - public_names(AsyncPerceptionClient) == SYNC_ONLY
     assert public_names(AsyncPerceptionClient) <= public_names(PerceptionClient)
     for name in ("__init__", *public_names(AsyncPerceptionClient) - {"connected"}):
-        sync, twin = getattr(PerceptionClient, name), getattr(AsyncPerceptionClient, name)
+        sync = getattr(PerceptionClient, name)
+        twin = getattr(AsyncPerceptionClient, name)
         assert inspect.signature(sync) == inspect.signature(twin), name
         assert twin.__doc__ or name == "__init__"
 

@@ -18,7 +18,7 @@ from sam3_node.transport.control_server import ControlServer
 from sam3_node.wire import Reply
 from tests.support.camera_servers import StubServer, jpeg, picture
 from tests.support.node_rig import Rig, masks_where, until
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 from tests.support.threads import Running, repeating
 from tests.support.transport_peer import NOBODY, TCP, make_frame, make_masks, wait_until
 from tests.support.wire_examples import gripper_pose
@@ -64,10 +64,10 @@ def test_the_state_of_the_node_and_its_cameras(state: Any, cameras: tuple[str, .
 
 def test_wrong_endpoints_and_delivery() -> None:
     with describing_node(cam0=SENDING) as (masks, control):
-        assert "start one with sam3-node run" in diagnose((NOBODY, NOBODY), False, timeout_ms=100)
-        assert "no node answers at tcp://127.0.0.1:9" in diagnose((masks, NOBODY), timeout_ms=100)
-        assert "it binds tcp://127.0.0.1:7" in diagnose((NOBODY, control), False)
-        assert "set transport.delivery alike" in diagnose((NOBODY, control), False, delivery="every")
+        assert mentions(diagnose((NOBODY, NOBODY), False, timeout_ms=100), "sam3-node run")
+        assert mentions(diagnose((masks, NOBODY), timeout_ms=100), "tcp://127.0.0.1:9")
+        assert mentions(diagnose((NOBODY, control), False), "tcp://127.0.0.1:7")
+        assert mentions(diagnose((NOBODY, control), False, delivery="every"), "transport.delivery")
 
 
 def test_waiting_for_a_camera_ends_in_time_and_with_the_client() -> None:
@@ -92,7 +92,7 @@ def test_a_policy_may_start_before_its_camera(tmp_path: Path) -> None:
         rig.node()
         with rig.client() as client:
             until(lambda: client.connected, "a connection")
-            assert "no camera has sent a frame yet; start one" in client.diagnosis()
+            assert mentions(client.diagnosis(), "no camera")
             with refuses(RequestError, field="sam3-node"):
                 client.add_object(points=[(160, 120)])
             rig.camera()
@@ -101,7 +101,7 @@ def test_a_policy_may_start_before_its_camera(tmp_path: Path) -> None:
             masks_where(client, lambda masks: [instance.id for instance in masks.instances] == [added], "it")
             assert client.diagnosis().startswith("masks are published for cam0")
             client.pause()
-            assert "the node is paused" in client.diagnosis()
+            assert mentions(client.diagnosis(), "paused")
 
 
 def sending(send: Callable[[], object]) -> AbstractContextManager[Running]:
@@ -118,11 +118,11 @@ def test_other_messages_than_masks_are_named() -> None:
         sending(lambda: (frames.send(make_frame(1)), poses.send(gripper_pose()))),
     ):
         said = diagnose((frames.endpoint, control))
-        assert "they are frames of a camera ('frame/cam0')" in said
-        assert "the node binds its masks at tcp://127.0.0.1:7" in said
-        assert "masks are at port 5551" in diagnose((frames.endpoint, NOBODY), timeout_ms=100)
-        assert "they are poses of a robot" in diagnose((poses.endpoint, control))
-        assert "they are messages of another program" in diagnose((images.endpoint, control))
+        assert mentions(said, "'frame/cam0'")
+        assert mentions(said, "tcp://127.0.0.1:7")
+        assert mentions(diagnose((frames.endpoint, NOBODY), timeout_ms=100), "5551")
+        assert mentions(diagnose((poses.endpoint, control)), "poses")
+        assert mentions(diagnose((images.endpoint, control)), "another program")
         with (
             PerceptionClient(frames.endpoint, control) as client,
             refuses(TransportError, field=("frames", "camera")),
@@ -137,15 +137,14 @@ def test_lossless_frames_are_named() -> None:
         sending(lambda: frames.send(make_frame(1), 50)),
         PerceptionClient(frames.endpoint, control, delivery="every") as client,
     ):
-        wait_until(lambda: client._masks.rejected)
-        assert "they are frames of a camera" in client.diagnosis()
+        wait_until(lambda: mentions(client.diagnosis(), "frames", "camera"))
 
 
 def test_an_idle_endpoint_of_frames_is_known_from_the_node() -> None:
     wanted = Wanted(TRANSPORT["frames"][0], "tcp://c:1", "newest", ())
     description = {"paused": False, "cameras": {"cam0": SENDING}, "settings": {"transport": TRANSPORT}}
-    assert "is an endpoint of frames" in diagnosis.diagnose(description, wanted, True, Arrivals(0, 0, None))
-    assert "nothing keeps them" in diagnosis.diagnose(description, wanted, True, Arrivals(3, 0, None))
+    assert mentions(diagnosis.diagnose(description, wanted, True, Arrivals(0, 0, None)), "endpoint", "frames")
+    assert mentions(diagnosis.diagnose(description, wanted, True, Arrivals(3, 0, None)), "nothing")
 
 
 def test_masks_are_counted_and_what_cannot_be_read_is_told() -> None:
@@ -153,14 +152,13 @@ def test_masks_are_counted_and_what_cannot_be_read_is_told() -> None:
         assert diagnose((masks, control)).endswith("no masks have come from this endpoint")
         with MaskPublisher(TCP) as publisher, PerceptionClient(publisher.endpoint, control) as client:
             wait_until(lambda: publisher.send(make_masks(1)) and client.newest())
-            assert "masks have come from this endpoint" in client.diagnosis()
-            assert "no masks have come" not in client.diagnosis()
+            assert mentions(client.diagnosis(), "masks", "endpoint")
+            assert not mentions(client.diagnosis(), "no masks")
         with (
             StubServer(lambda _: [b"masks/cam0", b"junk"]) as server,
             PerceptionClient(server.endpoint, control) as client,
         ):
-            wait_until(lambda: client._masks.rejected)
-            assert "none can be read as masks: masks: expected msgpack" in client.diagnosis()
+            wait_until(lambda: mentions(client.diagnosis(), "msgpack"))
     with (
         MaskPublisher(TCP) as publisher,
         sending(lambda: publisher.send(make_masks(1))),

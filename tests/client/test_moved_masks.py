@@ -12,12 +12,16 @@ from sam3_node.types import Instance, Mask, MaskFrame
 from sam3_node.wire import pack_masks
 from tests.support.transport_peer import make_masks, wait_until
 
-HEIGHT, WIDTH, RADIUS = 80, 120, 12
+HEIGHT = 80
+WIDTH = 120
+RADIUS = 12
 GAP_MS = 100
 START = (60, 40)
 STEP = (8, -4)
 """Pixels to the right and down in GAP_MS."""
-PLACE_M, VELOCITY_MPS, VARIANCE_M2 = (0.1, 0.2, 0.9), (0.5, -1.0, 0.2), 1e-4
+PLACE_M = (0.1, 0.2, 0.9)
+VELOCITY_MPS = (0.5, -1.0, 0.2)
+VARIANCE_M2 = 1e-4
 
 
 def disc(x: float, y: float) -> Mask:
@@ -65,7 +69,8 @@ def test_a_mask_that_only_grows_or_is_cut_by_the_border_stays_in_place() -> None
         assert moved.instances[0].box == masks.instances[0].box
 
 
-SURE, EMPTY = moving(), Mask.empty((HEIGHT, WIDTH))
+SURE = moving()
+EMPTY = Mask.empty((HEIGHT, WIDTH))
 UNMOVED: dict[str, tuple[MaskFrame, float, str]] = {
     "older than the limit": (SURE, 251, "too far"),
     "long before the capture": (SURE, -251, "too far"),
@@ -119,7 +124,9 @@ def test_places_move_by_the_velocity() -> None:
 
 def test_the_covariance_is_of_a_line_through_two_positions() -> None:
     """Draw both errors, and the acceleration in steps of a millisecond, and look where the object is then."""
-    random, ahead_ms, draws = np.random.default_rng(1), 200, 20_000
+    random = np.random.default_rng(1)
+    ahead_ms = 200
+    draws = 20_000
     speed = np.cumsum(random.normal(0, np.sqrt(1e-3), (GAP_MS + ahead_ms, draws)), axis=0)
     place = np.concatenate([np.zeros((1, draws)), np.cumsum(speed, axis=0) * 1e-3])
     seen = [place[ms] + random.normal(0, np.sqrt(VARIANCE_M2), draws) for ms in (0, GAP_MS)]
@@ -134,7 +141,8 @@ def test_the_covariance_is_of_a_line_through_two_positions() -> None:
 
 
 def test_a_client_keeps_the_masks_before_and_the_wire_stays_as_it_is() -> None:
-    first, second = make_masks(1), make_masks(2)
+    first = make_masks(1)
+    second = make_masks(2)
     assert pack_masks(replace(second, before=first)) == pack_masks(second)
     with (
         MaskPublisher("tcp://127.0.0.1:*") as publisher,

@@ -21,7 +21,7 @@ from sam3_node.transport.channels import NewestMasks
 from sam3_node.transport.control_server import ControlServer
 from sam3_node.types import Depth, Mask
 from sam3_node.wire import Reply, Request, decode_mask, encode_mask
-from tests.support.refuses import names, refuses
+from tests.support.refuses import mentions, refuses
 from tests.support.transport_peer import NOBODY, TCP, make_frame, make_masks, wait_until
 
 MASK = make_masks(1).instances[0].mask
@@ -176,7 +176,7 @@ def test_a_box_that_reaches_beyond_the_frame_is_told(method: str, caplog: pytest
     for box, told in (((30, -5, 50, 20), ("30.0", "0.0", "40.0", "20.0", "40 x 30")), ((3, 0, 40, 30), ())):
         note = call(reply, lambda client, box=box: getattr(client, method)(box=box, seq=9))[0].note
         assert bool(note) is bool(told)
-        assert all(names(note, part) for part in told)
+        assert mentions(note, *told)
     assert [record.message for record in caplog.records if "beyond" in record.message]
 
 
@@ -188,7 +188,8 @@ def test_a_box_on_the_next_frame_is_compared_with_the_newest_masks() -> None:
 
 
 def test_what_users_print_is_one_short_line() -> None:
-    masks, points = make_masks(1), np.zeros((1000, 3), np.float32)
+    masks = make_masks(1)
+    points = np.zeros((1000, 3), np.float32)
     many = replace(masks, instances=masks.instances * 20)
     depth = Depth(16, 16, "z16", 0.001, True, b"\0" * 512)
     slots = ObjectSlots(["cup", "can"], (30, 40)).observe(masks)
@@ -212,7 +213,8 @@ class SlowNode:
     """A clock, and a node that is connected and silent: whatever is asked for takes all of the time given for it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now_s, self.budgets_s = 0.0, list[float]()
+        self.now_s = 0.0
+        self.budgets_s = list[float]()
         for module in ("mask_reader", "perception_client"):
             monkeypatch.setattr(f"sam3_node.client.{module}.time", self)
         monkeypatch.setattr(PerceptionClient, "connected", True)

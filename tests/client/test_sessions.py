@@ -136,7 +136,8 @@ class Policy:
         self.client = rig.client()
         assert self.client.wait_for_camera() == "cam0"
         added = self.client.add_object(points=[(160, 120)], label="red mug")
-        self.mug, self.epoch = added.id, added.epoch
+        self.mug = added.id
+        self.epoch = added.epoch
         masks_where(self.client, lambda masks: masks.instances, "the mug")
 
     def restart_with_a_knife(self) -> None:

@@ -20,7 +20,7 @@ from sam3_node.types import MaskFrame
 from sam3_node.wire import Reply, Request
 from tests.client.test_perception_client import node
 from tests.support.node_rig import until
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 from tests.support.transport_peer import NOBODY, TCP, make_masks, wait_until
 
 LONG_MS = 120_000
@@ -115,7 +115,7 @@ def test_callbacks_run_in_one_thread_and_survive_what_they_raise(
         for seq in (1, 2, 3):
             send_until(publisher, masks_of(seq), lambda seq=seq: seq in seen)
         assert {type(error) for error in told} == {ZeroDivisionError, SystemExit}
-        assert "ZeroDivisionError: of a callback" in caplog.text
+        assert mentions(caplog.text, "ZeroDivisionError")
         assert "Traceback" in caplog.text
         send_until(publisher, masks_of(4, epoch=2), lambda: 4 in seen)  # the other on_error has raised
     assert any(isinstance(error, NodeRestarted) for error in told)
@@ -142,7 +142,9 @@ def test_callbacks_survive_what_on_restart_raises(publisher: MaskPublisher, erro
 
 def test_no_callback_runs_after_close_and_a_callback_may_close(publisher: MaskPublisher) -> None:
     client = PerceptionClient(publisher.endpoint, NOBODY)
-    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+    begun = threading.Event()
+    go_on = threading.Event()
+    ended = threading.Event()
 
     def slow(masks: MaskFrame) -> None:
         begun.set()
@@ -262,7 +264,7 @@ def test_waiting_for_a_held_object_ends_when_it_is_held(
     publisher: MaskPublisher, client: PerceptionClient
 ) -> None:
     send_until(publisher, masks_of(1), client.newest)
-    with refuses(NotSeenError, field=("7", "held")):
+    with refuses(NotSeenError, field=("object 7", "not held", "7 cup (tracked)", "spatial.poses")):
         client.wait_for_held(7, 0)
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(client.wait_for_held, 7, LONG_MS)
@@ -296,7 +298,7 @@ def test_waiting_in_vain_says_what_was_seen(publisher: MaskPublisher) -> None:
         assert said.startswith(
             "no object 'cups' was tracked within 0 ms: the newest masks of cam0 have cup ("
         )
-        assert "cup (tracked, doubtful); did you mean cup?; the node looks for cup: set_prompts names" in said
+        assert mentions(said, "cup (tracked, doubtful)", "set_prompts")
         assert not_seen(publisher, client, "cup").startswith("no object 'cup'")
         with refuses(TransportError, field=("masks", "came")):
             client.wait_for("cup", 0, camera="left")

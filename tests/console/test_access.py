@@ -38,7 +38,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleRig]:
 @pytest.fixture(scope="module")
 def certificate(rig: ConsoleRig) -> tuple[Path, Path]:
     """A certificate for 127.0.0.1 and its key."""
-    key, path = rig.folder / "key.pem", rig.folder / "certificate.pem"
+    key = rig.folder / "key.pem"
+    path = rig.folder / "certificate.pem"
     words = f"openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=127.0.0.1 -keyout {key} -out {path}"
     try:
         subprocess.run(words.split(), check=True, capture_output=True)

@@ -20,7 +20,8 @@ def test_clicks_long_after_the_freeze_land_on_that_frame_and_catch_up(rig: Conso
     with rig.client() as client:
         wanted = seq + FRAMES_OF_30_S
         until(lambda: client.status()["cameras"]["cam0"]["last_seq"] >= wanted, "frames of 30 s")
-        ball, mug = true_mask(seq, "orange ball"), true_mask(seq, "red mug")
+        ball = true_mask(seq, "orange ball")
+        mug = true_mask(seq, "red mug")
         x, y = inner_point(ball)
         assert not true_mask(wanted, "orange ball").full()[int(y), int(x)]
         with page.page.expect_response("**/api/add_object") as answer:

@@ -15,7 +15,7 @@ from tests.support.console_rig import (
     inner_point,
     iou,
     is_in_view,
-    painted,
+    preview_of,
     true_mask,
 )
 from tests.support.node_rig import masks_where
@@ -57,8 +57,10 @@ def test_a_click_adds_the_object_that_was_on_the_screen(rig: ConsoleRig, page: P
 
 
 def test_a_drag_adds_the_object_in_the_box(rig: ConsoleRig, page: Page) -> None:
-    while not is_in_view(seq := page.freeze(), "green bottle"):
+    seq = page.freeze()
+    while not is_in_view(seq, "green bottle"):
         page.live()
+        seq = page.freeze()
     page.drag(true_mask(seq, "green bottle").box)
     page.wait(ROW)
     (found,) = page.rows()
@@ -202,13 +204,8 @@ def test_no_request_leaves_the_host(rig: ConsoleRig, page: Page) -> None:
 
 
 def test_the_preview_covers_the_object_under_the_pointer_and_ends_while_it_rests(page: Page) -> None:
-    mask = true_mask(int(page.data("seq")), "red mug")
-    x, y = inner_point(mask)
-    while not (preview := painted(page)).any():  # previews may pause after a slow one
-        page.page.mouse.move(*page.to_page(x, y))
-        x += 0.1
-        page.page.wait_for_timeout(200)
-    assert iou(preview, mask.full()[::4, ::4]) > 0.5
+    seq, preview = preview_of(page, "red mug")
+    assert iou(preview, true_mask(seq, "red mug").full()[::4, ::4]) > MIN_IOU
     page.page.wait_for_function(f"() => !({PAINTED})().some((alpha) => alpha)")
     page.page.mouse.move(1, 1)
 

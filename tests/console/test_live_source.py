@@ -15,7 +15,6 @@ import pytest
 from sam3_node.console.views import FrameView, LiveViews, pack_view
 from sam3_node.settings import Settings
 from sam3_node.transport import FramePublisher, MaskPublisher
-from sam3_node.transport.mask_pairing import MaskPairing
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import Event, unpack_masks
 from tests.support.node_rig import until
@@ -37,20 +36,23 @@ def masks(seq: int, camera: str = "cam0") -> MaskFrame:
     return MaskFrame(camera, seq, 1000 + seq, SIZE[1], SIZE[0], instances=(instance,))
 
 
+WARM_UP = "warm-up"
+"""Camera by whose first frame and masks `Peers` knows that both subscriptions have come."""
+
+
 class Peers:
     """A camera and a node as far as a subscriber sees them, and the source that hears them."""
 
     def __init__(self, folder: Path) -> None:
         names = {name: f"ipc://{folder}/{name}" for name in ("frames", "masks", "control")}
-        self.camera, self.node = FramePublisher(names["frames"]), MaskPublisher(names["masks"])
+        self.camera = FramePublisher(names["frames"])
+        self.node = MaskPublisher(names["masks"])
         transport = {"frames": (names["frames"],), "masks": names["masks"], "control": names["control"]}
         self.source = LiveViews(Settings(transport=transport), lambda: None)  # type: ignore[arg-type]
         # a publisher drops what it sends before the subscription has come, and when its queue is full
-        known = lambda camera: camera in self.source._pairing.cameras  # noqa: E731
-        until(lambda: self._send(self.camera, frame(0, "first")) and known("first"), "a first frame")
-        until(lambda: self._send(self.node, masks(0, "second")) and known("second"), "masks")
-        with self.source._lock:
-            self.source._pairing, self.source._views = MaskPairing(), {}
+        heard = lambda: self.source.next_view({})  # noqa: E731
+        until(lambda: self._send(self.camera, frame(0, WARM_UP)) and heard(), "a first frame")
+        until(lambda: self._send(self.node, masks(0, WARM_UP)) and heard().masks, "its masks")
 
     @staticmethod
     def _send(publisher: FramePublisher | MaskPublisher, message: Any) -> bool:
@@ -58,8 +60,13 @@ class Peers:
         time.sleep(0.02)
         return publisher.send(message)
 
+    def newer(self, seen: dict[str, int]) -> FrameView | None:
+        """Return the next view of a camera of the test; None if there is no newer one."""
+        view = self.source.next_view(seen)
+        return self.source.next_view(seen) if view is not None and view.camera == WARM_UP else view
+
     def next(self, seen: dict[str, int]) -> FrameView:
-        return until(lambda: self.source.next_view(seen), "a view")
+        return until(lambda: self.newer(seen), "a view")
 
     def close(self) -> None:
         for owner in (self.source, self.camera, self.node):
@@ -85,8 +92,9 @@ def test_masks_are_paired_with_exactly_their_frame(peers: Peers) -> None:
 
 def test_masks_that_overtake_their_frame_wait_for_it(peers: Peers) -> None:
     peers.node.send(masks(7))
-    until(lambda: "cam0" in peers.source._pairing.cameras, "masks")
-    assert peers.source.next_view({}) is None
+    peers.node.send_event(Event(0, "pause"))  # comes after the masks, on the same connection
+    until(lambda: peers.source.state()["events"], "the event behind the masks")
+    assert peers.newer({}) is None
     peers.camera.send(frame(7))
     view = peers.next({})
     assert view.seq == 7
@@ -98,32 +106,19 @@ def test_a_slow_page_gets_the_newest_view_and_no_older_one(peers: Peers) -> None
     for seq in range(50):
         peers.camera.send(frame(seq))
         peers.node.send(masks(seq))
-        until(lambda seq=seq: peers.source.state() and _newest(peers.source) == seq, "a pair")
+        until(lambda seq=seq: (view := peers.newer({})) and view.masks and view.seq == seq, "a pair")
     assert peers.next(seen).seq == 49
-    assert peers.source.next_view(seen) is None
+    assert peers.newer(seen) is None
     peers.camera.send(frame(50))
     peers.node.send(masks(50))
     assert peers.next(seen).seq == 50
 
 
-def _newest(source: LiveViews) -> int | None:
-    view = source._views.get("cam0")
-    return view.seq if view is not None and view.masks else None
-
-
 def test_cameras_take_turns(peers: Peers) -> None:
     for camera in ("left", "right"):
         peers.camera.send(frame(0, camera))
-    until(lambda: {"left", "right"} <= set(peers.source._views), "both cameras")
     seen: dict[str, int] = {}
-    shown: set[str] = set()  # also what was still under way from the first frames
-
-    def both_shown() -> bool:
-        view = peers.source.next_view(seen)
-        shown.update([view.camera] if view else [])
-        return {"left", "right"} <= shown
-
-    until(both_shown, "a view of each camera")
+    assert {peers.next(seen).camera, peers.next(seen).camera} == {"left", "right"}
 
 
 def test_events_are_listed_without_masks(peers: Peers) -> None:

@@ -31,7 +31,8 @@ def copied(folder: Path, target: Path, leave_out: str = "") -> Path:
 
 def reference(folder: Path, texts: list[str]) -> np.ndarray:
     """Encode one text at a time with transformers' whole model and tokenizer."""
-    model, tokenizer = CLIPModel.from_pretrained(folder), CLIPTokenizer.from_pretrained(folder)
+    model = CLIPModel.from_pretrained(folder)
+    tokenizer = CLIPTokenizer.from_pretrained(folder)
     rows = []
     with torch.inference_mode():
         for text in texts:
@@ -63,7 +64,8 @@ def test_many_phrases_come_in_order_and_the_memory_of_them_is_bounded(clip: Path
 
 
 def test_phrases_that_are_remembered_are_not_encoded_again(clip: Path) -> None:
-    encoder, runs = ClipText(clip, cached=2), []
+    encoder = ClipText(clip, cached=2)
+    runs = []
     encoder._tower.register_forward_hook(lambda *_: runs.append(1))
     steps = (["mug", "cup"], ["cup", "MUG"], ["mug"], ["fork"], ["mug", "fork"], ["cup"])
     for phrases, expected in zip(steps, (1, 1, 1, 2, 2, 3), strict=True):

@@ -45,7 +45,8 @@ def processor(folder: Path) -> GroundingDinoProcessor:
 
 
 def test_text_and_pixels_are_those_of_the_processor(folder: Path) -> None:
-    mine, image = detector(folder), picture(90, 120)
+    mine = detector(folder)
+    image = picture(90, 120)
     wanted = processor(folder)(images=image[..., ::-1].copy(), text=[NAMES], return_tensors="pt")
     assert torch.equal(mine.prepare(NAMES).tokens, wanted.input_ids)
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in IMAGENET)
@@ -59,7 +60,8 @@ def test_text_and_pixels_are_those_of_the_processor(folder: Path) -> None:
 @pytest.mark.parametrize("names", [NAMES, ["mug", "red mug", "a mug"]])
 def test_boxes_scores_and_labels_are_those_of_the_processor(folder: Path, names: list[str]) -> None:
     """Compared in what words score: the processor lets full stops compete as well."""
-    mine, image = detector(folder), picture(90, 120)
+    mine = detector(folder)
+    image = picture(90, 120)
     query = mine.prepare(names)
     out = raw(mine, image, query.tokens)
     marks = query.owners == len(names)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from sam3_node.detection import detectors
-from sam3_node.detection.detectors import load_detector
+from sam3_node.detection import loading
+from sam3_node.detection.loading import load_detector
 from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.errors import ModelError, RequestError, UnknownPhraseError, VocabularyError
 from sam3_node.models.yolo.network import YoloWorld, save_yolo_world
@@ -91,7 +91,8 @@ def test_a_vocabulary_of_another_model_is_refused(weights: Path, tmp_path: Path)
 
 def test_the_input_has_the_size_that_is_asked_for(weights: Path) -> None:
     def load(size: int) -> Any:
-        folder, known = weights / "tiny-yolo", weights / "names.safetensors"
+        folder = weights / "tiny-yolo"
+        known = weights / "names.safetensors"
         return load_detector("yolo-world", folder, vocabulary=known, image_size=size)
 
     small, public, default = (d.detect(picture(), d.prepare(["mug"]), 0.0) for d in map(load, (64, 640, 0)))
@@ -102,7 +103,7 @@ def test_the_input_has_the_size_that_is_asked_for(weights: Path) -> None:
 
 
 def test_nano_is_the_bundled_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(detectors, "NANO", tmp_path / "nano")
+    monkeypatch.setattr(loading, "NANO", tmp_path / "nano")
     with refuses(ModelError, field=("bundled", "detector")):
         load_detector("yolo-world")
     write_tiny_yolo(tmp_path / "nano")
@@ -161,7 +162,8 @@ def test_a_frame_of_any_size_will_do(other: tuple[str, Path], size: tuple[int, i
 def test_damaged_and_absent_files_are_clear_errors(
     other: tuple[str, Path], tmp_path: Path, file: str
 ) -> None:
-    (kind, folder), broken = other, tmp_path / "broken"
+    kind, folder = other
+    broken = tmp_path / "broken"
     shutil.copytree(folder, broken)
     for length in (1000, 500):
         (broken / file).write_bytes((folder / file).read_bytes()[:length])

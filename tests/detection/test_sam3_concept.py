@@ -15,8 +15,15 @@ from transformers import CLIPTokenizer, Sam3Model, Sam3VideoConfig, Sam3VideoMod
 from transformers.models.sam3 import modeling_sam3
 from transformers.models.sam3.modeling_sam3 import Sam3GeometryEncoderOutput
 
-from sam3_node.detection import detectors
-from sam3_node.detection.detectors import MAX_BOXES, Exemplar, PromptSet, View, prepare_prompts
+from sam3_node.detection.detectors import (
+    MAX_BOXES,
+    Exemplar,
+    PromptSet,
+    View,
+    add_exemplar,
+    prepare_prompts,
+)
+from sam3_node.detection.loading import load_detector
 from sam3_node.detection.sam3_concept import (
     PHRASE_BATCH,
     Sam3ConceptDetector,
@@ -40,7 +47,8 @@ from tests.support.tiny_detectors import (
 )
 
 NAMES = ["red mug", "a bottle", "spoon"]
-BOXES, LABELS = [[10.0, 20.0, 60.0, 70.0], [80.0, 5.0, 118.0, 44.5], [3.0, 4.0, 9.0, 8.0]], [1, 0, 1]
+BOXES = [[10.0, 20.0, 60.0, 70.0], [80.0, 5.0, 118.0, 44.5], [3.0, 4.0, 9.0, 8.0]]
+LABELS = [1, 0, 1]
 HALF = torch.full((1, 3, 1, 1), 0.5)
 
 
@@ -58,7 +66,8 @@ def mine(folder: Path) -> Sam3ConceptDetector:
 
 def reference(folder: Path, image: np.ndarray, names: list[str], threshold: float) -> list[Detection]:
     """Boxes and scores as the model's documentation makes them of its outputs, each phrase on its own."""
-    model, tokenizer = Sam3Model.from_pretrained(folder), CLIPTokenizer.from_pretrained(folder)
+    model = Sam3Model.from_pretrained(folder)
+    tokenizer = CLIPTokenizer.from_pretrained(folder)
     pixels = normalise_frame(image, (112, 112), HALF, HALF, torch.float32)
     height, width = image.shape[:2]
     found = []
@@ -76,7 +85,8 @@ def reference(folder: Path, image: np.ndarray, names: list[str], threshold: floa
 
 def everything(folder: Path, **options: float) -> Sam3ConceptDetector:
     """Return a detector that keeps overlapping boxes."""
-    model, tokenizer = Sam3Model.from_pretrained(folder), CLIPTokenizer.from_pretrained(folder)
+    model = Sam3Model.from_pretrained(folder)
+    tokenizer = CLIPTokenizer.from_pretrained(folder)
     return Sam3ConceptDetector(model, tokenizer, name="tiny", **({"iou": 1.0, "limit": 1000} | options))
 
 
@@ -89,14 +99,16 @@ def same(found: list[Detection], wanted: list[Detection], px: float = 1e-2) -> N
 @pytest.mark.verifies("network", "SAM 3: objects by name", "own package", "transformers", "public weights")
 @pytest.mark.parametrize("names", [NAMES, [f"{a} mug" for a in LETTERS[: 2 * PHRASE_BATCH + 1]]])
 def test_boxes_and_scores_are_those_of_the_whole_model(folder: Path, names: list[str]) -> None:
-    image, detector = picture(), everything(folder)
+    image = picture()
+    detector = everything(folder)
     found = detector.detect(image, detector.prepare(names), 0.1)
     assert len(found) > 3 * len(names)
     same(found, reference(folder, image, names, 0.1))
 
 
 def test_the_threshold_parts_what_is_found(folder: Path) -> None:
-    image, detector = picture(), everything(folder)
+    image = picture()
+    detector = everything(folder)
     query = detector.prepare(NAMES)
     every = detector.detect(image, query, 0.0)
     middle = every[len(every) // 2].score
@@ -105,7 +117,8 @@ def test_the_threshold_parts_what_is_found(folder: Path) -> None:
 
 
 def test_of_one_phrases_overlapping_boxes_the_best_stays(folder: Path) -> None:
-    image, every = picture(), everything(folder)
+    image = picture()
+    every = everything(folder)
     query = every.prepare(NAMES)
     left = everything(folder, iou=0.3).detect(image, query, 0.0)
     for name in NAMES:
@@ -129,7 +142,8 @@ def composite(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("composite")
     for file in folder.glob("tokenizer*"):
         shutil.copy(file, target)
-    tracker, detector = sam3_config(hidden=HIDDEN).to_dict(), sam3_detector_config().to_dict()
+    tracker = sam3_config(hidden=HIDDEN).to_dict()
+    detector = sam3_detector_config().to_dict()
     config = Sam3VideoConfig(tracker_config=tracker, detector_config=detector)
     torch.manual_seed(1)
     model = Sam3VideoModel(config).eval()
@@ -139,14 +153,16 @@ def composite(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_detector_of_a_composite_checkpoint_loads(folder: Path, composite: Path) -> None:
-    mine, plain = load_sam3_concept(composite), load_sam3_concept(folder)
+    mine = load_sam3_concept(composite)
+    plain = load_sam3_concept(folder)
     found = mine.detect(picture(), mine.prepare(NAMES), 0.1)
     assert found
     same(found, plain.detect(picture(), plain.prepare(NAMES), 0.1))
 
 
 def test_one_trunk_serves_tracker_and_detector(composite: Path) -> None:
-    alone, tracker = load_sam3_concept(composite), load_tracker(composite)
+    alone = load_sam3_concept(composite)
+    tracker = load_tracker(composite)
     assert tracker.encode(tracker.preprocess(picture())).trunk is None
     shared = load_sam3_concept(composite, tracker=tracker)
     features = tracker.encode(tracker.preprocess(picture()))
@@ -212,14 +228,18 @@ def roi_align(features: Tensor, boxes: tuple[Tensor, ...], size: int) -> Tensor:
     _, channels, height, width = features.shape
     pooled = torch.zeros(len(boxes[0]), channels, size, size)
     for place, (x0, y0, x1, y1) in zip(pooled, boxes[0].tolist(), strict=True):
-        across, down = max(x1 - x0, 1), max(y1 - y0, 1)
-        columns, rows = ceil(across / size), ceil(down / size)
+        across = max(x1 - x0, 1)
+        down = max(y1 - y0, 1)
+        columns = ceil(across / size)
+        rows = ceil(down / size)
         for row, column, i, j in product(range(size), range(size), range(rows), range(columns)):
             y = y0 + down * (row + (i + 0.5) / rows) / size
             x = x0 + across * (column + (j + 0.5) / columns) / size
             if y <= height and x <= width:
-                y, x = min(y, height - 1), min(x, width - 1)
-                top, left = min(int(y), height - 2), min(int(x), width - 2)
+                y = min(y, height - 1)
+                x = min(x, width - 1)
+                top = min(int(y), height - 2)
+                left = min(int(x), width - 2)
                 shares = torch.outer(
                     torch.tensor([top + 1 - y, y - top]), torch.tensor([left + 1 - x, x - left])
                 )
@@ -230,7 +250,8 @@ def roi_align(features: Tensor, boxes: tuple[Tensor, ...], size: int) -> Tensor:
 
 @pytest.mark.parametrize("box", [[1, 1, 5, 4], [0, 0, 8, 6], [7.9, 5.9, 8, 6], [2, 2, 2.1, 5.5]])
 def test_pooling_is_that_of_the_operator(box: list[float]) -> None:
-    features, boxes = torch.randn(1, 5, 6, 8, generator=torch.Generator().manual_seed(1)), torch.tensor([box])
+    features = torch.randn(1, 5, 6, 8, generator=torch.Generator().manual_seed(1))
+    boxes = torch.tensor([box])
     torch.testing.assert_close(pool_boxes(features, boxes, 7), roi_align(features, (boxes,), 7))
 
 
@@ -245,14 +266,18 @@ def test_exemplars_give_the_logits_and_boxes_of_the_whole_model(
     """As published on its own image; encoded on other images, as transformers' modules give it in that order."""
     operators = SimpleNamespace(ops=SimpleNamespace(roi_align=roi_align))
     monkeypatch.setattr(modeling_sam3, "torchvision", operators, raising=False)
-    model, tokenizer = Sam3Model.from_pretrained(sharp), CLIPTokenizer.from_pretrained(sharp)
+    model = Sam3Model.from_pretrained(sharp)
+    tokenizer = CLIPTokenizer.from_pretrained(sharp)
     given = tokenizer([text or "visual"], padding="max_length", max_length=TOKENS, return_tensors="pt")
     corners = torch.tensor([BOXES]) / torch.tensor([120, 90, 120, 90])
     sizes = corners[..., 2:] - corners[..., :2]
     given |= {"input_boxes": torch.cat([corners[..., :2] + sizes / 2, sizes], dim=-1)}
     given |= {"input_boxes_labels": torch.tensor([LABELS])}
-    detector, logits, encoded = load_sam3_concept(sharp), [], []
-    network, images = detector._network, {str(seed): picture(seed=seed) for seed in seeds}
+    detector = load_sam3_concept(sharp)
+    logits = []
+    encoded = []
+    network = detector._network
+    images = {str(seed): picture(seed=seed) for seed in seeds}
     views = {
         name: View(BOXES, LABELS, detector.encode_exemplar(each, BOXES, LABELS))
         for name, each in images.items()
@@ -279,7 +304,7 @@ def test_exemplars_give_the_logits_and_boxes_of_the_whole_model(
 
 def show(detector: Sam3ConceptDetector, prompts: PromptSet, name: str, **changes) -> PromptSet:
     given = {"place": "cam0 1", "boxes": BOXES[:1], "labels": [1], "text": "", "score": 0.3} | changes
-    return detectors.add_exemplar(detector, prompts, name, picture(), **given)
+    return add_exemplar(detector, prompts, name, picture(), **given)
 
 
 def test_an_exemplar_stays_with_its_name_and_grows(mine: Sam3ConceptDetector) -> None:
@@ -304,7 +329,7 @@ def test_exemplars_that_cannot_be_used_are_refused(mine: Sam3ConceptDetector, tm
         with refuses(RequestError, field=field):
             show(mine, PromptSet(), "washer", **changes)
     write_tiny_grounding_dino(tmp_path)
-    load = detectors.load_detector
+    load = load_detector
     for other in (load("yolo-world"), load("grounding-dino", tmp_path), None):
         with refuses(RequestError, field=("sam3-concept", other.name if other else "none")):
             show(other, PromptSet(), "washer")

@@ -197,7 +197,8 @@ def test_loading_needs_no_torch(file: Path) -> None:
 
 
 def test_a_vocabulary_extended_keeps_its_own_vectors() -> None:
-    known, other = vocabulary("mug", "cup"), Vocabulary(("CUP", "fork"), np.eye(2, 6, dtype=np.float32), CLIP)
+    known = vocabulary("mug", "cup")
+    other = Vocabulary(("CUP", "fork"), np.eye(2, 6, dtype=np.float32), CLIP)
     both = known.extended(other)
     assert both.phrases == ("mug", "cup", "fork")
     np.testing.assert_array_equal(both.encode(["cup", "fork"]), [known.vectors[1], other.vectors[1]])
@@ -238,7 +239,8 @@ def test_building_takes_from_the_first_source_then_from_the_encoder(clip: Path) 
 def test_the_verbs_build_and_list(
     clip: Path, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, lines = tmp_path / "out.safetensors", tmp_path / "lines.txt"
+    out = tmp_path / "out.safetensors"
+    lines = tmp_path / "lines.txt"
     lines.write_text("\ufefffork\n\n  Red   mug \r\nbottle\n", encoding="utf-8")
     assert run("build", "bottle", "cup", "--phrases", lines, "--encoder", clip, "-o", out) == 0
     summary = f"{out}: 4 phrases, model tiny-clip, dimension 8\n"
@@ -254,7 +256,8 @@ def test_the_verbs_build_and_list(
 
 
 def test_vectors_made_elsewhere_come_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made, out = tmp_path / "made.json", tmp_path / "out.safetensors"
+    made = tmp_path / "made.json"
+    out = tmp_path / "out.safetensors"
     made.write_text('{"red mug": [3, 4], "cup": [0.0, -2.5]}')
     assert run("build", "--from", made, "--model", CLIP, "-o", out) == 0
     found = Vocabulary.load(out)

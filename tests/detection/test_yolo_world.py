@@ -53,7 +53,8 @@ def by_hand(image: np.ndarray, names: list[str], threshold: float, iou: float) -
 
 @pytest.mark.parametrize("size", [(90, 120), (200, 30)])
 def test_boxes_are_those_of_greedy_suppression_on_the_frame(size: tuple[int, int]) -> None:
-    image, names = picture(*size), ["bottle", "mug", "red cup"]
+    image = picture(*size)
+    names = ["bottle", "mug", "red cup"]
     mine = detector(iou=0.4, limit=1000)
     found = mine.detect(image, mine.prepare(names), 0.5)
     assert len(found) > 3
@@ -94,7 +95,8 @@ def test_a_frame_of_any_size_will_do(size: tuple[int, int]) -> None:
 
 def test_a_frame_may_be_a_read_only_view() -> None:
     mine = detector()
-    query, wide = mine.prepare(NAMES), picture(90, 240)
+    query = mine.prepare(NAMES)
+    wide = picture(90, 240)
     view = wide[:, ::-2]
     view.flags.writeable = False
     assert mine.detect(view, query, 0.2) == mine.detect(np.ascontiguousarray(view), query, 0.2)

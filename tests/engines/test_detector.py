@@ -11,7 +11,8 @@ from torch import Tensor
 
 from sam3_node.bags.bag import Image, sample_images
 from sam3_node.bags.native.reader import TABLETOP
-from sam3_node.detection.detectors import NANO, load_detector
+from sam3_node.detection.detectors import NANO
+from sam3_node.detection.loading import load_detector
 from sam3_node.detection.yolo_world import YoloWorldDetector
 from sam3_node.engines.detector import (
     DETECT,
@@ -35,7 +36,7 @@ from sam3_node.engines.validation import Report, StageTime
 from sam3_node.errors import EngineError
 from sam3_node.models.sam.stages import Run
 from sam3_node.models.yolo.network import Detections, load_yolo_world
-from sam3_node.perception.perception import load_configured_detector
+from sam3_node.perception.loading import load_configured_detector
 from sam3_node.settings import DetectorSettings, EngineSettings, ModelSettings, Settings
 from sam3_node.types import Detection
 from tests.engines.test_store import RTX

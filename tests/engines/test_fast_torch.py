@@ -25,7 +25,7 @@ from sam3_node.engines.quantize import QuantisedLayer, Scales, find_layers, quan
 from sam3_node.engines.validation import Report, TrackFigures
 from sam3_node.errors import EngineError, SettingsError
 from sam3_node.models import TrackerModel, load_tracker
-from sam3_node.perception.perception import load_model
+from sam3_node.perception.loading import load_model
 from sam3_node.settings import EngineSettings, ModelSettings, Settings, TrackerSettings
 from tests.engines.test_graphs import on_tape
 from tests.engines.test_validation import ALWAYS, CountedClock
@@ -38,7 +38,7 @@ import sys
 from pathlib import Path
 from sam3_node.engines.fast_torch import has_bfloat16
 from sam3_node.engines.validation import Report
-from sam3_node.perception.perception import load_models
+from sam3_node.perception.loading import load_models
 from sam3_node.settings import Settings
 if not has_bfloat16():
     sys.exit(3)

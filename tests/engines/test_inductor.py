@@ -24,7 +24,7 @@ from sam3_node.engines.slot import REPORT, check_tracker, read_report
 from sam3_node.engines.specs import STAGES, DtypeAdapter, as_tuple, tracker_stages
 from sam3_node.errors import EngineError
 from sam3_node.models import TrackerModel, load_tracker
-from sam3_node.perception.perception import load_model
+from sam3_node.perception.loading import load_model
 from sam3_node.settings import Settings, load_settings
 from sam3_node.tracking import ObjectPrompt, Tracker
 from tests.engines.test_validation import ALWAYS

@@ -17,7 +17,7 @@ from sam3_node.engines.oom import find_device_error, is_out_of_memory, reraise_o
 from sam3_node.engines.specs import StageSpec, TensorSpec
 from sam3_node.errors import EngineError, ModelError
 from sam3_node.models.sam.stages import Run, Stages
-from sam3_node.perception.perception import load_model, warm_up
+from sam3_node.perception.loading import load_model, warm_up
 from sam3_node.settings import EngineSettings, ModelSettings, Settings, TrackerSettings
 from tests.support.refuses import refuses
 from tests.support.tiny import random_source, tiny_model

@@ -30,7 +30,7 @@ from sam3_node.engines.specs import STAGES, tracker_stages
 from sam3_node.errors import BagError, EngineError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.models.sam.stages import Stages
-from sam3_node.perception.perception import load_model
+from sam3_node.perception.loading import load_model
 from sam3_node.settings import EngineSettings, ModelSettings, Settings, TrackerSettings
 from tests.engines.test_store import KEY
 from tests.engines.test_validation import ALWAYS, CountedClock, disturbed

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from sam3_node.bags.native.reader import TABLETOP, LabelledClip
-from sam3_node.detection.detectors import NANO, load_detector
+from sam3_node.detection.detectors import NANO
+from sam3_node.detection.loading import load_detector
 from sam3_node.engines import triton_server
 from sam3_node.engines.engine_store import EngineStore, checkpoint_digest
 from sam3_node.engines.triton_server import (

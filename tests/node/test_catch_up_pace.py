@@ -14,7 +14,8 @@ from sam3_node.errors import CapacityError, UnknownFrameError
 from sam3_node.node.cameras import CatchUpPace
 from sam3_node.node.hand_over import HandOverState
 from sam3_node.node.operations import MAX_PINNED, describe_change, handle_request
-from sam3_node.perception.perception import LiveIdentity, Perception
+from sam3_node.perception.identity import LiveIdentity
+from sam3_node.perception.perception import Perception
 from sam3_node.wire import Reply, Request
 from sam3_node.wire.operations import MAX_STRIDE
 from tests.support.live import moving_frame, tiny_settings
@@ -58,7 +59,7 @@ class Loop:
         self._random = random.Random(1)
         self._step_ms, self._slice_ms = step_ms, slice_ms
         self._pace, self.way = CatchUpPace(live=True), Way()
-        self._camera = SimpleNamespace(catch_ups=self.way)
+        self._camera = self.way  # a pipeline, as far as its pace goes
         self._now_ns, self._taken, self._begun = 0, -1, 0
         self.ages_ms: list[float] = []
         self.arrivals: list[int] = []  # steps

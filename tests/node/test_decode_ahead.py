@@ -14,7 +14,7 @@ from sam3_node.models import load_tracker
 from sam3_node.node import cameras as cameras_module
 from sam3_node.node.cameras import DecodeAhead
 from sam3_node.perception.perception import Perception
-from sam3_node.perception.pipeline import PreparedFrame, prepares_ahead
+from sam3_node.perception.preparing import PreparedFrame, prepares_ahead
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import decode_image, encode_image
 from sam3_node.wire.frame_prompt import FramePrompt

@@ -12,14 +12,15 @@ import pytest
 
 from sam3_node.client import PerceptionClient
 from sam3_node.errors import BusyError, RequestError, SnapshotError
-from sam3_node.node import saved_state
+from sam3_node.node import take_over
 from sam3_node.node.operations import handle_request
-from sam3_node.node.saved_state import Snapshots, restore_at_start
+from sam3_node.node.saved_state import Snapshots
+from sam3_node.node.take_over import restore_at_start
 from sam3_node.perception.perception import Perception
 from sam3_node.transport.control_server import ControlServer
 from sam3_node.types import MaskFrame
 from sam3_node.wire.frame_prompt import FramePrompt
-from sam3_node.wire.operations import OPERATIONS
+from sam3_node.wire.operations import HandOver
 from tests.node.test_warm_restart import keeper, served, with_object
 from tests.support.near_node import ask
 from tests.support.node_rig import READY_S, Process, Rig, ids, masks_where, picture, until, unworried_client
@@ -254,7 +255,7 @@ def test_a_taker_of_a_hand_over_that_is_past_takes_over_again(
 ) -> None:
     """It was killed before it confirmed. Meanwhile the old node has been taken over by another one, and resumed."""
     with monkeypatch.context() as patch:
-        patch.setattr(saved_state, "_confirm", lambda *_: 1 / 0)
+        patch.setattr(take_over, "_confirm", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             start(tmp_path / "new.snapshot", old.endpoint)
     old.snapshots.take_back()
@@ -288,7 +289,7 @@ def test_a_file_is_continued_once(old: OldNode, tmp_path: Path) -> None:
 def test_a_taker_may_not_name_itself_over_several_lines() -> None:
     for taker in ("", "a\nb", "\x1b[2J", "x" * 201):
         with refuses(RequestError, field=("taker", "1", "200")):
-            OPERATIONS["hand_over"].read("hand_over", {"taker": taker, "token": "t"})
+            HandOver.read({"taker": taker, "token": "t"})
 
 
 def add_one(client: PerceptionClient) -> MaskFrame:

@@ -12,9 +12,9 @@ import pytest
 from sam3_node.client import PerceptionClient
 from sam3_node.errors import SettingsError, TransportError
 from sam3_node.node import monitoring
+from sam3_node.node.health import BOUNDS_S, Health, Histogram
 from sam3_node.node.monitoring import MAX_CONNECTIONS
 from sam3_node.node.node import Node
-from sam3_node.node.status import BOUNDS_S, Health, Histogram
 from sam3_node.processes.notify import Watchdog
 from sam3_node.processes.supervisor import NODE_READY, Group, Process
 from sam3_node.settings import GroupSettings, HealthSettings, ModelSettings, Settings

@@ -17,6 +17,7 @@ from sam3_node.perception.snapshot import MAGIC
 from sam3_node.settings import load_settings
 from sam3_node.transport import ControlClient, FramePublisher, Security
 from sam3_node.transport.security import KeyFolder
+from sam3_node.wire.operations import HandOver, MakeSnapshot
 from tests.support.key_rig import Keys
 from tests.support.near_node import ask
 from tests.support.node_rig import Rig, ids, masks_where, picture, until
@@ -77,9 +78,9 @@ def test_a_reader_may_not_fetch_the_state_and_another_host_of_the_node_may(rig: 
     with ControlClient(rig.control, 60_000, rig.keys.machine("other host", "node")) as node:
         assert fetch_snapshot(node).startswith(MAGIC)
     with ControlClient(rig.control, 60_000, rig.keys.machine("curious", "watcher")) as reader:
-        for op in ("snapshot", "hand_over"):
+        for request in (MakeSnapshot(), HandOver()):
             with pytest.raises(ForbiddenError, match="watcher"):
-                fetch_snapshot(reader, op)
+                fetch_snapshot(reader, request)
         with pytest.raises(ForbiddenError, match="watcher"):
             reader.call("confirm_hand_over", token="any")
 

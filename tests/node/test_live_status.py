@@ -9,7 +9,7 @@ import pytest
 
 from sam3_node.errors import RequestError, Sam3NodeError
 from sam3_node.node import node as node_module
-from sam3_node.node import status as status_module
+from sam3_node.node import output
 from sam3_node.node.node import Node
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.processes.notify import Watchdog
@@ -153,7 +153,7 @@ def test_an_error_with_bytes_of_a_path_is_shown(served: Served, monkeypatch: pyt
 
     with monkeypatch.context() as patch:
         patch.setattr(Pipeline, "step", fail)
-        patch.setattr(status_module.log, "disabled", True)  # parallel test processes cannot send such a log
+        patch.setattr(output.log, "disabled", True)  # parallel test processes cannot send such a log
         until(lambda: served.camera.send(picture(0)) and served.status()["cameras"]["cam1"]["failed"], "it")
     shown = served.status()["cameras"]["cam1"]["last_error"]
     assert shown.startswith("RuntimeError: file \\udcffxxx")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sam3_node.errors import MissingExtraError
-from sam3_node.node.monitoring import FrameSpans
+from sam3_node.node.spans import FrameSpans
 from sam3_node.settings import MonitoringSettings
 from tests.support.near_node import NearNode
 from tests.support.refuses import refuses

@@ -16,10 +16,11 @@ import zmq
 from sam3_node.errors import BusyError, SupersededError
 from sam3_node.node import node as node_module
 from sam3_node.perception import output_masks
-from sam3_node.perception.pipeline import FrameQueries, Pipeline
+from sam3_node.perception.pipeline import Pipeline
+from sam3_node.perception.prompting import Prompting
+from sam3_node.resumable import Resumable
 from sam3_node.tracking import everything
 from sam3_node.transport import ControlClient, control_server
-from sam3_node.types import Job
 from sam3_node.wire import Request, pack_request, unpack_reply
 from tests.support.near_node import NearNode
 from tests.support.node_rig import picture, until
@@ -63,7 +64,11 @@ def test_a_frame_is_stepped_between_any_two_turns(served: NearNode, monkeypatch:
         until(lambda: served.camera.send(picture(1)) and arrived.poll(100), "a frame")
 
     def after_a_frame(work: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args: (wait_for_frame(), work(*args))[1]
+        def wait_and_work(*args: Any) -> Any:
+            wait_for_frame()
+            return work(*args)
+
+        return wait_and_work
 
     def count_step(*args: Any) -> Any:
         order.append("step")
@@ -88,9 +93,9 @@ class Held:
 
     @contextmanager
     def under_way(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
-        search = FrameQueries.find_everything
+        search = Prompting.find_everything
 
-        def wait(queries: FrameQueries, *args: Any) -> Job[Any]:
+        def wait(queries: Prompting, *args: Any) -> Resumable[Any]:
             self.begun.append(queries._frame_cache._camera)
             try:
                 while not self.go.is_set():
@@ -100,7 +105,7 @@ class Held:
                 self.ended += 1
 
         with monkeypatch.context() as patch:
-            patch.setattr(FrameQueries, "find_everything", wait)
+            patch.setattr(Prompting, "find_everything", wait)
             yield self
             self.go.set()
 

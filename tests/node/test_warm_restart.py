@@ -14,9 +14,11 @@ import pytest
 
 from sam3_node.client import PerceptionClient
 from sam3_node.errors import NodeRestarted, RequestError, SettingsError, SnapshotError
-from sam3_node.node.saved_state import Snapshots, restore_at_start
+from sam3_node.node.saved_state import Snapshots
 from sam3_node.node.status import CameraStats
-from sam3_node.perception.perception import LiveIdentity, Perception
+from sam3_node.node.take_over import restore_at_start
+from sam3_node.perception.identity import LiveIdentity
+from sam3_node.perception.perception import Perception
 from sam3_node.perception.snapshot import ID_BLOCK
 from sam3_node.settings import ModelSettings, Settings, SnapshotSettings, TrackerSettings
 from sam3_node.types import MaskFrame

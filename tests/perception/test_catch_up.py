@@ -60,9 +60,9 @@ def test_frames_are_kept_by_time_by_memory_and_by_number(make: Callable[..., Pip
     step(pipeline, *range(30))
     usage = pipeline.cache_usage
     assert (usage["cached_frames"], usage["catching_up"]) == (FPS + 1, 0)
-    assert pipeline.queries.segment(BOX, seq=19).seq == 19
+    assert pipeline.segment(BOX, seq=19).seq == 19
     with refuses(UnknownFrameError, field=("11", "19", "29", "seq")):
-        pipeline.queries.segment(BOX, seq=18)
+        pipeline.segment(BOX, seq=18)
     each = usage["cached_bytes"] // usage["cached_frames"]
     small = make(feature_cache_s=1.0, feature_cache_mb=5.5 * each / 1e6)
     step(small, *range(30))
@@ -135,11 +135,11 @@ def test_with_a_stride_and_from_a_pinned_frame_neither_does_it_matter(
     is_pinned = newest > 14
     for pipeline in (late, at_once):
         step(pipeline, *range(9))
-        before = pipeline.queries.segment(CENTRE, seq=5).mask.full()
+        before = pipeline.segment(CENTRE, seq=5).mask.full()
         if is_pinned:
             pipeline.pin(5, 60.0)
         step(pipeline, *range(9, newest + 1))
-        assert (pipeline.queries.segment(CENTRE, seq=5).mask.full() == before).all()
+        assert (pipeline.segment(CENTRE, seq=5).mask.full() == before).all()
         pipeline.catch_ups.stride = 6
         pipeline.add(CENTRE, seq=5, stride=None if is_pinned else 3)
         if is_pinned and slices >= 1:
@@ -176,7 +176,7 @@ def test_pinned_frames_keep_within_the_memory_and_end_with_their_lease(make: Cal
     pipeline.pin(5, 8.0)
     step(pipeline, *range(9, 89))
     assert pipeline.cache_usage["cached_frames"] == 16
-    assert pipeline.queries.segment(BOX, seq=5).seq == 5
+    assert pipeline.segment(BOX, seq=5).seq == 5
     step(pipeline, *range(89, 100))  # the lease has ended, and the frames since leave one by one
     assert (pipeline.cache_usage["cached_frames"], pipeline.cache_usage["pinned_frames"]) == (FPS + 1, 0)
     pipeline.pin(99, 60.0)
@@ -225,7 +225,7 @@ def test_clicks_on_a_frozen_frame_correct_one_another(make: Callable[..., Pipeli
         for seq in range(9 + work, 13):
             step(pipeline, seq)
         answer = pipeline.refine(1, NEGATIVE, seq=2)
-        assert (pipeline.queries.segment(CENTRE, seq=2).mask.full() != answer.mask.full()).any()
+        assert (pipeline.segment(CENTRE, seq=2).mask.full() != answer.mask.full()).any()
         pipeline.catch_ups.end_all()
         found.append((answer.score, results(pipeline, range(13, 16))))
     assert found[0] == found[1]

@@ -10,8 +10,10 @@ from scipy.spatial.transform import Rotation
 
 from sam3_node.geometry import pose_of, rigid, rotation_from_vector
 from sam3_node.perception.checkpoint import pack_state, unpack_state
-from sam3_node.perception.held import HeldObjects
-from sam3_node.types import Instance, Mask
+from sam3_node.perception.objects import Objects
+from sam3_node.perception.stages.held import FindHeld
+from sam3_node.perception.step import StepFrame
+from sam3_node.types import Frame, FramePose, Instance, Mask, RobotState
 
 PERIOD_NS = 66_666_667
 REST = np.array([0.4, 0.1, 0.03])
@@ -28,7 +30,8 @@ class World:
     """A gripper and one block, 5 cm long, that it may hold."""
 
     def __init__(self) -> None:
-        self.held, self.seq, self.random = HeldObjects(), 0, np.random.default_rng(7)
+        self.objects = Objects(4)
+        self.held, self.seq, self.random = FindHeld(self.objects), 0, np.random.default_rng(7)
         self.events: list[str] = []
 
     def step(self, tip: Any, block: Any = None, turn: Sequence[float] = (np.pi, 0, 0)) -> Instance:
@@ -40,8 +43,15 @@ class World:
         if block is not None:
             seen = tuple((block + self.random.normal(0, 0.002, 3)).tolist())
             fields = {"state": "tracked", "position_m": seen, "frame": "base", **SIZES}
-        (found,) = self.held.observe([replace(HIDDEN, **fields)], gripper)
-        self.events += [op for op, _ in self.held.changes]
+        return self.run(replace(HIDDEN, **fields), gripper)
+
+    def run(self, instance: Instance, gripper: FramePose | None) -> Instance:
+        frame = Frame("cam0", self.seq, self.seq * PERIOD_NS, 4, 4, "bgr8", b"")
+        mount = pose_of(np.eye(4), "camera", "base", frame.capture_ns, "system")
+        step = StepFrame(frame, robot_state=RobotState(gripper), camera_pose=mount, instances=[instance])
+        self.held.run(step)
+        self.events += [event.op for event in step.events]
+        (found,) = step.instances
         return found
 
     def move(self, way: Any, tip: Any, block: Any, carry: bool = True, frames: int = 15) -> Instance:
@@ -102,14 +112,16 @@ def test_a_hidden_block_goes_with_the_gripper_and_its_error_grows(lifted: World)
 
 def test_a_restored_state_continues(lifted: World) -> None:
     other = World()
-    other.held.restore(unpack_state(pack_state({"held": lifted.held.state()}))["held"])
+    lifted.objects.last_id = 2
+    lifted.objects.add(3, "block")
+    other.objects.restore(unpack_state(pack_state(lifted.objects.state())))
     other.seq = lifted.seq
     first, second = other.step(GRASP), lifted.step(GRASP)
     assert (first.position_m, first.covariance_m2) == (second.position_m, second.covariance_m2)
     assert other.move(UP, GRASP, REST, carry=False).held is False
-    lifted.held.remove(3)
+    lifted.objects.remove(3)
     assert not lifted.step(GRASP).held
 
 
 def test_without_the_grippers_pose_nothing_is_held(lifted: World) -> None:
-    assert lifted.held.observe([HIDDEN], None) == (HIDDEN,)
+    assert lifted.run(HIDDEN, None) == HIDDEN

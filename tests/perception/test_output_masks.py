@@ -26,10 +26,11 @@ from sam3_node.perception.output_masks import (
     unpack_bits,
 )
 from sam3_node.perception.pipeline import Pipeline
+from sam3_node.resumable import run_to_end
 from sam3_node.settings import TrackerSettings
 from sam3_node.tracking.everything import EverythingOptions
 from sam3_node.tracking.host_copy import HostCopy
-from sam3_node.types import Frame, Mask, MaskFrame, run_to_end
+from sam3_node.types import Frame, Mask, MaskFrame
 from sam3_node.wire import decode_mask, encode_image, encode_mask, pack_masks
 from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.strict_cuda import HOST_READS
@@ -232,8 +233,8 @@ def play(model: TrackerModel) -> list[object]:
                 pipeline.catch_ups.advance()
         if frame.seq == 2:
             answers = [pipeline.refine(1, FramePrompt(points=[(10.0, 10.0)], labels=[0]))]
-            answers.append(pipeline.queries.segment(FramePrompt(box=[5, 5, 60, 60])))
-            answers += run_to_end(pipeline.queries.find_everything(EverythingOptions(grid=3), None))[1]
+            answers.append(pipeline.segment(FramePrompt(box=[5, 5, 60, 60])))
+            answers += run_to_end(pipeline.find_everything(EverythingOptions(grid=3), None))[1]
             found += [(answer.score, bits(answer.mask)) for answer in answers]
     return found
 

@@ -26,10 +26,12 @@ from sam3_node.geometry import Scaling
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.models.sam import tracker_model
 from sam3_node.node.monitoring import _make_info
-from sam3_node.perception import perception
-from sam3_node.perception.perception import Perception, load_model, load_models, warm_up
+from sam3_node.perception import loading
+from sam3_node.perception.loading import load_model, load_models, warm_up
+from sam3_node.perception.perception import Perception
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.prompts import to_model
+from sam3_node.perception.step import StepFrame
 from sam3_node.settings import DetectorSettings, EngineSettings, ModelSettings, Settings, TrackerSettings
 from sam3_node.tracking import ObjectPrompt, Tracker
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
@@ -71,7 +73,7 @@ def ids(masks: MaskFrame) -> list[int]:
 
 
 def test_frames_flow_without_objects(pipeline: Pipeline) -> None:
-    masks = pipeline.step(frame(7), received_ns=5, skipped=2)
+    masks = pipeline.step(StepFrame(frame(7), received_ns=5, skipped=2))
     assert masks.instances == ()
     assert (masks.camera, masks.seq, masks.capture_ns) == ("cam0", 7, 1007)
     assert (masks.received_ns, masks.skipped) == (5, 2)
@@ -144,7 +146,7 @@ def test_a_prompt_on_a_past_frame_answers_at_once(pipeline: Pipeline) -> None:
     added = pipeline.add(BOX, seq=1)
     assert added.result.mask.size == (HEIGHT, WIDTH)
     assert 0 <= added.result.score <= 1
-    assert added.result.mask.area == pipeline.queries.segment(BOX, seq=1).mask.area
+    assert added.result.mask.area == pipeline.segment(BOX, seq=1).mask.area
     pipeline.catch_ups.end_all()
     assert ids(pipeline.step(frame(3))) == [1]
 
@@ -153,7 +155,7 @@ def test_a_prompt_on_a_past_frame_answers_at_once(pipeline: Pipeline) -> None:
 def test_an_object_begins_with_the_mask_that_was_chosen(pipeline: Pipeline, prompt: FramePrompt) -> None:
     for seq in range(3):
         pipeline.step(frame(seq))
-    shown = pipeline.queries.candidates(prompt, seq=1)
+    shown = pipeline.candidates(prompt, seq=1)
     assert len({result.mask.area for result in shown}) == 3
     assert [result.score for result in shown] == sorted((result.score for result in shown), reverse=True)
     begun = [pipeline.add(prompt, seq=1, choice=choice).result for choice in range(3)]
@@ -163,7 +165,7 @@ def test_an_object_begins_with_the_mask_that_was_chosen(pipeline: Pipeline, prom
     waiting = pipeline.add(prompt, choice=2).id
     pipeline.catch_ups.end_all()
     entered = pipeline.step(frame(3)).instances[-1]
-    assert (entered.id, entered.mask.area) == (waiting, pipeline.queries.candidates(prompt)[2].mask.area)
+    assert (entered.id, entered.mask.area) == (waiting, pipeline.candidates(prompt)[2].mask.area)
 
 
 def test_a_choice_that_there_is_not_is_refused(pipeline: Pipeline) -> None:
@@ -173,15 +175,15 @@ def test_a_choice_that_there_is_not_is_refused(pipeline: Pipeline) -> None:
         with refuses(RequestError, field="choice"):
             pipeline.add(prompt, choice=choice)
     with refuses(RequestError, field="segment"):
-        pipeline.queries.candidates(mask)
+        pipeline.candidates(mask)
     assert pipeline.add(CENTRE, choice=2).id == 1
 
 
 def test_weights_that_were_not_trained_to_compete_have_one_mask() -> None:
     pipeline = Pipeline(load_tracker("nano"), TrackerSettings(), "cam0")
     pipeline.step(frame(0))
-    (only,) = pipeline.queries.candidates(CENTRE)
-    assert np.array_equal(only.mask.full(), pipeline.queries.segment(CENTRE).mask.full())
+    (only,) = pipeline.candidates(CENTRE)
+    assert np.array_equal(only.mask.full(), pipeline.segment(CENTRE).mask.full())
     with refuses(RequestError, field="choice"):
         pipeline.add(CENTRE, choice=1)
     assert pipeline.add(CENTRE, seq=0, choice=0).result.mask.area == only.mask.area
@@ -248,22 +250,22 @@ def test_a_removed_object_leaves_nothing_behind(pipeline: Pipeline) -> None:
 
 def test_segment_tracks_nothing_and_knows_the_frames_it_holds(pipeline: Pipeline) -> None:
     with refuses(UnknownFrameError, field="none"):
-        pipeline.queries.segment(BOX)
+        pipeline.segment(BOX)
     for seq in range(5):
         pipeline.step(frame(seq))
-    assert pipeline.queries.segment(BOX).seq == 4
-    newest, fourth = (pipeline.queries.segment(BOX, **seq).mask.full() for seq in ({}, {"seq": 4}))
+    assert pipeline.segment(BOX).seq == 4
+    newest, fourth = (pipeline.segment(BOX, **seq).mask.full() for seq in ({}, {"seq": 4}))
     assert np.array_equal(newest, fourth)
     for lost in (1, 99):
         with refuses(UnknownFrameError, field=str(lost)):
-            pipeline.queries.segment(BOX, seq=lost)
+            pipeline.segment(BOX, seq=lost)
     assert pipeline.step(frame(5)).instances == ()
 
 
 def test_a_camera_that_starts_again(pipeline: Pipeline) -> None:
     for seq in (0, 1, 2, 0, 1):
         pipeline.step(frame(seq))
-    assert pipeline.queries.segment(BOX).seq == 1
+    assert pipeline.segment(BOX).seq == 1
     pipeline.add(BOX, seq=1)
     assert ids(pipeline.step(frame(2))) == [1]
 
@@ -380,7 +382,7 @@ def test_weights_without_memory_segment_and_track() -> None:
     stills = TrackerModel(source, name="stills", mean=[0.5] * 3, std=[0.5] * 3, has_memory=False)
     pipeline = Pipeline(stills, TrackerSettings(), "cam0")
     pipeline.step(frame(0))
-    assert pipeline.queries.segment(BOX).mask.size == (HEIGHT, WIDTH)
+    assert pipeline.segment(BOX).mask.size == (HEIGHT, WIDTH)
     added = pipeline.add(BOX, seq=0)
     pipeline.add(CENTRE)
     masks = pipeline.step(frame(1))
@@ -466,10 +468,10 @@ def test_real_weights_without_memory_segment_track_and_tell_the_part_from_the_wh
     image[whole], image[part] = (30, 60, 220), (200, 200, 20)
     pipeline, box = Pipeline(model, TrackerSettings(), "cam0"), FramePrompt(box=[35, 25, 165, 125])
     pipeline.step(frame(0, colour=encode_image(image, "bgr8")))
-    shown = [found.mask for found in pipeline.queries.candidates(FramePrompt(points=[(90, 75)]))]
+    shown = [found.mask for found in pipeline.candidates(FramePrompt(points=[(90, 75)]))]
     assert max(overlap(mask, part) for mask in shown) > 0.9
     assert max(overlap(mask, whole) for mask in shown) > 0.9
-    assert overlap(pipeline.queries.segment(box).mask, whole) > 0.9
+    assert overlap(pipeline.segment(box).mask, whole) > 0.9
     added = pipeline.add(box).id
     (tracked,) = pipeline.step(frame(1, colour=encode_image(np.roll(image, 6, 1), "bgr8"))).instances
     assert (tracked.id, tracked.state) == (added, "tracked")
@@ -556,7 +558,7 @@ def test_neither_frames_nor_prompts_compile_after_the_warm_up(backend: CountingB
         pipeline.step(blank(seq + 1))
         pipeline.refine(added.id, prompt)
         if prompt.mask is None:
-            pipeline.queries.segment(prompt)
+            pipeline.segment(prompt)
     assert len(pipeline.objects) == objects
     # all objects come to have equally many memories, then one has more
     for seq in range(objects + 1, objects + 10):
@@ -606,8 +608,8 @@ def compiling(
     def load(detector: object, settings: object, model: TrackerModel, engine: object) -> Searcher:
         return Searcher(model)
 
-    monkeypatch.setattr(perception, "serve_fast_torch", run_gate)
-    monkeypatch.setattr(perception, "load_configured_detector", load)
+    monkeypatch.setattr(loading, "serve_fast_torch", run_gate)
+    monkeypatch.setattr(loading, "load_configured_detector", load)
     settings = Settings(
         model=ModelSettings(name=str(tmp_path / "tiny"), device="cpu", compile=True),
         tracker=TrackerSettings(max_objects=1),

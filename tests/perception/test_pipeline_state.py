@@ -12,7 +12,8 @@ import torch
 
 from sam3_node.bags.bag import open_bag
 from sam3_node.bags.native.reader import TABLETOP
-from sam3_node.detection.detectors import Detector, load_detector, prepare_prompts
+from sam3_node.detection.detectors import Detector, prepare_prompts
+from sam3_node.detection.loading import load_detector
 from sam3_node.errors import ReplayError, RequestError, UnknownFrameError
 from sam3_node.models import TrackerModel
 from sam3_node.perception.checkpoint import pack_state, unpack_state
@@ -121,7 +122,7 @@ EDITS: list[Action] = [
     objects,
     *(step(frame(seq)) for seq in range(4, 7)),
     refine(4, BOX, seq=4),
-    lambda pipeline: pipeline.queries.segment(BOX, seq=5),
+    lambda pipeline: pipeline.segment(BOX, seq=5),
     *(step(frame(seq)) for seq in range(7, 10)),
     lambda pipeline: pipeline.reset(),
     add(BOX),
@@ -249,7 +250,7 @@ def test_frames_that_are_no_longer_held_stay_so() -> None:
     second.restore(first.state())
     for pipeline in (first, second):
         with refuses(UnknownFrameError, field=("2", "3", "1")):
-            pipeline.queries.segment(BOX, seq=1)
+            pipeline.segment(BOX, seq=1)
 
 
 def refused(pipeline: Pipeline, state: dict[str, Any], error: type[Exception], match: str) -> None:

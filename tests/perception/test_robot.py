@@ -13,11 +13,14 @@ from sam3_node.bags.native.reader import TABLETOP, RecordingReader
 from sam3_node.calibration import load_calibration
 from sam3_node.errors import CalibrationError, SettingsError
 from sam3_node.geometry import Array, deproject, invert, pose_of, rigid, rotation_from_vector
-from sam3_node.perception.robot import STRIDE, LensView, Pixels, RobotBody, RobotStage
-from sam3_node.perception.spatial import CameraView, SpatialFrame
+from sam3_node.models import TrackerModel
+from sam3_node.perception.objects import Objects
+from sam3_node.perception.robot import STRIDE, LensView, Pixels, RobotBody
+from sam3_node.perception.stages.robot import FindRobot, Places
+from sam3_node.perception.step import StepFrame
 from sam3_node.perception.surfaces import DepthMap, RayMap
 from sam3_node.settings import RobotSettings
-from sam3_node.types import Frame, Intrinsics, JointState
+from sam3_node.types import Frame, Intrinsics, JointState, RobotState
 from sam3_node.wire import decode_depth
 from tests.support.refuses import refuses
 from tools.scenes.stage import frames
@@ -67,9 +70,11 @@ def look(eye: Any, target: Any) -> Array:
     return rigid(frames(forward[None], np.cross(forward, (0, 0, 1.0)))[0], eye)
 
 
-def see_from(camera: Array) -> CameraView:
-    place = SpatialFrame(None, pose_of(camera, "camera", "base", 0, "system"))
-    return CameraView(Frame("cam0", 0, 0, *SIZE[::-1], "bgr8", b""), place, PINHOLE, True)
+def see_from(camera: Array, joints: JointState, depth: DepthMap) -> StepFrame:
+    frame = Frame("cam0", 0, 0, *SIZE[::-1], "bgr8", b"")
+    pose = pose_of(camera, "camera", "base", 0, "system")
+    robot = RobotState(None, joints)
+    return StepFrame(frame, robot_state=robot, intrinsics=PINHOLE, camera_pose=pose, depth=depth)
 
 
 def grown(inside: Pixels, px: int = 1) -> Pixels:
@@ -143,7 +148,9 @@ def test_the_silhouette_is_what_rays_hit(body: RobotBody, cast: Cast, lens: str,
         assert (expected & ~grown(drawn)).sum() < 15
 
 
-def test_with_depth_only_what_lies_on_the_body_is_the_robot(body: RobotBody, cast: Cast) -> None:
+def test_with_depth_only_what_lies_on_the_body_is_the_robot(
+    body: RobotBody, cast: Cast, nano: TrackerModel
+) -> None:
     positions, camera = draw_joints(1), look((0.9, 0.4, 0.6), (0, -0.2, 0.3))
     z = np.minimum(cast(positions, camera, PINHOLE), FAR_M)
     drawn = z < FAR_M
@@ -153,12 +160,14 @@ def test_with_depth_only_what_lies_on_the_body_is_the_robot(body: RobotBody, cas
     z[front] -= 0.1  # a thing in front of it
     z[unknown] = 0
     depth = DepthMap(np.round(z * 1000).astype(np.uint16), 0.001, RayMap().rays(PINHOLE, SIZE), 305.0)
-    stage, joints = RobotStage(body, RobotSettings(depth_margin_m=0.02)), JointState("robot", 0, positions)
-    seen = stage.see(joints, see_from(camera), depth).inside
+    joints = JointState("robot", 0, positions)
+    stage = FindRobot(body, RobotSettings(depth_margin_m=0.02), nano, Places(Objects(4)), True)
+    seen = stage.see(see_from(camera, joints, depth)).inside
     assert (seen & ~grown(drawn & ~front, STRIDE)).sum() < 0.01 * drawn.sum()
     assert (drawn & ~front & ~grown(seen, STRIDE)).sum() < 0.01 * drawn.sum()
     # what a wrong calibration puts in front of the background, or of another thing, is not the robot
-    shifted = stage.see(joints, see_from(rigid(np.eye(3), (0, 0.2, 0)) @ camera), depth).inside
+    elsewhere = rigid(np.eye(3), (0, 0.2, 0)) @ camera
+    shifted = stage.see(see_from(elsewhere, joints, depth)).inside
     assert shifted[z > 0].sum() < 0.1 * drawn.sum()
 
 

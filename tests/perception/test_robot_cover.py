@@ -12,9 +12,11 @@ from sam3_node.errors import CalibrationError
 from sam3_node.geometry import rigid, rotation_from_vector
 from sam3_node.models import TrackerModel
 from sam3_node.perception.checkpoint import pack_state, unpack_state
-from sam3_node.perception.pipeline import Pipeline
-from sam3_node.perception.robot import RobotPixels, RobotStage
-from sam3_node.perception.spatial import SpatialStage
+from sam3_node.perception.objects import Objects
+from sam3_node.perception.pipeline import Pipeline, Surroundings
+from sam3_node.perception.robot import RobotPixels
+from sam3_node.perception.stages.robot import Places
+from sam3_node.perception.step import StepFrame
 from sam3_node.settings import DetectorSettings, RobotSettings, SpatialSettings, TrackerSettings
 from sam3_node.types import JointState, Mask, MaskFrame, RobotState
 from sam3_node.wire import decode_image, encode_image
@@ -54,13 +56,12 @@ def block(x: int) -> Mask:
     return Mask.from_full(rectangle(x, 90, SIDE, SIDE))
 
 
-def stage(place: int | None = None) -> RobotStage:
-    """Return a stage that has seen object 1 at a place."""
-    body: Any = Plate()
-    robot = RobotStage(body, RobotSettings())
+def places(place: int | None = None, objects: Objects | None = None) -> Places:
+    """Return the places of objects, of which object 1 was seen at a place."""
+    known = Places(Objects(4) if objects is None else objects)
     if place is not None:
-        robot.observe(1, block(place), see(AWAY))
-    return robot
+        known.observe(1, block(place), see(AWAY))
+    return known
 
 
 class World:
@@ -71,8 +72,9 @@ class World:
         calibration = calibrated((HEIGHT, WIDTH), 300.0, "eye_to_hand" if hand_eye else None)
         settings = TrackerSettings(max_objects=4, exclude_robot=exclude)
         finds = DetectorSettings(every=EVERY, max_lost_s=LOST_S)
-        spatial = SpatialStage(SpatialSettings(), calibration)
-        self.pipeline = Pipeline(nano, settings, "cam0", self.detector, finds, spatial, stage())
+        body: Any = Plate()
+        surroundings = Surroundings(SpatialSettings(), calibration, body, RobotSettings())
+        self.pipeline = Pipeline(nano, settings, "cam0", self.detector, finds, surroundings)
         self.pipeline.set_prompts(prepare_prompts(self.detector, ("red",), 0.5))
 
     def step(
@@ -91,7 +93,7 @@ class World:
             image = decode_image(drawn).copy()
             image[plate(x)] = (200, 200, 200) if place else coloured_blocks.COLOURS["red"]
             frame = replace(drawn, colour=encode_image(image, "bgr8"))
-            masks = self.pipeline.step(frame, find_robot=lambda _: robot)
+            masks = self.pipeline.step(StepFrame(frame, robot_state=robot))
         return masks
 
 
@@ -161,7 +163,7 @@ def test_without_joints_or_calibration_nothing_is_excluded(
     masks = world.step(None, 100, joints, count=2 * EVERY)
     assert (masks.robot_mask, masks.joints) == (None, None)
     assert len(masks.instances) == 1
-    assert problem in str(world.pipeline.spatial.problem)
+    assert problem in str(world.pipeline.problem)
 
 
 def see(x: float, right_m: float = 0.0, turned_rad: float = 0.0) -> RobotPixels:
@@ -170,7 +172,9 @@ def see(x: float, right_m: float = 0.0, turned_rad: float = 0.0) -> RobotPixels:
 
 
 def test_an_arm_that_comes_slowly_covers_the_whole_place() -> None:
-    robot, covered = stage(100), []
+    objects, others = Objects(4), Objects(4)
+    objects.add(1, "block")
+    robot, covered = places(100, objects), []
     for left in range(0, 70, 2):
         seen = see(left - WIDE + 100)
         covered.append(bool(robot.find_covered(seen)))
@@ -178,16 +182,16 @@ def test_an_arm_that_comes_slowly_covers_the_whole_place() -> None:
         if visible.area and not covered[-1]:
             robot.observe(1, visible, seen)
     assert covered == [left > SIDE / 2 for left in range(0, 70, 2)]
-    other = stage()
-    other.restore(unpack_state(pack_state(robot.state())))
+    other = places(objects=others)
+    others.restore(unpack_state(pack_state(objects.state())))
     assert other.find_covered(see(120 - WIDE)) == robot.find_covered(see(120 - WIDE)) == frozenset()
     assert other.find_covered(see(130 - WIDE)) == frozenset({1})
-    robot.remove(1)
+    objects.remove(1)
     assert not robot.find_covered(see(100))
 
 
 def test_a_thing_that_moves_with_the_arm_leaves_its_place() -> None:
-    robot = stage(0)
+    robot = places(0)
     for x in range(0, 200, 5):  # pushed: the arm's edge is over a fifth of it
         seen = see(x + 10 - WIDE)
         assert not robot.find_covered(seen)
@@ -196,7 +200,7 @@ def test_a_thing_that_moves_with_the_arm_leaves_its_place() -> None:
 
 @pytest.mark.parametrize(("right_m", "turned_rad"), [(0.05, 0.0), (0.0, 0.1)])
 def test_a_camera_that_has_moved_looks_at_another_place(right_m: float, turned_rad: float) -> None:
-    robot = stage(120)
+    robot = places(120)
     assert robot.find_covered(see(100, right_m / 5, turned_rad / 5)) == {1}
     assert not robot.find_covered(see(100, right_m, turned_rad))
     robot.observe(1, block(60).without(plate(100)), see(100, right_m, turned_rad))  # not what it hides at 120
@@ -204,7 +208,7 @@ def test_a_camera_that_has_moved_looks_at_another_place(right_m: float, turned_r
 
 
 def test_a_place_is_forgotten_while_the_robot_is_not_known() -> None:
-    robot = stage(120)
+    robot = places(120)
     robot.observe(1, block(30), None)
     assert not robot.find_covered(see(100))
 

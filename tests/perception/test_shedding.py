@@ -9,7 +9,7 @@ import pytest
 from sam3_node.detection.detectors import prepare_prompts
 from sam3_node.models import TrackerModel
 from sam3_node.perception.pipeline import Pipeline
-from sam3_node.perception.registry import (
+from sam3_node.perception.shedding import (
     DETECTION_STRETCH,
     MAX_LEVEL,
     MAX_PATIENCE,
@@ -17,6 +17,7 @@ from sam3_node.perception.registry import (
     WINDOW,
     LoadShedder,
 )
+from sam3_node.perception.step import StepFrame
 from sam3_node.settings import DetectorSettings, TrackerSettings
 from sam3_node.types import MaskFrame, Shed
 from sam3_node.wire.frame_prompt import FramePrompt
@@ -115,7 +116,7 @@ def pipeline(model: TrackerModel) -> Pipeline:
 
 
 def steps(pipeline: Pipeline, seqs: range, level: int) -> Iterator[MaskFrame]:
-    return (pipeline.step(frame(seq, {}), shed_level=level) for seq in seqs)
+    return (pipeline.step(StepFrame(frame(seq, {}), shed_level=level)) for seq in seqs)
 
 
 def test_low_priority_objects_take_turns_at_level_2_and_say_so(pipeline: Pipeline) -> None:
@@ -178,7 +179,8 @@ class Searched:
 
     def step(self, level: int) -> MaskFrame:
         self._seq += 1
-        return self.pipeline.step(frame(self._seq, {(40, 40): "red", (200, 120): "red"}), shed_level=level)
+        drawn = frame(self._seq, {(40, 40): "red", (200, 120): "red"})
+        return self.pipeline.step(StepFrame(drawn, shed_level=level))
 
 
 def test_detection_is_stretched_and_holds_nothing_on_its_frame(nano: TrackerModel) -> None:

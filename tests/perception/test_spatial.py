@@ -8,10 +8,13 @@ import pytest
 
 from sam3_node.calibration import Calibration
 from sam3_node.geometry import rigid, rotation_from_quaternion, transform_points
-from sam3_node.perception.spatial import SpatialStage, VelocityFilters
+from sam3_node.perception.checkpoint import pack_state, unpack_state
+from sam3_node.perception.objects import Objects
+from sam3_node.perception.stages.spatial import VelocityFilters
 from sam3_node.settings import SpatialSettings
 from sam3_node.types import Frame, FramePose, Instance, Intrinsics, Mask
 from sam3_node.wire import encode_depth
+from tests.support.measuring import Measuring
 
 SIZE = (120, 160)
 CAMERA = Intrinsics(150.0, 150.0, 79.5, 59.5)
@@ -40,7 +43,7 @@ def make_frame(size: tuple[int, int] = SIZE, aligned: bool = True, seq: int = 0,
 def measure(
     frame: Frame, found: Calibration | None = None, pose: FramePose | None = None, points: int = 0
 ) -> Instance:
-    return SpatialStage(SpatialSettings(points=points), found).measure(frame, [instance()], pose)[0][0]
+    return Measuring(SpatialSettings(points=points), found).measure(frame, [instance()], pose).instances[0]
 
 
 def test_positions_are_in_the_camera_without_a_calibration() -> None:
@@ -55,17 +58,17 @@ def test_positions_are_in_the_camera_without_a_calibration() -> None:
 @pytest.mark.parametrize("kind", ["eye_in_hand", "eye_to_hand"])
 def test_positions_are_in_the_base_through_hand_eye_and_pose(kind: str) -> None:
     file = calibration(kind)
-    stage = SpatialStage(SpatialSettings(), file)
-    instances, place = stage.measure(make_frame(), [instance()], GRIPPER)
+    stage = Measuring(calibration=file)
+    step = stage.measure(make_frame(), [instance()], GRIPPER)
     gripper = rigid(rotation_from_quaternion(QUATERNION), GRIPPER.position_m)
     base_from_camera = file.base_from_camera(gripper)
     expected = transform_points(base_from_camera, (0.0, 0.0, 0.8))
-    found = instances[0]
+    found = step.instances[0]
     assert found.frame == "base"
     assert found.position_m == pytest.approx(expected, abs=1e-5)
     assert found.camera_position_m == pytest.approx((0.0, 0.0, 0.8), abs=1e-5)
-    assert place.camera_pose.position_m == pytest.approx(base_from_camera[:3, 3])
-    assert place.robot_pose == GRIPPER
+    assert step.camera_pose is not None
+    assert step.camera_pose.position_m == pytest.approx(base_from_camera[:3, 3])
     listed = stage.points(3, 20)
     assert (listed.seq, listed.frame, listed.points_m.shape) == (0, "base", (20, 3))
     assert np.abs(listed.points_m.mean(axis=0) - expected).max() < 0.05
@@ -75,11 +78,11 @@ def test_positions_are_in_the_base_through_hand_eye_and_pose(kind: str) -> None:
 
 
 def test_without_the_gripper_positions_stay_in_the_camera() -> None:
-    stage = SpatialStage(SpatialSettings(), calibration())
-    instances, place = stage.measure(make_frame(), [instance()], None)
-    assert instances[0].frame == "camera"
-    assert place.camera_pose is None
-    assert "no pose of the gripper" in str(stage.problem)
+    step = Measuring(calibration=calibration()).measure(make_frame(), [instance()], None)
+    assert step.instances[0].frame == "camera"
+    assert step.camera_pose is None
+    assert step.lacks_robot
+    assert "no pose of the gripper" in str(step.problem)
 
 
 @pytest.mark.parametrize(
@@ -93,25 +96,24 @@ def test_without_the_gripper_positions_stay_in_the_camera() -> None:
     ],
 )
 def test_what_lacks_gives_absent_fields(frame: Frame, problem: str | None) -> None:
-    stage = SpatialStage(SpatialSettings(), None)
-    found = stage.measure(frame, [instance()], None)[0]
-    assert (found[0].position_m, found[0].frame, found[0].depth_share) == (None, None, None)
-    assert (problem or "None") in str(stage.problem)
+    step = Measuring().measure(frame, [instance()], None)
+    (found,) = step.instances
+    assert (found.position_m, found.frame, found.depth_share) == (None, None, None)
+    assert (problem or "None") in str(step.problem)
 
 
 def test_an_empty_mask_and_unknown_depth_give_no_position() -> None:
-    stage = SpatialStage(SpatialSettings(), None)
     unknown = encode_depth(np.zeros(SIZE, np.uint16), "z16", 0.001, True)
     hidden = replace(instance(Mask.empty(SIZE)), id=4)
-    found = stage.measure(make_frame(depth=unknown), [instance(), hidden], None)[0]
-    assert [(item.position_m, item.depth_share) for item in found] == [(None, 0.0), (None, None)]
-    assert "without any valid value" in str(stage.problem)
+    step = Measuring().measure(make_frame(depth=unknown), [instance(), hidden], None)
+    assert [(item.position_m, item.depth_share) for item in step.instances] == [(None, 0.0), (None, None)]
+    assert "without any valid value" in str(step.problem)
 
 
 def test_a_doubtful_mask_gives_neither_position_nor_points() -> None:
-    stage = SpatialStage(SpatialSettings(), None)
+    stage = Measuring()
     sure, doubtful = instance(), replace(instance(), id=4, doubtful=True)
-    found = stage.measure(make_frame(), [sure, doubtful], None)[0]
+    found = stage.measure(make_frame(), [sure, doubtful], None).instances
     assert [(item.position_m is None, item.depth_share) for item in found] == [(False, 1.0), (True, None)]
     assert stage.points(3, 10) is not None
     assert stage.points(4, 10) is None
@@ -131,16 +133,17 @@ def test_intrinsics_of_a_region_may_have_their_centre_outside() -> None:
 def test_the_file_states_that_depth_is_aligned() -> None:
     stated = calibration(hand_eye=None, depth={"aligned": True})
     assert measure(make_frame(aligned=False), stated).position_m == pytest.approx((0.0, 0.0, 0.8), abs=1e-5)
-    stage = SpatialStage(SpatialSettings(), stated)
-    stage.measure(make_frame(size=(100, 160), aligned=False), [instance()], None)
-    assert "aspect ratio" in str(stage.problem)
+    step = Measuring(calibration=stated).measure(
+        make_frame(size=(100, 160), aligned=False), [instance()], None
+    )
+    assert "aspect ratio" in str(step.problem)
 
 
 def test_velocities_outlive_the_object_for_a_while() -> None:
-    stage = SpatialStage(SpatialSettings(), None)
+    stage = Measuring()
     for seq in range(4):
         stage.measure(make_frame(seq=seq), [instance()], None)
-    hidden = stage.measure(make_frame(seq=9), [instance(Mask.empty(SIZE))], None)[0][0]
+    (hidden,) = stage.measure(make_frame(seq=9), [instance(Mask.empty(SIZE))], None).instances
     assert (hidden.frame, hidden.position_m) == ("camera", None)
     assert hidden.velocity_mps == pytest.approx((0.0, 0.0, 0.0), abs=1e-3)
     assert hidden.velocity_age_s == pytest.approx(0.198)
@@ -158,7 +161,7 @@ def feed(filters: VelocityFilters, count: int, speed_mps: float, noise_m: float 
 
 
 def test_a_uniform_motion_gives_its_velocity() -> None:
-    filters = VelocityFilters()
+    filters = VelocityFilters(Objects(4))
     feed(filters, 30, 0.3, noise_m=0.001)
     found = filters.velocity(3, 29 * 1000 * MS // 30)
     frame, velocity, age_s = found
@@ -167,7 +170,7 @@ def test_a_uniform_motion_gives_its_velocity() -> None:
 
 
 def test_a_velocity_needs_three_positions_and_grows_old() -> None:
-    filters = VelocityFilters()
+    filters = VelocityFilters(Objects(4))
     feed(filters, 2, 0.3)
     assert filters.velocity(3, 40 * MS) is None
     feed(filters, 4, 0.3)
@@ -181,19 +184,21 @@ def test_a_velocity_needs_three_positions_and_grows_old() -> None:
     ("stamp_ns", "frame"), [(99 * MS, "base"), (5000 * MS, "base"), (133 * MS, "camera")]
 )
 def test_older_late_and_other_positions_start_anew(stamp_ns: int, frame: str) -> None:
-    filters = VelocityFilters()
+    filters = VelocityFilters(Objects(4))
     feed(filters, 4, 0.3)
     filters.observe([3], stamp_ns, frame, np.zeros((1, 3)), NOISE)
     assert filters.velocity(3, stamp_ns) is None
 
 
 def test_a_restored_filter_goes_on_bit_for_bit() -> None:
-    filters, other = VelocityFilters(), VelocityFilters()
+    objects, others = Objects(4), Objects(4)
+    filters, other = VelocityFilters(objects), VelocityFilters(others)
+    objects.add(3, "mug")
     feed(filters, 9, 0.3, noise_m=0.001)
-    other.restore(filters.state())
+    others.restore(unpack_state(pack_state(objects.state())))
     for item in (filters, other):
         item.observe([3], 333 * MS, "base", np.array([[0.1, 0.0, 0.8]]), NOISE)
     first, second = filters.velocity(3, 333 * MS), other.velocity(3, 333 * MS)
     assert np.array_equal(first.mps, second.mps)
-    filters.remove(3)
+    objects.remove(3)
     assert filters.velocity(3, 333 * MS) is None

@@ -8,22 +8,23 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from sam3_node.perception.checkpoint import pack_state, unpack_state
-from sam3_node.perception.spatial import SpatialStage
-from sam3_node.perception.table import describe_on, fit_plane
+from sam3_node.perception.robot import RobotPixels
+from sam3_node.perception.stages.table import describe_on, fit_plane
 from sam3_node.settings import SpatialSettings
-from sam3_node.types import NANOSECONDS, Frame, FramePose, Instance, Mask, Plane
+from sam3_node.types import NANOSECONDS, Frame, FramePose, Instance, JointState, Mask, Plane
 from sam3_node.wire import encode_depth
 from tests.support.calibration_scenes import calibrated
+from tests.support.measuring import Measuring
 
 SIZE = (120, 160)
 HOME, AWAY = FramePose("gripper", "base", 0, (0, 0, 1.0), (0, 0, 0, 1)), (0.3, 0.0, 1.0)
 SQUARE = Mask.from_full(np.pad(np.ones((30, 40), bool), ((45, 45), (60, 60))))
 
 
-def stage(table: bool = True) -> SpatialStage:
-    """Return a stage whose camera looks along the base's -z."""
+def stage(table: bool = True) -> Measuring:
+    """Return the stages whose camera looks along the base's -z."""
     looks_down = calibrated(SIZE, 150.0, "eye_in_hand", (np.pi, 0, 0))
-    return SpatialStage(SpatialSettings(table=table), looks_down)
+    return Measuring(SpatialSettings(table=table), looks_down)
 
 
 def look(depth_mm: Any, at_s: float = 0.0, block_mm: float | None = None, noise: int = 0) -> Frame:
@@ -35,10 +36,12 @@ def look(depth_mm: Any, at_s: float = 0.0, block_mm: float | None = None, noise:
     return Frame("cam0", 0, round(at_s * NANOSECONDS), 160, 120, "bgr8", b"", depth=depth)
 
 
-def measure(spatial: SpatialStage, frame: Frame, pose: FramePose = HOME, **more: Any) -> tuple[Any, Any]:
+def measure(spatial: Measuring, frame: Frame, pose: FramePose = HOME, robot: Any = None) -> tuple[Any, Any]:
     block = Instance(1, "block", 0.9, "tracked", 5, 0, SQUARE)
-    (measured,), place = spatial.measure(frame, [block], replace(pose, stamp_ns=frame.capture_ns), **more)
-    return place.table, measured
+    seen = None if robot is None else RobotPixels(JointState("robot", 0, {}), robot, np.eye(4))
+    step = spatial.measure(frame, [block], replace(pose, stamp_ns=frame.capture_ns), robot=seen)
+    (measured,) = step.instances
+    return step.table, measured
 
 
 @pytest.mark.parametrize("tilt", [0.0, 0.3])
@@ -113,7 +116,7 @@ def test_the_table_stays_while_the_camera_stands_and_is_measured_each_second() -
         assert measure(spatial, look(depth_mm, at_s), pose)[0].offset_m == pytest.approx(offset_m)
     assert measure(spatial, look(0, 4.4))[0] is None
     frame = look(800, 5.5)
-    table = spatial.measure(frame, [], replace(HOME, stamp_ns=frame.capture_ns))[1].table  # without objects
+    table = spatial.measure(frame, [], replace(HOME, stamp_ns=frame.capture_ns)).table  # without objects
     assert table is not None
     assert table.offset_m == pytest.approx(0.2)
 
@@ -121,7 +124,8 @@ def test_the_table_stays_while_the_camera_stands_and_is_measured_each_second() -
 def test_a_restored_stage_continues_bit_for_bit_and_off_means_absent() -> None:
     spatial, other = stage(), stage()
     measure(spatial, look(800, noise=1))
-    other.restore(unpack_state(pack_state({"spatial": spatial.state()}))["spatial"])
+    spatial.objects.add(1, "block")
+    other.restore(unpack_state(pack_state(spatial.state())))
     for at_s in (0.5, 1.5):
         frame = look(801, at_s, block_mm=700, noise=2)
         assert measure(spatial, frame) == measure(other, frame)

@@ -6,15 +6,18 @@ import torch
 
 from sam3_node.bags import LabelledClip
 from sam3_node.bags.native.reader import TABLETOP
-from sam3_node.detection.detectors import load_detector, prepare_prompts
+from sam3_node.detection.detectors import prepare_prompts
+from sam3_node.detection.loading import load_detector
 from sam3_node.errors import RequestError, UnknownObjectError
 from sam3_node.geometry import Scaling
 from sam3_node.models import TrackerModel
+from sam3_node.perception.objects import Objects
 from sam3_node.perception.pipeline import Pipeline
-from sam3_node.perception.registry import ObjectRegistry
-from sam3_node.perception.track_manager import FrameContext, SideStream, TrackManager
+from sam3_node.perception.stages.detect import DetectObjects, SideStream
+from sam3_node.perception.step import StepFrame
 from sam3_node.settings import DetectorSettings, TrackerSettings
 from sam3_node.tracking import Tracker, Tracks
+from sam3_node.tracking.confidence import ConfidenceEstimator
 from sam3_node.types import Instance, Mask, MaskFrame
 from sam3_node.wire import decode_image
 from sam3_node.wire.frame_prompt import FramePrompt
@@ -258,18 +261,22 @@ def test_a_mask_that_drifted_is_corrected_without_a_new_id(world: World) -> None
 def test_without_association_a_mask_that_drifted_is_left_as_it_is(
     nano: TrackerModel, association: bool
 ) -> None:
-    detector, tracker, objects = ColourDetector(), Tracker(nano, 4), ObjectRegistry(4)
+    detector, tracker, objects = ColourDetector(), Tracker(nano, 4), Objects(4)
     settings = DetectorSettings(kind="yolo-world", association=association)
-    search = TrackManager(detector, tracker, objects, objects.remove, settings)
-    image = decode_image(frame(0, {A: "red"}))
-    features = nano.encode(nano.preprocess(image))
-    context = FrameContext(image, features, 0, Scaling((HEIGHT, WIDTH), nano.image_size), 0)
+    confidence = ConfidenceEstimator(4, nano.mask_size[0], nano.hidden)
+    search = DetectObjects("cam0", detector, tracker, objects, confidence, settings)
+    step = StepFrame(frame(0, {A: "red"}))
+    step.image = decode_image(step.frame)
+    step.features = nano.encode(nano.preprocess(step.image))
+    step.scaling = Scaling((HEIGHT, WIDTH), nano.image_size)
+    step.frame_number = 0
     search.set_prompts(prepare_prompts(detector, ("red",), 0.5))
-    (born,) = search.detect(context, tracker.step_features(features)).values()
+    step.tracks = tracker.step_features(step.features)
+    (born,) = search.detect(step).values()
     (object_id,) = tracker.ids
     drifted = born.logits.roll(3, dims=1)  # overlaps still
-    tracks = Tracks([object_id], drifted[None], *(column[None] for column in born[1:]))
-    changed = search.detect(context, tracks)
+    step.tracks = Tracks([object_id], drifted[None], *(column[None] for column in born[1:]))
+    changed = search.detect(step)
     assert set(changed) == ({object_id} if association else set())
     assert tracker.ids == [object_id]
 

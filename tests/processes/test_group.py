@@ -18,7 +18,7 @@ from sam3_node.processes.notify import Watchdog
 from sam3_node.processes.supervisor import Group, Process, combine_exit_codes, list_processes, main, run_group
 from sam3_node.settings import load_settings
 from sam3_node.transport import FramePublisher
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 from tests.support.transport_peer import wait_until
 
 READY_THEN_SLEEP = "print('up', flush=True)\nimport time\ntime.sleep(3600)"
@@ -74,7 +74,7 @@ def test_a_process_that_ignores_sigterm_is_killed_after_the_grace_time() -> None
         group.start(python("deaf", IGNORES_SIGTERM))
         group.wait_ready("deaf", 20)
         assert group.stop() == {"deaf": -signal.SIGKILL}
-    assert any("did not end within 0.2 s" in line for line in lines)
+    assert any(mentions(line, "0.2 s") for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_a_watcher_of_lossless_masks_is_refused(tmp_path: Path) -> None:
 
 def test_main_explains_a_wrong_call(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main([]) == 2
-    assert "usage: launch/start PROFILE.toml" in capsys.readouterr().err
+    assert mentions(capsys.readouterr().err, "PROFILE.toml")
     assert main([str(tmp_path / "none.toml")]) == 2
     assert "none.toml" in capsys.readouterr().err
 

@@ -14,6 +14,7 @@ import pytest
 from sam3_node.errors import request_id
 from sam3_node.processes import logs
 from sam3_node.processes.logs import MAX_KINDS, WINDOW_S, LogHandler, log_subject
+from tests.support.refuses import mentions
 
 
 class Log:
@@ -104,7 +105,7 @@ def test_lines_of_one_kind_are_limited_and_counted(log: Log, form: Any) -> None:
     log.logger.info("later")
     *_, left, right, later = log.lines()
     for line in (left, right):
-        assert "7 lines were suppressed (logging.limit), of this kind: frame %d failed" in line
+        assert mentions(line, "7", "suppressed", "logging.limit")
     assert "later" in later
     if form == "json":
         found = log.objects()[-3]
@@ -118,7 +119,7 @@ def test_what_was_suppressed_is_counted_at_the_end(log: Log) -> None:
     for _ in range(3):
         log.logger.info("again")
     log.handler.close()
-    assert "2 lines were suppressed" in log.lines()[-1]
+    assert mentions(log.lines()[-1], "2", "suppressed")
     log.handler.close()
     assert len(log.lines()) == 2
 

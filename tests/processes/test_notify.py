@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from sam3_node.processes.supervisor import Group, Process, list_processes
 from sam3_node.settings import load_settings
 from tests.processes.test_group import ENDS_ON_SIGTERM, python
 from tests.support.paths import ROOT
+from tests.support.refuses import mentions
 from tests.support.repeats import repetitions
 from tests.support.transport_peer import wait_until
 
@@ -57,10 +59,12 @@ class Listener:
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Listener, str]]:
     """Open a notify socket by a path or an abstract name; return it and the value of NOTIFY_SOCKET."""
     if request.param == "path":
-        name = address = f"{tmp_path}/notify"
+        name = f"{tmp_path}/notify"
+        address = name
     else:
         name = f"sam3-test-{os.getpid()}"
-        name, address = f"@{name}", f"\0{name}"
+        address = f"\0{name}"
+        name = f"@{name}"
     listener = Listener(address)
     yield listener, name
     listener.close()
@@ -101,7 +105,7 @@ def test_a_loop_that_hangs_asks_to_be_replaced_and_one_that_waits_does_not(
         assert not watchdog.hangs
         listener.wait_for("WATCHDOG=1")
     (said,) = caplog.messages
-    assert "the main loop has hung" in said
+    assert mentions(said, "hung")
     assert "test_a_loop_that_hangs_asks" in said, "where the loop is"
     listener.close()
 
@@ -164,6 +168,11 @@ def pids(lines: list[str], name: str) -> list[int]:
     return [int(line.split()[-1]) for line in lines if line.startswith(f"{name} | up")]
 
 
+def child_of(group: Group, name: str) -> Any:
+    """Return a member of the group, which signals and reports reach."""
+    return group._children[name]
+
+
 def until(group: Group, condition: Callable[[], object]) -> None:
     """Wait for a condition while all members of the group live."""
 
@@ -189,21 +198,22 @@ def test_a_stopped_process_is_replaced_and_the_others_are_not(monkeypatch: pytes
         assert len(pids(lines, "well")) == 1
         assert lines.count("hung has been silent for 3 s: killed") == ROUNDS
         assert sum("hung ended with SIGKILL; restarting" in line for line in lines) == ROUNDS
-    assert not any("well has been silent" in line or "silent has been" in line for line in lines)
+    assert not any(mentions(line, "well", "silent") or "silent has been" in line for line in lines)
 
 
 def test_a_supervisor_that_did_not_run_kills_nobody() -> None:
     lines: list[str] = []
     with Group(echo=lines.append) as group:
         group.start(alive("well"))
-        reports = group._children["well"].reports
+        reports = child_of(group, "well").reports
         until(group, lambda: reports.silent_s > 0)
-        group._children["well"].signal(signal.SIGSTOP)  # as on a machine that sleeps
+        child_of(group, "well").signal(signal.SIGSTOP)  # as on a machine that sleeps
         reports.read()
-        reports._heard_s = group._polled_s = time.monotonic() - 1000.0
+        reports._heard_s = time.monotonic() - 1000.0
+        group._polled_s = reports._heard_s
         assert not group.poll(0.0)
         assert 0 < reports.silent_s < WATCHDOG_S
-        group._children["well"].signal(signal.SIGCONT)
+        child_of(group, "well").signal(signal.SIGCONT)
     assert not any("killed" in line for line in lines)
 
 
@@ -245,7 +255,7 @@ def test_a_camera_that_is_stopped_is_replaced(tmp_path: Path) -> None:
     with Group(echo=lines.append) as group:
         group.start(camera)
         group.wait_ready("camera", PATIENCE_S)
-        until(group, lambda: group._children["camera"].reports.silent_s > 0)  # type: ignore[union-attr]
-        group._children["camera"].signal(signal.SIGSTOP)
+        until(group, lambda: child_of(group, "camera").reports.silent_s > 0)  # type: ignore[union-attr]
+        child_of(group, "camera").signal(signal.SIGSTOP)
         until(group, lambda: sum("publishing on" in line for line in lines) == 2)
     assert "camera has been silent for 3 s: killed" in lines

@@ -82,7 +82,8 @@ class Reasons:
 
 
 def test_a_reason_is_shown_once_and_again_when_it_changes() -> None:
-    reasons, shown = Reasons("no node", "no node", "", "paused", "paused", "no node", None), []
+    reasons = Reasons("no node", "no node", "", "paused", "paused", "no node", None)
+    shown = []
     with WaitingNotice(reasons, shown.append):
         while reasons.asked.get(timeout=PATIENCE_S) is not None:
             pass
@@ -99,7 +100,8 @@ def test_after_progress_the_same_reason_is_shown_again() -> None:
 
 def test_nothing_is_shown_after_the_end() -> None:
     shown: list[str] = []
-    begun, ended = queue.Queue[None](), queue.Queue[None]()
+    begun = queue.Queue[None]()
+    ended = queue.Queue[None]()
 
     def find_reason() -> str:
         begun.put(None)

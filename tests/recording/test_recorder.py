@@ -49,7 +49,7 @@ from sam3_node.wire import (
 )
 from tests.support.node_rig import READY_S, until
 from tests.support.processes import Process
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 from tests.support.repeats import repetitions
 from tests.support.threads import repeating
 from tests.support.wire_examples import masks, plain
@@ -114,7 +114,8 @@ def settings_for(folder: Path, **record: Any) -> Settings:
 @contextmanager
 def recording(settings: Settings, trigger: Trigger | None = None) -> Iterator[io.StringIO]:
     """Run a recorder in a thread, and check that it ends without an error."""
-    stop, out = threading.Event(), io.StringIO()
+    stop = threading.Event()
+    out = io.StringIO()
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(run_record, settings, stop, out, trigger=trigger)
         try:
@@ -233,21 +234,23 @@ def test_poses_and_joints_of_the_robot_are_recorded_and_replayed(tmp_path: Path,
 
 
 def test_a_node_that_comes_later_or_again_is_asked(tmp_path: Path, path: Path) -> None:
-    asked = 0
+    model = "before the restart"
 
     def answer(request: Request) -> Reply:
-        nonlocal asked
-        asked += 1
-        return Reply(request.id, {"model": f"m{asked}", "events": 0})
+        return Reply(request.id, {"model": model, "events": 0})
+
+    def read_models() -> list[str]:
+        return [found["model"] for found in RecordingReader([path]).metadata().get(NODE, [])]
 
     with MaskPublisher(f"ipc://{tmp_path}/masks") as node, recording(settings_for(tmp_path)):
         send_until_recorded(lambda n: node.send_event(Event(n, "pause")), path, 1500)
+        # each answer has been recorded before anything ends, however long it takes
         with ControlServer(f"ipc://{tmp_path}/control", answer):
-            until(lambda: asked, "the question")
-            send_until(lambda n: node.send_event(Event(0, "pause")), lambda: asked > 1, "the question again")
-        until(lambda: len(RecordingReader([path]).metadata().get(NODE, [])) > 1, "both answers")
-    models = [found["model"] for found in RecordingReader([path]).metadata()[NODE]]
-    assert models[:2] == ["m1", "m2"]
+            until(read_models, "the answer", READY_S)
+            model = "after the restart"
+            restart = lambda _: node.send_event(Event(0, "pause"))  # noqa: E731
+            send_until(restart, lambda: model in read_models(), "the answer of the node that came again")
+    assert read_models()[0] == "before the restart"
 
 
 def test_only_the_chosen_cameras_are_recorded(tmp_path: Path, path: Path) -> None:
@@ -335,7 +338,7 @@ def test_hostile_messages_are_counted_and_the_recording_goes_on(tmp_path: Path, 
     counts = RecordingReader([path]).metadata()[RECORDING][0]
     assert counts["rejected"] > 500
     assert len(counts["cameras"]) == 64
-    assert "messages were malformed, the last: " in out.getvalue()
+    assert mentions(out.getvalue(), "malformed")
     last = list(RecordingReader([path]).frames())[-1]
     assert last.seq > 10**6
     assert os.path.getsize(path) < 4_000_000
@@ -380,7 +383,7 @@ def test_a_signal_writes_what_was_and_what_follows_each_time_to_a_file(tmp_path:
     out = tmp_path / "events"
     command = arguments(tmp_path, out, record__after_s=0.3)
     with Camera(tmp_path) as camera, Process.spawn([*command, "--ring", "60"]) as verb:
-        assert "into a ring of 60 s" in verb.line_with("record frames from")
+        assert mentions(verb.line_with("record frames from"), "ring", "60")
         for number in (1, 2):
             begin = camera.sent
             until(lambda begin=begin: camera.sent > begin + 30, "frames for the ring", READY_S)
@@ -413,7 +416,8 @@ def test_a_folder_that_cannot_be_written_is_named_at_once(tmp_path: Path) -> Non
 
 
 def test_a_late_beginning_is_not_replayed_as_recorded(tmp_path: Path) -> None:
-    settings, trigger = settings_for(tmp_path, ring_s=60, ring_mb=0.1, after_s=0.0), Trigger()
+    settings = settings_for(tmp_path, ring_s=60, ring_mb=0.1, after_s=0.0)
+    trigger = Trigger()
     with (
         Camera(tmp_path),
         MaskPublisher(f"ipc://{tmp_path}/masks") as node,
@@ -434,7 +438,8 @@ def test_a_late_beginning_is_not_replayed_as_recorded(tmp_path: Path) -> None:
         list(schedule.actions())
 
 
-WIDTH, HEIGHT = 64, 48
+WIDTH = 64
+HEIGHT = 48
 
 
 def raw(seq: int, encoding: str) -> Frame:
@@ -457,7 +462,7 @@ def test_raw_colour_is_compressed_as_asked(tmp_path: Path, path: Path, colour: s
         send_until(lambda seq: camera.send(raw(seq, encoding)), has_frames, "frames")
     found = list(RecordingReader([path]).frames())
     assert [frame.seq for frame in found] == sorted({frame.seq for frame in found})
-    assert "messages were malformed" not in out.getvalue()
+    assert not mentions(out.getvalue(), "malformed")
     for item in found:
         assert item.encoding == (encoding if colour == "raw" else colour)
         error = decode_image(item).astype(int) - decode_image(raw(item.seq, encoding))
@@ -585,7 +590,8 @@ def test_a_recorder_keeps_to_its_quota_and_splits_for_it(
 
 
 MEBIBYTE = 1 << 20
-KILLS, AT_ONCE = repetitions(5, 20), 5
+KILLS = repetitions(5, 20)
+AT_ONCE = 5
 
 
 @pytest.mark.parametrize("batch", range(KILLS // AT_ONCE))

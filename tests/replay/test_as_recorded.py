@@ -48,7 +48,8 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def is_whole(path: Path) -> bool:
     """Return True if a recording has all frames that its node stepped, and all its masks and events."""
-    log, seqs = log_of(path), {frame.seq for frame in RecordingReader([path]).frames()}
+    log = log_of(path)
+    seqs = {frame.seq for frame in RecordingReader([path]).frames()}
     stepped = {seq for item in log if (seq := stepped_seq(item)) is not None}
     has_gap = any(isinstance(entry, Gap) for entry in read_event_log(log, {"events": 0}))
     return stepped <= seqs and not has_gap

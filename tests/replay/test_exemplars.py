@@ -1,19 +1,21 @@
 """Exemplars in states and in replays."""
 
 from pathlib import Path
+from typing import Any
 
 import cv2
 import pytest
 
 from sam3_node.bags import read_masks
-from sam3_node.cli.main import _parser
 from sam3_node.cli.replay import _make_job
 from sam3_node.errors import ReplayError, RequestError
 from sam3_node.node.operations import carry_out
 from sam3_node.perception.checkpoint import pack_state, unpack_state
 from sam3_node.perception.perception import Perception
+from sam3_node.replay.event_log import Edit
 from sam3_node.replay.run import PerceptionCache, compare_masks, run_job
 from sam3_node.settings import DetectorSettings, Settings
+from tests.support.command_line import command_parser
 from tests.support.live import Live, moving_frame, tiny_settings
 from tests.support.refuses import refuses
 from tests.support.tiny_detectors import picture, write_tiny_sam3
@@ -28,19 +30,25 @@ def settings(tmp_path: Path) -> Settings:
     return tiny_settings(tmp_path, max_objects=24).model_copy(update={"detector": detector})
 
 
+def show(perception: Perception, **args: Any) -> None:
+    carry_out(perception, Edit("add_exemplar", args).read_change())
+
+
 def test_a_state_holds_exemplars_and_the_images_of_frames(settings: Settings) -> None:
-    before, after, masks = Perception.load(settings), Perception.load(settings), []
+    before = Perception.load(settings)
+    after = Perception.load(settings)
+    masks = []
     before.serve("left").step(moving_frame(0))
-    carry_out(before, "add_exemplar", {"name": "washer", "boxes": [BOX]})
+    show(before, name="washer", boxes=[BOX])
     before.serve("left").step(moving_frame(1))
     after.restore(unpack_state(pack_state(before.state())))
     for perception in (before, after):
-        carry_out(perception, "add_exemplar", {"name": "bolt", "boxes": [BOX], "seq": 0})
+        show(perception, name="bolt", boxes=[BOX], seq=0)
         masks += [perception.serve("left").step(moving_frame(seq)) for seq in (2, 3)]
         assert perception.status()["exemplars"] == {"washer": [1], "bolt": [1]}
     assert compare_masks(masks[:2], masks[2:]).is_identical
     with refuses(RequestError, field="labels"):
-        carry_out(after, "add_exemplar", {"name": "washer", "boxes": [BOX], "labels": [1, 0]})
+        show(after, name="washer", boxes=[BOX], labels=[1, 0])
 
 
 def test_boxes_of_the_command_line_and_of_a_recording_are_looked_for(
@@ -58,10 +66,10 @@ def test_boxes_of_the_command_line_and_of_a_recording_are_looked_for(
     ):
         out = tmp_path / str(number)
         line = ["replay", str(tmp_path / "bag.mcap"), "-o", str(out), *options]
-        summary = run_job(_make_job(_parser().parse(line), settings), load)
+        summary = run_job(_make_job(command_parser().parse(line), settings), load)
         assert (summary.refused, summary.notes) == (0, [])
         found = (item.label for masks in read_masks(out / "masks.mcap") for item in masks.instances)
         assert set(found) == {label}
     lost = [*line[:3], str(tmp_path / "lost"), "--exemplar=nut=lost.png:1,2,3,4"]
     with refuses(ReplayError, field="lost.png"):
-        run_job(_make_job(_parser().parse(lost), settings), load)
+        run_job(_make_job(command_parser().parse(lost), settings), load)

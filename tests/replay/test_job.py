@@ -189,7 +189,8 @@ def test_an_object_becomes_the_operation_that_adds_it(tmp_path: Path) -> None:
         {"mask": str(annotation(tmp_path / "mug.png"))},
     )
     frames = [Frame("left", seq, 0, 64, 48, "bgr8", b"") for seq in (11, 12)]
-    outside, notes = ObjectOnFrame(box=(-5, 0, 30, 24)), Notes(lenient=False)
+    outside = ObjectOnFrame(box=(-5, 0, 30, 24))
+    notes = Notes(lenient=False)
     first, second = step_all_frames(frames, notes, objects=found)
     assert notes.lines == []
     assert list(step_all_frames(frames[:1], notes, objects=[outside]))

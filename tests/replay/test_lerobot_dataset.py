@@ -9,6 +9,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+import psutil
 import pyarrow.parquet
 import pytest
 
@@ -82,7 +83,8 @@ def read_rows(dataset: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 def test_masks_are_exact_and_everything_else_stays(version: str, tmp_path: Path) -> None:
     written = write(tmp_path, version)
-    before, after = read_rows(DATA / version), read_rows(written)
+    before = read_rows(DATA / version)
+    after = read_rows(written)
     for camera in SIZES:
         for row, masks in enumerate(after):
             data = masks.pop(f"observation.masks.{camera}")["bytes"]
@@ -141,6 +143,37 @@ def test_the_copy_is_repeatable_and_replaces_an_older_one(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["lerobot"]
 
 
+def make_many_tables(root: Path, count: int) -> Path:
+    """Write a dataset of `count` episodes: each has a table of its own, of one row."""
+    shutil.copytree(DATA / "v2.1", root)
+    template = root / "data/chunk-000/episode_{:06d}.parquet"
+    first = pyarrow.parquet.read_table(str(template).format(0)).slice(0, 1)
+    lines = []
+    for number in range(count):
+        numbers = pyarrow.array([number], first.schema.field("episode_index").type)
+        table = first.set_column(first.schema.get_field_index("episode_index"), "episode_index", numbers)
+        pyarrow.parquet.write_table(table, str(template).format(number))
+        lines.append(json.dumps({"episode_index": number, "tasks": [], "length": 1}))
+    (root / "meta/episodes.jsonl").write_text("\n".join(lines))
+    return root
+
+
+def test_copied_tables_leave_no_descriptor_open(tmp_path: Path) -> None:
+    dataset = make_many_tables(tmp_path / "dataset", 200)
+    width, height = SIZES["front"]
+    masks = [MaskFrame("front", row, row * 10**8, width, height) for row in range(200)]
+    open_files = []
+
+    def count_descriptors(done: int) -> None:
+        """Count those of this process and of the child that calls pyarrow."""
+        processes = [psutil.Process(), *psutil.Process().children()]
+        open_files.append(sum(process.num_fds() for process in processes))
+
+    lerobot_dataset.write_lerobot(tmp_path / "out", dataset, lambda: iter(masks), count_descriptors, ())
+    assert len(open_files) == 200
+    assert max(open_files[1:]) <= open_files[1] + 2
+
+
 @pytest.mark.parametrize(
     ("version", "name", "text"),
     [
@@ -171,7 +204,8 @@ def test_only_whole_datasets_can_have_masks(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_objects_end_with_their_episode() -> None:
-    frames, notes = [make_frame(row, camera) for row in range(4) for camera in "ab"], Notes(False)
+    frames = [make_frame(row, camera) for row in range(4) for camera in "ab"]
+    notes = Notes(False)
     episodes = {"episode_starts": (0, 2), "prompts": ("mug",)}
     actions = list(step_all_frames(frames, notes, everything=True, **episodes))
     assert actions[4:6] == [Edit("reset"), Edit("set_prompts", {"prompts": ["mug"]})]
@@ -191,7 +225,8 @@ def test_a_replay_of_all_episodes_goes_on_after_a_stop(tmp_path: Path) -> None:
     box = (20, 20, 60, 50)
     objects = tuple(ObjectOnFrame(camera="wrist", seq=row, box=box, label=f"row {row}") for row in (0, 9))
     settings = {"model": tiny_settings(tmp_path).model.model_dump(mode="json", exclude_unset=True)}
-    bags, out = (str(dataset),), str(tmp_path / "out")
+    bags = (str(dataset),)
+    out = str(tmp_path / "out")
     job = Job(bags, out, topics=("wrist",), objects=objects, settings=settings, outputs=("lerobot",))
     load = PerceptionCache()
     with pytest.raises(StoppedError):

@@ -8,11 +8,12 @@ import pytest
 
 from sam3_node.perception.perception import Perception
 from sam3_node.perception.pipeline import Pipeline
+from sam3_node.perception.step import StepFrame
 from sam3_node.replay.event_log import Edit, Step
 from sam3_node.replay.job import Job
 from sam3_node.replay.player import Player
 from sam3_node.replay.run import compare_job, run_job
-from sam3_node.types import Frame, MaskFrame
+from sam3_node.types import MaskFrame
 from tests.perception.test_linking import world_ids
 from tests.support.live import BOX, Live, chosen, moving_frame, tiny_settings
 
@@ -25,9 +26,9 @@ def positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give each object a position in base: 1 m apart for each id, the same for both cameras, with the frame's noise."""
     track: Callable[..., MaskFrame] = Pipeline.step
 
-    def step(pipeline: Pipeline, frame: Frame, *args: int, **options: int) -> MaskFrame:
-        masks = track(pipeline, frame, *args, **options)
-        noise_m = 0.01 * (frame.seq % 3)
+    def step(pipeline: Pipeline, given: StepFrame) -> MaskFrame:
+        masks = track(pipeline, given)
+        noise_m = 0.01 * (given.frame.seq % 3)
         sure = {"frame": "base", "state": "tracked", "doubtful": False}
         instances = tuple(
             replace(item, position_m=(item.id + noise_m, 0.0, 0.0), **sure) for item in masks.instances

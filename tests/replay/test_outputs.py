@@ -30,11 +30,12 @@ from sam3_node.types import NANOSECONDS, Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import decode_image, encode_image
 from tests.support.console_rig import BROWSERS
 from tests.support.paths import ROOT
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 
 pytest.importorskip("resource")
 
-WIDTH, HEIGHT = 96, 64
+WIDTH = 96
+HEIGHT = 64
 STEP_NS = NANOSECONDS // 20
 OF_ALL = tuple(kind for kind in KINDS if kind != "lerobot")
 """Outputs of any recording."""
@@ -242,7 +243,13 @@ def test_the_bag_may_hold_the_frames_beside_the_masks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("camera", ["..", ".", "../other", "../../escaped", "/escaped"])
 def test_no_name_leads_out_of_the_folder(tmp_path: Path, camera: str) -> None:
     out = tmp_path / "some" / "out"
-    masks, frames = (lambda: iter([masks_of(camera, 0)])), (lambda: iter([frame_of(camera, 0)]))
+
+    def masks() -> Iterator[MaskFrame]:
+        return iter([masks_of(camera, 0)])
+
+    def frames() -> Iterator[Frame]:
+        return iter([frame_of(camera, 0)])
+
     for kind in (kind for kind in OF_ALL if not kind.startswith("mcap")):
         with contextlib.suppress(OutputError):  # refused, or written under another name
             write_outputs(out, [kind], Sources(masks, frames), told)
@@ -284,7 +291,8 @@ def test_ids_above_the_palette_repeat_and_are_never_background() -> None:
 
 
 def test_the_higher_score_is_on_top() -> None:
-    low, high = blob(1, 0, score=0.4), blob(1, 1, score=0.8)
+    low = blob(1, 0, score=0.4)
+    high = blob(1, 1, score=0.8)
     pair_of = (Instance(7, "", 0.8, "tracked", 0, 0, high.mask), low)
     labels = paint_indices(MaskFrame("left", 0, 0, WIDTH, HEIGHT, instances=pair_of))
     assert np.array_equal(labels == 7, high.mask.full())
@@ -415,6 +423,6 @@ def test_a_full_disk_is_an_error_that_spares_what_is_there(tmp_path: Path, kind:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 1, done.stderr
-    assert "OutputError: cannot write" in done.stderr
+    assert mentions(done.stderr, "OutputError")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["png"]
     assert json.loads((tmp_path / "png/left/objects.json").read_text())

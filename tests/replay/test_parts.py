@@ -21,7 +21,7 @@ from sam3_node.replay.store import FolderStore
 from sam3_node.types import MaskFrame
 from tests.support.live import record_edits, stop_after, tiny_settings
 from tests.support.recordings import write_recording
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 
 SMALL = ShardLimits(frames=5)
 OUTPUTS = ("mcap-images", "coco", "png", "overlay", "images")
@@ -57,7 +57,7 @@ def test_a_part_is_replayed_as_if_the_rest_did_not_exist(job: Job, load: Percept
 
 def test_recorded_edits_before_the_part_are_named(job: Job, load: PerceptionCache) -> None:
     summary = run_job(replace(job, objects=(), start=30), load)
-    assert any(note.startswith("skipped") and "recorded edits of" in note for note in summary.notes)
+    assert any(note.startswith("skipped") and mentions(note, "edits") for note in summary.notes)
 
 
 def test_a_replay_without_objects_says_so(job: Job, load: PerceptionCache, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_the_command_takes_a_part_and_keeps_images(
     rows = json.loads((tmp_path / "out/masks.json").read_text())["images"]
     assert 0 < len(rows) <= 6
     assert all((tmp_path / "out" / row["file_name"]).is_file() for row in rows)
-    assert ": 6 frames of" in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, "6 frames")
 
 
 def test_folders_of_several_recordings_stay_in_the_output() -> None:
@@ -117,7 +117,7 @@ def test_a_part_without_frames_is_no_success(
     job: Job, live: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert replay(job, live, tmp_path, "--from", "1e6") == 1
-    assert "no frame was replayed" in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, "no frame")
 
 
 def test_images_that_cannot_be_decoded_are_no_success(
@@ -130,4 +130,4 @@ def test_images_that_cannot_be_decoded_are_no_success(
     for index in range(2):
         (tmp_path / "desk" / f"{index}.png").write_bytes(data)
     assert replay(job, tmp_path / "desk", tmp_path) == 1
-    assert "found none (2 failed)" in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, "2 failed")

@@ -67,7 +67,7 @@ def test_objects_are_added_on_their_frames() -> None:
     placed = [(frame.camera, frame.seq, edit.args["label"]) for frame, edit in edited]
     assert placed == [("b", 4, "first of b"), ("a", 5, "by seq"), ("a", 5, "by index")]
     assert actions[1].edits[0].args == {
-        "camera": "b", "seq": 4, "box": (0, 0, 1, 1), "label": "first of b"
+        "camera": "b", "seq": 4, "box": [0, 0, 1, 1], "label": "first of b"
     }  # fmt: skip
     assert notes.lines == ["object nowhere: expected frame 0 of c, found no such frame"]
 

@@ -10,7 +10,8 @@ import pytest
 from sam3_node.replay.shards import Segment, cut_segments, stitch
 from sam3_node.types import Instance, Mask, MaskFrame
 
-WIDTH, HEIGHT = 80, 60
+WIDTH = 80
+HEIGHT = 60
 LABELS = {1: "mug", 2: "mug", 3: "bowl", 4: "mug"}
 Ids = Mapping[int, int]
 

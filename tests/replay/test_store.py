@@ -82,7 +82,8 @@ def test_kept_files_and_folders_replace_older_ones(url: str) -> None:
 
 
 def test_the_last_holder_writes(url: str) -> None:
-    first, second = UrlStore(url), UrlStore(url)
+    first = UrlStore(url)
+    second = UrlStore(url)
     with first.held():
         first.write("a", b"first")
         with second.held():
@@ -137,7 +138,8 @@ def test_a_recording_is_copied_and_the_copy_removed(url: str, tmp_path: Path, te
 def test_a_replay_between_urls_continues_from_its_last_shard(
     url: str, tmp_path: Path, temporary: Path
 ) -> None:
-    bag, load = tmp_path / "live.mcap", PerceptionCache()
+    bag = tmp_path / "live.mcap"
+    load = PerceptionCache()
     record_edits(bag, load(tiny_settings(tmp_path)), last=10)
     remote = f"{url}/bags/live.mcap"
     UrlStore(f"{url}/bags").write("live.mcap", bag.read_bytes())
@@ -205,7 +207,8 @@ def test_masks_come_back_in_order(store: FolderStore) -> None:
 
 
 def test_shards_of_a_backward_pass_are_reversed(store: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    turning, names = fill(store, 3).masks_backward(), list[str]()
+    turning = fill(store, 3).masks_backward()
+    names = list[str]()
     monkeypatch.setattr(store, "read", lambda name: names.append(name) or FolderStore.read(store, name))
     assert next(turning).seq == 5
     assert names == [f"{FIRST_PASS}/000002.masks"]

@@ -25,6 +25,13 @@ PAINTED = """() => {
     context.drawImage(overlay, 0, 0, 160, 120);
     return Array.from(context.getImageData(0, 0, 160, 120).data).filter((_, i) => i % 4 === 3).map(Number);
 }"""
+PREVIEW = f"""() => {{
+    const alpha = ({PAINTED})();
+    const {{ preview }} = document.querySelector("#main-tile .tile").dataset;
+    return alpha.some((each) => each) && {{ seq: Number(preview), alpha }};
+}}"""
+LOOK_MS = 1000
+"""How long one place of the pointer is given to show a preview. Previews rest for seconds after a slow answer."""
 
 
 class ConsoleRig(Rig):
@@ -178,9 +185,22 @@ def find_serious(page: Page) -> list[Any]:
     ]
 
 
-def painted(page: Page) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return the pixels that the preview covers, at a quarter of the frame's size."""
-    return np.array(page.read(PAINTED)).reshape(120, 160) > 0
+def preview_of(page: Page, label: str) -> tuple[int, np.ndarray[Any, np.dtype[np.bool_]]]:
+    """Point at an object on the live picture until there is a preview.
+
+    Return the seq of the frame that the preview is of, and its pixels at a quarter of the frame's size.
+    """
+    from playwright.sync_api import TimeoutError as NotInTimeError
+
+    for attempt in range(100):
+        x, y = inner_point(true_mask(int(page.data("seq")), label))
+        page.page.mouse.move(*page.to_page(x + 0.1 * (attempt % 2), y))  # another place each time
+        try:
+            found = page.page.wait_for_function(PREVIEW, timeout=LOOK_MS).json_value()
+        except NotInTimeError:
+            continue
+        return found["seq"], np.array(found["alpha"]).reshape(120, 160) > 0
+    raise TimeoutError(f"expected a preview of {label}, found none at 100 places")
 
 
 def true_mask(seq: int, label: str) -> Mask:

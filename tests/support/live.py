@@ -17,6 +17,8 @@ from sam3_node.node.cameras import FRAMES_PER_STEP
 from sam3_node.node.operations import carry_out
 from sam3_node.node.status import CameraStats
 from sam3_node.perception.perception import Perception
+from sam3_node.perception.step import StepFrame
+from sam3_node.replay.event_log import Edit
 from sam3_node.replay.job import Job
 from sam3_node.settings import Settings
 from sam3_node.types import Frame, MaskFrame
@@ -101,7 +103,7 @@ class Live:
         stats.shed_level = shed_level
         pipeline = self.perception.pipelines[camera]
         try:
-            masks = self.perception.link(pipeline.step(frame, self._tick(), skipped, shed_level=shed_level))
+            masks = self.perception.link(pipeline.step(StepFrame(frame, self._tick(), skipped, shed_level)))
         except Sam3NodeError as error:
             self.tell(FAILED, **stats.describe_failure(frame, str(error)))
             return None
@@ -125,7 +127,7 @@ class Live:
 
     def ask(self, op: str, recorded: bool = True, **args: Any) -> Any:
         """Carry out and record a control request; return its result."""
-        answer = carry_out(self.perception, op, args)
+        answer = carry_out(self.perception, Edit(op, args).read_change())
         self.tell(op, recorded, **args)
         return answer
 

@@ -19,9 +19,11 @@ def refuses(
     with pytest.raises(error) as caught:
         yield caught
     for name in [field] if isinstance(field, str) else field:
-        assert names(str(caught.value), name), f"expected the error to name {name!r}, found: {caught.value}"
+        assert mentions(str(caught.value), name), (
+            f"expected the error to name {name!r}, found: {caught.value}"
+        )
 
 
-def names(message: str, name: str) -> bool:
-    """Return whether a message contains a name as a whole word."""
-    return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", message) is not None
+def mentions(text: str, *fields: str) -> bool:
+    """Return True if a text, such as a note, a log or a printed line, has each field as a whole word."""
+    return all(re.search(rf"(?<!\w){re.escape(field)}(?!\w)", text) for field in fields)

@@ -13,6 +13,7 @@ import zmq
 from sam3_node import transport
 from sam3_node.errors import TransportError
 from sam3_node.transport.control_server import ControlServer, poll
+from sam3_node.transport.limits import ConnectionGuard
 from sam3_node.transport.tap import StreamTap
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import Reply, Request, unpack_reply
@@ -34,6 +35,27 @@ def make_masks(seq: int, camera: str = "cam0", **fields: Any) -> MaskFrame:
     full[0, 0] = True
     instance = Instance(7, "cup", 0.5, "tracked", seq, 0, Mask.from_full(full))
     return MaskFrame(camera, seq, time.time_ns(), 40, 30, instances=(instance,), **fields)
+
+
+def guard_of(owner: Any) -> ConnectionGuard:
+    """Return the guard of the connections of a server or publisher."""
+    guard: ConnectionGuard = owner._bound.guard
+    return guard
+
+
+def sockets_of(receiver: Any) -> list[Any]:
+    """Return the connecting sockets of a subscriber or tap, which count their handshakes."""
+    return list(receiver._sockets)
+
+
+def count_waiting(tap: StreamTap) -> int:
+    """Return the number of messages that a tap holds for its taker."""
+    return len(tap._waiting)
+
+
+def bound_cameras(subscriber: transport.FrameSubscriber) -> set[str]:
+    """Return the cameras whose names are bound to an endpoint."""
+    return set(subscriber.names._bindings)
 
 
 def waiting_bodies(server: ControlServer) -> bytes:

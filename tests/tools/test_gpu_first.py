@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 from sam3_node.errors import DeviceError
 from tests.support.paths import ROOT
+from tests.support.refuses import mentions
 from tools.bench import gpu_first
 from tools.bench.gpu_first import Journal, OutOfTimeError, read_lines
 
@@ -69,7 +70,7 @@ def test_a_figure_is_cut_when_the_time_of_its_section_is_over(
     path = tmp_path / "first.jsonl"
     assert gpu_first.main(["--dry-run", "--seconds", "0.5", "--out", str(path)]) == 3
     assert [line["figure"] for line in read_lines(path)] == ["short"]
-    assert "time is over in wait" in capsys.readouterr().err
+    assert mentions(capsys.readouterr().err, "time", "wait")
 
 
 def test_after_a_figure_that_loses_the_gpu_a_new_process_goes_on(
@@ -171,7 +172,7 @@ def test_no_passed_test_is_a_failed_figure(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "first.jsonl"
     assert gpu_first.main(["--dry-run", "--section", "tests", "--out", str(path)]) == 1
     (line,) = read_lines(path)
-    assert "no test passed" in line["error"]
+    assert mentions(line["error"], "no test")
     assert "5 errors" in line["error"]
     assert "5 errors" in path.with_suffix(".tests.txt").read_text()
 

@@ -20,7 +20,7 @@ from sam3_node.bags import LabelledClip, RecordingReader
 from sam3_node.errors import CameraError, MissingExtraError, OutputError
 from sam3_node.replay.davis_png import colours
 from sam3_node.wire import decode_depth, decode_image
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 from tools.scenes import nameless
 from tools.scenes.__main__ import main
 from tools.scenes.clips import Clip, list_clips, read_clip, write_clip
@@ -287,7 +287,7 @@ def test_finished_clips_are_left_alone(
     assert main(["--clips", "1", *arguments]) == 0
     before = (tmp_path / "Clips/train-0-00000.json").stat().st_mtime_ns
     assert main(["--clips", "2", *arguments]) == 0
-    assert "1 of 2 clips exist" in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, "1 of 2")
     assert list_clips(tmp_path) == ["train-0-00000", "train-0-00001"]
     assert (tmp_path / "Clips/train-0-00000.json").stat().st_mtime_ns == before
 

@@ -16,9 +16,9 @@ from sam3_node.models import TrackerModel
 from sam3_node.models.checkpoints import load_tracker
 from sam3_node.models.sam.encoder import adapt_sam1
 from sam3_node.perception.output_masks import rasterize
+from sam3_node.resumable import resume, run_to_end
 from sam3_node.tracking import ObjectPrompt, Tracker
 from sam3_node.tracking.everything import Census, EverythingOptions, segment_everything
-from sam3_node.types import resume, run_to_end
 from sam3_node.wire import decode_image
 from tests.support.refuses import refuses
 from tests.support.tabletop import truth

@@ -309,7 +309,9 @@ def test_a_peer_that_reads_no_replies_loses_them_and_stops_nobody() -> None:
         zmq.Context() as context,
         context.socket(zmq.DEALER) as deaf,
     ):
-        deaf.linger, deaf.rcvhwm, deaf.sndhwm = 0, 1, 0
+        deaf.linger = 0
+        deaf.rcvhwm = 1
+        deaf.sndhwm = 0
         deaf.connect(server.endpoint)
         before = rss_bytes()
         for number in range(2000):

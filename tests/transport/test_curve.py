@@ -31,8 +31,8 @@ from sam3_node.transport.security import KeyFolder
 from sam3_node.transport.sockets import HandshakeWatch
 from sam3_node.transport.tap import PoseSubscriber, StreamTap
 from tests.support.key_rig import Keys, echo, revoke, serve
-from tests.support.refuses import refuses
-from tests.support.transport_peer import TCP, make_frame, make_masks, take_frame, wait_until
+from tests.support.refuses import mentions, refuses
+from tests.support.transport_peer import TCP, guard_of, make_frame, make_masks, take_frame, wait_until
 from tests.support.wire_examples import gripper_pose
 from tests.transport.test_restart import closing_listener
 
@@ -70,7 +70,8 @@ def test_the_right_keys_carry_all_messages(
 
 
 def test_lossless_delivery_has_keys_too(keys: Keys) -> None:
-    node, cam0 = keys.machine("node", "node", camera_keys=("cam0",)), keys.machine("cam0", "cam0")
+    node = keys.machine("node", "node", camera_keys=("cam0",))
+    cam0 = keys.machine("cam0", "cam0")
     with (
         FramePublisher(TCP, "every", cam0) as camera,
         FrameSubscriber([camera.endpoint], "every", security=node) as frames,
@@ -119,7 +120,7 @@ def test_the_wrong_key_gets_nothing_and_learns_why(keys: Keys, caplog: pytest.Lo
                 flow(lambda: masks.send(make_masks(1)) and None, lambda: reader.take(50))
                 assert intruder.take(0) is None, name
                 assert not intruder.connected, name
-                assert "refuse" in caplog.text or "expects a key" in caplog.text
+                assert "refuse" in caplog.text or mentions(caplog.text, "transport.keys")
         assert control.rejected == 0  # no request came in
         assert control.peers_refused >= 2
         assert masks.peers_refused >= 2
@@ -143,7 +144,8 @@ def test_a_revoked_key_is_cut_off(keys: Keys, stack: ExitStack, new_endpoint: Ca
     node = keys.machine("node", "node")
     masks = stack.enter_context(MaskPublisher(new_endpoint(), security=node))
     control = serve(stack, node, new_endpoint())
-    good, bad = keys.machine("good", "watcher"), keys.machine("bad", "policy")
+    good = keys.machine("good", "watcher")
+    bad = keys.machine("bad", "policy")
     reader, other = (
         stack.enter_context(MaskSubscriber(masks.endpoint, security=security)) for security in (good, bad)
     )
@@ -155,14 +157,14 @@ def test_a_revoked_key_is_cut_off(keys: Keys, stack: ExitStack, new_endpoint: Ca
     with pytest.raises((ForbiddenError, TransportError)):  # at once, on the open connection
         client.call("reset")
     wait_until(lambda: other.refusals)
-    assert "refuses the key policy (operator): it was revoked there" in other.refusals[0]
+    assert mentions(other.refusals[0], "policy", "operator", "revoked")
     wait_until(lambda: reader.connected and not other.connected)
     flow(lambda: masks.send(make_masks(2)) and None, lambda: reader.take(50))
     while other.take(0):  # what had come before
         pass
     flow(lambda: masks.send(make_masks(3)) and None, lambda: reader.take(50))
     assert other.take(0) is None
-    wait_until(lambda: "the key policy (operator) was refused: it is revoked" in str(masks.last_refusal))
+    wait_until(lambda: mentions(str(masks.last_refusal), "policy", "operator", "revoked"))
 
 
 def test_a_camera_sends_its_own_name_only(keys: Keys, caplog: pytest.LogCaptureFixture) -> None:
@@ -178,13 +180,13 @@ def test_a_camera_sends_its_own_name_only(keys: Keys, caplog: pytest.LogCaptureF
             StreamTap(endpoints, TCP.replace("*", "9"), (), 1 << 20, security=node) as tap,
         ):
             wait_until(lambda: thief.send(make_frame(1, "cam1")) and frames.rejected and tap.refused)
-            assert "camera cam1 of" in str(frames.last_error)
+            assert mentions(str(frames.last_error), "cam1")
             assert "cam0 (camera)" in str(frames.last_error)
             assert frames.take(0) is None
             assert tap.take(0) is None
             assert flow(lambda: camera.send(make_frame(7, "cam1")) and None, lambda: frames.take(50))
             assert flow(lambda: thief.send(make_frame(8, "cam0")) and None, lambda: frames.take(50))
-    assert "may send cam0" in caplog.text
+    assert mentions(caplog.text, "send", "cam0")
 
 
 def test_a_camera_of_another_key_is_not_heard(keys: Keys) -> None:
@@ -208,7 +210,7 @@ def test_a_revoked_camera_is_left(keys: Keys) -> None:
         flow(lambda: camera.send(make_frame(1)) and None, lambda: frames.take(50))
         revoke(node, "cam0")
         wait_until(lambda: frames.refusals and not frames.connected)
-        assert "is not authorised" in frames.refusals[0]
+        assert mentions(frames.refusals[0], "authorised")
         (node.keys / "revoked" / "cam0.pub").rename(node.keys / "authorised" / "cam0.pub")
         flow(lambda: camera.send(make_frame(2)) and None, lambda: frames.take(50))
 
@@ -216,10 +218,11 @@ def test_a_revoked_camera_is_left(keys: Keys) -> None:
 def test_encrypted_requests_count_as_read(keys: Keys, stack: ExitStack, control: ControlServer) -> None:
     client = stack.enter_context(ControlClient(control.endpoint, 5000, keys.machine("p", "policy")))
     client.call("status")
-    guard = control._bound.guard
-    wait_until(lambda: any(found.received for found in guard._connections.values()))
-    (connection,) = guard._connections.values()
-    before, handshake = connection.received, connection.unread
+    connections = guard_of(control)._connections
+    wait_until(lambda: any(found.received for found in connections.values()))
+    (connection,) = connections.values()
+    before = connection.received
+    handshake = connection.unread
     for _ in range(100):  # 33 bytes of each are CURVE's
         client.call("status")
     wait_until(lambda: connection.received > before + 5000)
@@ -233,7 +236,8 @@ def test_requests_of_a_key_are_limited(
         limits.CAPS, "reader", limits.Cap(requests_per_s=0.001, bytes_per_s=1000, connections=256)
     )
     monkeypatch.setattr(limits, "BURST_S", 3000)
-    reader, operator = keys.machine("w", "watcher"), keys.machine("p", "policy")
+    reader = keys.machine("w", "watcher")
+    operator = keys.machine("p", "policy")
     clients = [stack.enter_context(ControlClient(control.endpoint, 5000, reader)) for _ in range(4)]
     for client in clients[:3]:  # three requests, over any connections
         assert client.call("status")
@@ -252,14 +256,15 @@ def test_connections_of_a_role_are_limited(
     def subscribe(security: Security) -> MaskSubscriber:
         return stack.enter_context(MaskSubscriber(masks.endpoint, security=security))
 
-    watcher, policy = keys.machine("w", "watcher"), keys.machine("p", "policy")
+    watcher = keys.machine("w", "watcher")
+    policy = keys.machine("p", "policy")
     for _ in range(2):
         first = subscribe(watcher)
         wait_until(lambda first=first: first.connected)
     extra = subscribe(watcher)
     wait_until(lambda: extra.refusals)
     assert re.search(r"refuses the key watcher \(reader\).*no connection left", extra.refusals[0])
-    assert "watcher (reader) was refused: its role may connect up to connection 2" in str(masks.last_refusal)
+    assert mentions(str(masks.last_refusal), "watcher", "reader", "2")
     operator = subscribe(policy)  # of a role with connections left
     wait_until(lambda: operator.connected and not extra.connected)
     operator.close()
@@ -276,7 +281,7 @@ def test_a_refused_peer_that_leaves_is_not_taken_for_one_that_was_connected(keys
         wait_until(lambda: reader.connected)
         with MaskSubscriber(masks.endpoint, security=keys.stranger("x", "operator")) as stranger:
             wait_until(lambda: stranger.refusals)
-        wait_until(lambda: masks._bound.guard.count_connections() == 1)
+        wait_until(lambda: guard_of(masks).count_connections() == 1)
         assert masks.wait_for_peer(0)
 
 
@@ -327,7 +332,8 @@ def test_a_monitor_ends_before_its_socket(
     keys: Keys, control: ControlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An event for a monitor that is gone would stop libzmq's thread, and with it all sockets of the process."""
-    were_open, close = [], HandshakeWatch.close
+    were_open = []
+    close = HandshakeWatch.close
 
     def note(watch: HandshakeWatch) -> None:
         if not watch.monitor.closed:
@@ -469,7 +475,7 @@ def test_a_folder_that_others_may_change_authorises_nobody(
     (own.path / "authorised").chmod(0o777)
     with caplog.at_level(logging.WARNING):
         assert not KeyFolder(own.path).authorised()
-    assert "can be written by others" in caplog.text
+    assert mentions(caplog.text, "written")
 
 
 def test_damaged_files_do_not_count_and_are_not_quoted(
@@ -514,7 +520,8 @@ def test_the_key_of_a_process_follows_from_its_role(own: KeyFolder) -> None:
 def test_what_takes_the_place_of_the_folder_authorises_nobody_until_it_is_back(
     own: KeyFolder, kind: str
 ) -> None:
-    authorised, kept = own.path / "authorised", own.path / "kept"
+    authorised = own.path / "authorised"
+    kept = own.path / "kept"
     assert names(own) == ["node"]
     authorised.rename(kept)
     if kind == "file":

@@ -16,7 +16,8 @@ from sam3_node.transport import FramePublisher, FrameSubscriber, choose_replaced
 from sam3_node.transport.control_server import ControlServer, poll
 from sam3_node.types import Delivery, Depth, Frame, Intrinsics
 from sam3_node.wire import pack_frame, unpack_frame
-from tests.support.transport_peer import TCP, make_frame, peer, take_frame, wait_until
+from tests.support.refuses import mentions
+from tests.support.transport_peer import TCP, bound_cameras, make_frame, peer, take_frame, wait_until
 
 
 def send_until(publisher: FramePublisher, subscriber: FrameSubscriber, frame: Frame) -> None:
@@ -62,7 +63,8 @@ def test_the_newest_frame_wins_and_every_skipped_one_is_counted(interval_ms: int
         peer("camera", TCP, "cam0", "newest", interval_ms, 100_000, side) as camera,
         FrameSubscriber([camera.next_line()]) as subscriber,
     ):
-        fresh, taken = 0, []
+        fresh = 0
+        taken = []
         for _ in range(10):
             asked_ns = time.time_ns()
             time.sleep(0.1)  # a slow consumer: several frames pass
@@ -80,7 +82,8 @@ def test_the_newest_frame_wins_and_every_skipped_one_is_counted(interval_ms: int
 
 def test_a_flood_is_unpacked_once_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     unpacked: list[int] = []
-    begun, flooded = threading.Event(), threading.Event()
+    begun = threading.Event()
+    flooded = threading.Event()
 
     def unpack(parts: Sequence[memoryview]) -> Frame:
         found = unpack_frame(parts)
@@ -160,7 +163,7 @@ def test_frames_beyond_max_cameras_are_counted() -> None:
             while subscriber.take(50) is not None:
                 pass
         wait_until(lambda: publisher.send(make_frame(0, "c")) and subscriber.rejected)
-        assert "at most 2 cameras" in str(subscriber.last_error)
+        assert mentions(str(subscriber.last_error), "2", "cameras")
         send_until(publisher, subscriber, make_frame(1, "a"))
 
 
@@ -334,7 +337,7 @@ def test_an_endpoint_with_many_names_takes_nothing_from_another(monkeypatch: pyt
             second.send(make_frame(number, f"new{number}"))
             time.sleep(0.02)
         take_cameras(subscriber)
-        assert "cam0" in subscriber.names._bindings
+        assert "cam0" in bound_cameras(subscriber)
         first.send(make_frame(1))
         second.send(make_frame(1))
         assert take_cameras(subscriber) == [("cam0", first.endpoint)]
@@ -350,10 +353,10 @@ def test_an_endpoint_that_comes_late_gets_its_share() -> None:
             second.send(make_frame(0, name))
             assert take_cameras(subscriber) == [(name, second.endpoint)]
         second.send(make_frame(0, "c"))
-        wait_until(lambda: "at most 4 cameras, found another: c" in (subscriber.last_error or ""))
+        wait_until(lambda: mentions(subscriber.last_error or "", "4", "cameras", "c"))
         first.send(make_frame(0, "cam0"))
         assert take_cameras(subscriber) in ([], [("cam0", first.endpoint)])
-        assert len(subscriber.names._bindings) == 4
+        assert len(bound_cameras(subscriber)) == 4
 
 
 def test_expected_cameras_get_their_places_before_others() -> None:
@@ -365,7 +368,8 @@ def test_expected_cameras_get_their_places_before_others() -> None:
         assert subscriber.names.silent_s("left") is not None
 
 
-A, B = "tcp://a:1", "tcp://b:1"
+A = "tcp://a:1"
+B = "tcp://b:1"
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,8 @@ def test_masks_arrive_as_they_were_sent(delivery: Delivery, encoding: MaskEncodi
     ):
         got = send_until_received(publisher, subscriber, masks)
     assert before_ns < got.published_ns < time.time_ns()
-    mask, sent = got.instances[0].mask, masks.instances[0].mask
+    mask = got.instances[0].mask
+    sent = masks.instances[0].mask
     assert np.array_equal(mask.full(), sent.full())
     assert dataclasses.replace(got, published_ns=0, instances=()) == dataclasses.replace(masks, instances=())
 
@@ -58,7 +59,12 @@ def test_the_newest_masks_win() -> None:
         for seq in range(1, 50):
             publisher.send(make_masks(seq))
             time.sleep(0.002)
-        wait_until(lambda: (got := subscriber.take(1000)) and got.seq == 49)
+
+        def is_last() -> bool:
+            got = subscriber.take(1000)
+            return got is not None and got.seq == 49
+
+        wait_until(is_last)
         assert subscriber.take(50) is None
 
 

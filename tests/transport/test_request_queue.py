@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 import pytest
 import zmq
 
+from sam3_node.resumable import Resumable, resume
 from sam3_node.transport import control_server
 from sam3_node.transport.control_server import (
     MAX_REQUESTS_PER_PEER,
@@ -15,7 +16,6 @@ from sam3_node.transport.control_server import (
     RequestQueue,
     WaitingRequest,
 )
-from sam3_node.types import Job, resume
 from sam3_node.wire import Reply, Request, pack_request, unpack_reply
 from tests.support.transport_peer import TCP, open_peer, take_error, wait_until, waiting_bodies
 
@@ -166,9 +166,10 @@ class Work:
     """Work on a request that never ends by itself; it counts its turns."""
 
     def __init__(self) -> None:
-        self.turns, self.is_closed = 0, False
+        self.turns = 0
+        self.is_closed = False
 
-    def do(self) -> Job[None]:
+    def do(self) -> Resumable[None]:
         try:
             while True:
                 self.turns += 1
@@ -185,7 +186,8 @@ def long_work(peer: str) -> Iterator[tuple[ControlServer, zmq.Socket, Work]]:
         assert server.receive(5000)
         assert server.begun is None
         work = Work()
-        with closing(job := work.do()):
+        job = work.do()
+        with closing(job):
             resume(job)
             server.put_back(job)
             yield server, mouse, work

@@ -33,6 +33,7 @@ from tests.support.transport_peer import (
     open_peer,
     peer,
     place_of,
+    sockets_of,
     take_frame,
     wait_until,
 )
@@ -97,7 +98,12 @@ def test_a_hung_camera_is_detected_and_received_again_when_it_continues(endpoint
         camera.process.send_signal(signal.SIGCONT)
         wait_until(lambda: subscriber.connected)
         asked_ns = time.time_ns()
-        wait_until(lambda: (got := subscriber.take(1000)) and got.frame.capture_ns > asked_ns)
+
+        def is_newer() -> bool:
+            got = subscriber.take(1000)
+            return got is not None and got.frame.capture_ns > asked_ns
+
+        wait_until(is_newer)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
@@ -199,8 +205,9 @@ def closing_listener() -> Iterator[tuple[str, list[int]]]:
 
 def test_an_idle_client_whose_handshakes_fail_stops_no_other_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once 1000 events wait in a monitor that nobody reads, libzmq's thread waits, and all sockets with it."""
-    monkeypatch.setitem(transport.sockets._COMMON_OPTIONS, zmq.RECONNECT_IVL, 1)
-    monkeypatch.setitem(transport.sockets._COMMON_OPTIONS, zmq.RECONNECT_IVL_MAX, 0)
+    options = transport.sockets._COMMON_OPTIONS
+    monkeypatch.setitem(options, zmq.RECONNECT_IVL, 1)
+    monkeypatch.setitem(options, zmq.RECONNECT_IVL_MAX, 0)
     with closing_listener() as (endpoint, closed), transport.ControlClient(endpoint, 100) as idle:
         with refuses(TransportError, field=("program", "node")):
             idle.call("status")
@@ -213,14 +220,16 @@ def test_an_idle_client_whose_handshakes_fail_stops_no_other_socket(monkeypatch:
 
 
 def test_a_hung_node_is_noticed_by_masks_and_tap_and_received_again(tmp_path: Path) -> None:
-    frames, masks, control = free_endpoint(), free_endpoint(), free_endpoint()
+    frames = free_endpoint()
+    masks = free_endpoint()
+    control = free_endpoint()
     with (
         peer("node", frames, masks, control) as node,
         transport.MaskSubscriber(masks) as subscriber,
         StreamTap([frames], masks, (), 1 << 20) as tap,
     ):
         node.next_line()
-        wait_until(lambda: subscriber._sockets[0]._watched and tap._sockets[1]._watched)
+        wait_until(lambda: sockets_of(subscriber)[0]._watched and sockets_of(tap)[1]._watched)
         for _ in range(2):
             node.process.send_signal(signal.SIGSTOP)
             wait_until(lambda: not subscriber.connected and not tap.connected)
@@ -228,7 +237,12 @@ def test_a_hung_node_is_noticed_by_masks_and_tap_and_received_again(tmp_path: Pa
             wait_until(lambda: subscriber.connected and tap.connected)
         with transport.FramePublisher(frames) as camera:
             wait_until(lambda: camera.send(make_frame(7)) and subscriber.take(100))
-            wait_until(lambda: (message := tap.take(100)) and bytes(message.parts[0]) == b"masks/cam0")
+
+            def has_masks() -> bool:
+                message = tap.take(100)
+                return message is not None and bytes(message.parts[0]) == b"masks/cam0"
+
+            wait_until(has_masks)
 
 
 def test_the_sender_of_a_message_is_connected_though_its_handshake_was_not_looked_for() -> None:
@@ -255,7 +269,7 @@ def test_idle_publishers_and_those_without_beats_are_not_taken_for_hung() -> Non
         clock.subscribe(b"")
         beats = [clock.recv_multipart() for _ in range(6)]
         assert beats == [golden("beat")] * 6
-        assert [socket.handshakes for socket in subscriber._sockets] == [1, 1]
+        assert [socket.handshakes for socket in sockets_of(subscriber)] == [1, 1]
         assert subscriber.rejected == 0
 
 
@@ -268,8 +282,13 @@ def test_a_subscriber_that_could_not_listen_does_not_take_its_peer_for_hung() ->
         for _ in range(2):
             seqs += [take_frame(subscriber).frame.seq for _ in range(3)]
             hold_interpreter(2500)
-        wait_until(lambda: (got := subscriber.take(1000)) and got.frame.seq > seqs[-1] + 40)
-        assert subscriber._sockets[0].handshakes == 1
+
+        def has_gone_on() -> bool:
+            got = subscriber.take(1000)
+            return got is not None and got.frame.seq > seqs[-1] + 40
+
+        wait_until(has_gone_on)
+        assert sockets_of(subscriber)[0].handshakes == 1
         assert seqs == sorted(set(seqs))
 
 
@@ -326,7 +345,9 @@ PROGRESS = {"node": "", "policy": "", "recorder": "masks/", "asker": "answer"}
 @contextmanager
 def robot(folder: Path) -> Iterator[Team]:
     """Run a camera, a node, a policy that holds the interpreter, a recorder and a client of control."""
-    frames, masks, control = free_endpoint(), f"ipc://{folder}/masks", free_endpoint()
+    frames = free_endpoint()
+    masks = f"ipc://{folder}/masks"
+    control = free_endpoint()
     with ExitStack() as stack:
 
         def run(*role: object) -> Callable[[], Process]:

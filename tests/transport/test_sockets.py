@@ -38,7 +38,12 @@ def test_an_address_in_use_is_an_error(opener: type[transport.FramePublisher], e
     [
         "",
         "ipc://a\x00b",
-        *("camera", "tcp://", "tcp://127.0.0.1", "tcp://127.0.0.1:70000", "udp://127.0.0.1:5", "ipc://"),
+        "camera",
+        "tcp://",
+        "tcp://127.0.0.1",
+        "tcp://127.0.0.1:70000",
+        "udp://127.0.0.1:5",
+        "ipc://",
     ],
 )
 def test_malformed_endpoints_are_errors(endpoint: str) -> None:
@@ -109,8 +114,10 @@ def test_no_resource_is_left_after_close(delivery: Delivery) -> None:
             reader.take(200)
 
     once()
-    process, threads = psutil.Process(os.getpid()), set(threading.enumerate())
-    descriptors, system_threads = process.num_fds(), process.num_threads()
+    process = psutil.Process(os.getpid())
+    threads = set(threading.enumerate())
+    descriptors = process.num_fds()
+    system_threads = process.num_threads()
     for _ in range(10):
         once()
     assert set(threading.enumerate()) <= threads
@@ -173,7 +180,8 @@ def test_an_abandoned_socket_is_replaced(binder: int, tmp_path: Path) -> None:
 
 
 def test_a_socket_that_somebody_uses_is_not_replaced(tmp_path: Path) -> None:
-    path, full = tmp_path / "datagrams", tmp_path / "full"
+    path = tmp_path / "datagrams"
+    full = tmp_path / "full"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as used, socket.socket(socket.AF_UNIX) as busy:
         used.bind(str(path))
         busy.bind(str(full))

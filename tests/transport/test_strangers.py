@@ -24,6 +24,7 @@ from tests.support.hostility import mutations
 from tests.support.raw_zmtp import connect, frame, ping, raw_peer
 from tests.support.transport_peer import (
     TCP,
+    guard_of,
     make_frame,
     make_masks,
     open_peer,
@@ -91,7 +92,8 @@ def take_memory(kind: str, make: Callable[[], bytes]) -> int:
 
 def test_a_message_that_waits_takes_its_own_size() -> None:
     """By default, libzmq keeps the buffer of 8 KiB with which it has read the message."""
-    process, kept = psutil.Process(), []
+    process = psutil.Process()
+    kept = []
     bound = BoundSocket(zmq.ROUTER, TCP, 10, MEBIBYTE)
     with raw_peer(bound.endpoint, "DEALER") as stranger:
         before = process.memory_info().rss
@@ -135,7 +137,7 @@ def test_connections_beyond_the_limit_are_cut_off(monkeypatch: pytest.MonkeyPatc
             stack.enter_context(raw_peer(server.endpoint, "DEALER"))
         extra = stack.enter_context(connect(server.endpoint))
         read_to_end(extra)
-        wait_until(lambda: server._bound.guard.cut_off == 1)
+        wait_until(lambda: guard_of(server).cut_off == 1)
 
 
 OLD_GREETINGS = {
@@ -155,7 +157,7 @@ def test_strangers_of_old_protocols_do_not_make_a_peer_uncounted(greeting: bytes
                 stranger.settimeout(PATIENCE_S)
                 stranger.sendall(greeting + b"\xff" * 64)  # a part of 16 EiB
                 read_to_end(stranger)
-        guard = camera._bound.guard
+        guard = guard_of(camera)
         wait_until(lambda: guard.count_connections() == 1)
         assert camera.wait_for_peer(0)
         reader.close()
@@ -175,7 +177,9 @@ SUBSCRIBERS: dict[str, Callable[[str, Delivery], Any]] = {
 
 @pytest.mark.parametrize("kind", ["frame", "masks"])
 def test_each_hostile_message_is_counted_or_taken(kind: str) -> None:
-    count, sent, taken = 4000, 0, 0
+    count = 4000
+    sent = 0
+    taken = 0
     with open_peer(zmq.PUSH) as publisher, SUBSCRIBERS[kind](place_of(publisher), "every") as subscriber:
         for parts in mutations(GOOD[kind], count, 0):
             while not publisher.poll(5, zmq.POLLOUT):

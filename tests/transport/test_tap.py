@@ -13,6 +13,7 @@ from sam3_node.transport.tap import ReceivedMessage, StreamTap
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import Event, pack_event, unpack_frame
 from tests.support.node_rig import until
+from tests.support.transport_peer import count_waiting
 
 MEBIBYTE = 1 << 20
 
@@ -26,7 +27,8 @@ def tap(
     folder: Path, cameras: tuple[str, ...] = (), max_bytes: int = 64 * MEBIBYTE
 ) -> Iterator[tuple[FramePublisher, MaskPublisher, StreamTap]]:
     """Open publishers, and an empty tap that is connected to both."""
-    frames, masks = f"ipc://{folder}/frames", f"ipc://{folder}/masks"
+    frames = f"ipc://{folder}/frames"
+    masks = f"ipc://{folder}/masks"
     with (
         FramePublisher(frames) as camera,
         MaskPublisher(masks) as node,
@@ -73,7 +75,7 @@ def test_messages_beyond_the_limit_are_dropped_and_counted(tmp_path: Path) -> No
     with tap(tmp_path, max_bytes=MEBIBYTE) as (camera, _, stream_tap):
         for seq in range(10):
             camera.send(frame(seq, size=MEBIBYTE // 4))
-            until(lambda seq=seq: len(stream_tap._waiting) + stream_tap.dropped > seq, "the frame")  # type: ignore[misc]
+            until(lambda seq=seq: count_waiting(stream_tap) + stream_tap.dropped > seq, "the frame")  # type: ignore[misc]
         assert stream_tap.dropped == 7
         assert [unpack_frame(item.parts).seq for item in take_messages(stream_tap, 3)] == [0, 1, 2]
         camera.send(frame(10))
@@ -100,7 +102,7 @@ def test_only_the_chosen_cameras_and_all_events_arrive(tmp_path: Path) -> None:
 def test_waiting_messages_can_be_taken_after_close(tmp_path: Path) -> None:
     with tap(tmp_path) as (camera, _, stream_tap):
         camera.send(frame(1))
-        until(lambda: stream_tap._waiting, "the frame")
+        until(lambda: count_waiting(stream_tap), "the frame")
         stream_tap.close()
         stream_tap.close()
         assert stream_tap.take(5000) is not None

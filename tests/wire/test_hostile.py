@@ -114,8 +114,19 @@ def test_truncated_messages_are_refused(name):
 
 
 WRONG = [
-    *(None, True, -1, 1.5, 2**64 - 1, float("nan"), float("inf")),
-    *("text", b"data", [], [1, 2, 3, 4], [{}], {}),
+    None,
+    True,
+    -1,
+    1.5,
+    2**64 - 1,
+    float("nan"),
+    float("inf"),
+    "text",
+    b"data",
+    [],
+    [1, 2, 3, 4],
+    [{}],
+    {},
 ]
 
 
@@ -133,7 +144,8 @@ def test_wrong_types_anywhere_are_refused_or_accepted(name):
     body = next(index for index, part in enumerate(parts) if part[0] >= 0x80)
     for path in paths(msgpack.unpackb(parts[body])):
         for wrong in WRONG:
-            message = container = msgpack.unpackb(parts[body])
+            message = msgpack.unpackb(parts[body])
+            container = message
             for key in path[:-1]:
                 container = container[key]
             container[path[-1]] = wrong
@@ -149,7 +161,8 @@ def changed(name, *path, value):
     """Return a golden message with one field of its map replaced, or removed if `value` is KeyError."""
     parts = golden(name)
     body = 0 if len(parts) == 1 else 1
-    message = container = msgpack.unpackb(parts[body])
+    message = msgpack.unpackb(parts[body])
+    container = message
     for key in path[:-1]:
         container = container[key]
     if value is KeyError:

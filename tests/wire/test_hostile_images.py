@@ -39,7 +39,8 @@ def split_scans(data):
     return data[: starts[0]], [data[a:b] for a, b in itertools.pairwise([*starts, len(data) - 2])]
 
 
-BASELINE, PROGRESSIVE = write_jpeg(), write_jpeg(PROGRESSIVE=1)
+BASELINE = write_jpeg()
+PROGRESSIVE = write_jpeg(PROGRESSIVE=1)
 FRAME = BASELINE.index(b"\xff\xc0")
 SCAN = BASELINE.index(b"\xff\xda")
 HEAD, SCANS = split_scans(PROGRESSIVE)
@@ -138,7 +139,8 @@ def header(width=SIDE, height=SIDE, **fields):
 
 
 ROWS = bytes(SIDE * (1 + 3 * SIDE))
-PIXELS, IEND = chunk(b"IDAT", zlib.compress(ROWS)), chunk(b"IEND")
+PIXELS = chunk(b"IDAT", zlib.compress(ROWS))
+IEND = chunk(b"IEND")
 EIGHT_MB = zlib.compress(bytes(7_900_000), 9)
 
 
@@ -278,7 +280,8 @@ def edit(data, edits):
 
 def renew_checksums(data):
     """Return a PNG with the checksums of its chunks, so that its decoder reads on."""
-    chunks, place = [data[:8]], 8
+    chunks = [data[:8]]
+    place = 8
     while place + 12 <= len(data) and (size := int.from_bytes(data[place : place + 4], "big")) < 4 * MEGABYTE:
         chunks.append(chunk(data[place + 4 : place + 8], data[place + 8 : place + 8 + size]))
         place += 12 + size

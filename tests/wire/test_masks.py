@@ -159,7 +159,8 @@ def changed_instance(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_they_are_equal_to_those_that_are_decoded_at_once(name: str) -> None:
-    eager, lazy = unpack_masks(golden(name)), unpack_masks(golden(name), lazy=True)
+    eager = unpack_masks(golden(name))
+    lazy = unpack_masks(golden(name), lazy=True)
     assert len(eager.instances) == len(lazy.instances) > 1
     for one, other in zip(eager.instances, lazy.instances, strict=True):
         assert isinstance(other.mask, EncodedMask)

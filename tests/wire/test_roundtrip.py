@@ -34,12 +34,16 @@ RAW = {"bgr8": 3, "rgb8": 3, "mono8": 1}
 
 @st.composite
 def frames(draw):
-    width, height = draw(st.integers(1, 6)), draw(st.integers(1, 6))
+    width = draw(st.integers(1, 6))
+    height = draw(st.integers(1, 6))
     encoding = draw(st.sampled_from([*RAW, "jpeg", "png"]))
     size = width * height * RAW.get(encoding, 0) or draw(st.integers(1, 30))
     intrinsics = st.builds(
         Intrinsics,
-        *[st.floats(1e-3, 1e6), st.floats(1e-3, 1e6), finite, finite],
+        st.floats(1e-3, 1e6),
+        st.floats(1e-3, 1e6),
+        finite,
+        finite,
         st.sampled_from(["none", "brown_conrady", "fisheye"]),
         st.lists(finite, max_size=14).map(tuple),
     )
@@ -53,7 +57,11 @@ def frames(draw):
     )
     return Frame(
         draw(cameras),
-        *(draw(naturals), draw(capture_times), width, height, encoding),
+        draw(naturals),
+        draw(capture_times),
+        width,
+        height,
+        encoding,
         draw(st.binary(min_size=size, max_size=size)),
         draw(st.sampled_from(["system", "monotonic", "device"])),
         draw(naturals),
@@ -67,9 +75,16 @@ def instances(id, size):
     triple = st.tuples(*[st.floats(0, 100)] * 3)
     return st.builds(
         Instance,
-        *(st.just(id), words, st.floats(0, 1), st.sampled_from(["tentative", "tracked", "occluded"])),
-        *(naturals, naturals, npst.arrays(np.bool_, size).map(Mask.from_full)),
-        *(st.none() | triple, st.none() | words, st.none() | triple),
+        st.just(id),
+        words,
+        st.floats(0, 1),
+        st.sampled_from(["tentative", "tracked", "occluded"]),
+        naturals,
+        naturals,
+        npst.arrays(np.bool_, size).map(Mask.from_full),
+        st.none() | triple,
+        st.none() | words,
+        st.none() | triple,
     )
 
 
@@ -79,7 +94,13 @@ def mask_frames(draw):
     ids = draw(st.lists(naturals, unique=True, max_size=4))
     return MaskFrame(
         draw(cameras),
-        *(draw(naturals), draw(naturals), size[1], size[0], draw(naturals), draw(naturals), draw(naturals)),
+        draw(naturals),
+        draw(naturals),
+        size[1],
+        size[0],
+        draw(naturals),
+        draw(naturals),
+        draw(naturals),
         draw(words),
         draw(st.dictionaries(words, naturals, max_size=4)),
         draw(st.lists(words, max_size=3).map(tuple)),

@@ -55,7 +55,7 @@ from sam3_node.models.checkpoints import cast_source
 from sam3_node.models.sam.cudnn import attend_cudnn, has_cudnn
 from sam3_node.models.sam.probes import relative_error
 from sam3_node.models.sam.stages import Stages
-from sam3_node.perception.perception import load_models
+from sam3_node.perception.loading import load_models
 from sam3_node.settings import EngineSettings, Settings
 from sam3_node.tracking import ObjectPrompt
 from sam3_node.tracking.tracks import BATCHES

@@ -181,10 +181,15 @@ def name_bench(record: Record) -> str:
     return match[1].replace(".", "-").replace("_", "-") if match else ASSERTED
 
 
+def group_records(results: Results) -> dict[str, list[Record]]:
+    """Return the records of each benchmark, by its name."""
+    records = sorted((record for rows in results.values() for record in rows), key=name_bench)
+    return {name: list(rows) for name, rows in groupby(records, key=name_bench)}
+
+
 def format_pages(results: Results) -> dict[str, str]:
     """Return all figures of each benchmark as text, by the benchmark's name."""
-    records = sorted((record for rows in results.values() for record in rows), key=name_bench)
-    return {name: format_detail(name, list(rows)) for name, rows in groupby(records, key=name_bench)}
+    return {name: format_detail(name, records) for name, records in group_records(results).items()}
 
 
 def format_overview(results: Results) -> str:
@@ -199,7 +204,7 @@ def format_overview(results: Results) -> str:
         sections.append(f"## {title}\n\n{table(('figure', 'value', 'target'), rows)}\n")
     sections.append("## Plots\n")
     sections += [f"![{plot.title}](images/{plot.name})\n\n{plot.caption}\n" for plot in PLOTS]
-    sections.append(f"## All benchmarks\n\n{', '.join(map(code, format_pages(results)))}.\n")
+    sections.append(f"## All benchmarks\n\n{', '.join(map(code, group_records(results)))}.\n")
     return "\n".join(sections)
 
 
@@ -261,12 +266,11 @@ def write_page(folder: Path) -> Iterator[Path]:
 def main() -> None:
     parser = new_parser(__doc__)
     parser.add_argument("--out", type=Path, default=DOCS, help="folder of the page")
-    parser.add_argument(
-        "name", nargs="?", help="print this benchmark", choices=sorted(format_pages(read_results()))
-    )
+    records = group_records(read_results())
+    parser.add_argument("name", nargs="?", help="print this benchmark", choices=sorted(records))
     options = parser.parse_args()
     if options.name:
-        print(format_pages(read_results())[options.name])
+        print(format_detail(options.name, records[options.name]))
         return
     for path in write_page(options.out):
         print(f"wrote {path}")

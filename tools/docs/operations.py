@@ -1,6 +1,6 @@
 """Make the table of control operations: arguments from the code, types and results from here."""
 
-from sam3_node.wire.operations import OPERATIONS, Operation
+from sam3_node.wire.operations import ARGUMENTS, CHANGES, OPERATIONS, Arguments
 
 from .tables import code, table
 
@@ -49,15 +49,14 @@ RESULTS = {
 def operation_table() -> str:
     """Return the table of operations. Raises KeyError for an operation that is not described here."""
     rows = [
-        [code(op), _arguments(operation), RESULTS[op], "yes" if operation.kind == "change" else ""]
-        for op, operation in OPERATIONS.items()
+        [code(op), _list(ARGUMENTS[op]), RESULTS[op], "yes" if op in CHANGES else ""] for op in OPERATIONS
     ]
     return table(["op", "args", "result", "published as an event"], rows)
 
 
-def _arguments(operation: Operation) -> str:
-    schema = operation.arguments
+def _list(arguments: Arguments) -> str:
+    schema = arguments.schema
     required = [code(name) for name in schema.readers if name in schema.required]
-    prompt = ["prompt"] if operation.takes_prompt else []
+    prompt = ["prompt"] if arguments.takes_prompt else []
     optional = [code(name) + "?" for name in schema.readers if name not in schema.required]
     return ", ".join([*required, *prompt, *optional])

@@ -1,4 +1,4 @@
-"""Prints how large package, tests, tools and pages are: `python -m tools.docs.size`.
+"""Prints how large package, tests, tools, training and pages are: `python -m tools.docs.size`.
 
 Nothing is asserted: a size is a question to ask, never a reason to write less clearly. Code lines have no docstrings,
 comments and blank lines.
@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("sam3_node", "tests", "tools")
+FOLDERS = ("sam3_node", "tests", "tools", "training")
 LONG_PAGE = 2_500  # words; a longer page is named
 NO_CODE = (
     tokenize.COMMENT,

@@ -1,1 +1,1 @@
-"""Calibration of the confidence of masks: records of tracks, pseudo-tracks of real video, the fit, and its measures."""
+"""Measures of the confidence of masks and names, on records of tracks. `training/doubt` fits it."""

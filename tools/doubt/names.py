@@ -1,15 +1,10 @@
-"""Record names on rendered clips, fit their confidence, and write `sam3_node/tracking/confidence_weights.py`.
-
-    python -m tools.doubt.names out/scenes/names-fit -o out/doubt/names
+"""Record names on rendered clips, so that their confidence can be fitted and measured.
 
 Each clip is played with several sets of prompts: all names in it, all kinds, some of the names, single names, and a
 name that nothing in it has. One file is written for each clip; a file that exists is kept. A name is right if the
-object that has most of the mask's pixels has it. `--step` leaves frames out, to be faster. Logistic regression as in
-`tools.doubt.fit`; each mask that is sure and not tentative counts.
+object that has most of the mask's pixels has it.
 """
 
-import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -19,22 +14,20 @@ import numpy.typing as npt
 
 from sam3_node.cameras.camera_source import CapturedImage
 from sam3_node.cameras.publish import frame_from
-from sam3_node.detection.detectors import Detector, load_detector, prepare_prompts
+from sam3_node.detection.detectors import Detector, prepare_prompts
+from sam3_node.detection.loading import load_detector
 from sam3_node.errors import RequestError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.settings import CameraSettings, DetectorSettings, TrackerSettings
 from sam3_node.tracking.names import FEATURES, estimate_name
 from sam3_node.types import NANOSECONDS, Instance
-from tools.command import errors_in_one_line, new_parser
-from tools.doubt.fit import TARGET, fit_logistic, replace_part
 from tools.scenes.clips import Clip, list_clips, read_clip
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
-RIDGE = 1e-3
 CAMERA = CameraSettings(name="cam0")
 MIN_SHARE = 0.5  # of a mask's pixels that lie on the object
 
@@ -138,74 +131,3 @@ def load(paths: Sequence[Path]) -> tuple[NameRecords, Ints]:
     clip = np.repeat(np.arange(len(found)), [len(each.right) for each in found])
     joined = NameRecords(*(np.concatenate(column) for column in zip(*found, strict=True)))
     return joined._replace(track=joined.track + 100_000 * clip), clip
-
-
-def fit(x: Floats, right: Bools) -> tuple[Floats, float]:
-    """Return the weights [F], none below 0, and the bias of the logistic function."""
-    scale, count = x.std(axis=0) + 1e-6, len(right)
-    share, least = np.full(count, 1 / count), np.zeros(x.shape[1])
-    weights, bias = fit_logistic(x / scale, right.astype(np.float64), share, least, RIDGE)
-    return weights / scale, bias
-
-
-def describe_held_out(records: NameRecords, clip: Ints, sure: float, folds: int = 8) -> str:
-    """Return the coverage and the wrong names at a confidence, on clips that the weights were not fitted to."""
-    confidence = np.zeros(len(clip))
-    for fold in range(folds):
-        held = clip % folds == fold
-        weights, bias = fit(records.features[~held], records.right[~held])
-        confidence[held] = 1 / (1 + np.exp(-(records.features[held] @ weights + bias)))
-    kept = confidence >= sure
-    share, wrong = (kept & records.right).sum() / records.right.sum(), 1 - records.right[kept].mean()
-    return f"held out: {100 * share:.0f} % of the right names stay sure, {100 * wrong:.1f} % of the sure ones are wrong"
-
-
-def write(path: Path, weights: Floats, bias: float, neutral: Floats, sure: float, command: str) -> None:
-    """Write the weights of names into the module of weights."""
-    margins = ", ".join(f'"{name}": {neutral[FEATURES.index(name)]:.2f}' for name in ("look", "thing"))
-    replace_part(
-        path,
-        f"# names: {command}",
-        f"NAME_BIAS = {bias:.4g}",
-        "NAME_WEIGHTS = {",
-        *(
-            f'    "{name}": {weight:.4g},'
-            for name, weight in zip(FEATURES, weights, strict=True)
-            if weight > 1e-4
-        ),
-        "}",
-        '"""Weights of `tracking.names.FEATURES`."""',
-        f"USUAL_MARGINS = {{{margins}}}",
-        '"""Mean margins of right names, for detectors and phrases that have none."""',
-        f"SURE_NAME = {sure}",
-        '"""Confidence below which a name is doubtful. It is chosen, see docs/objects-by-name.md."""',
-        'NAMES_CALIBRATED_FOR = ("nano",)',
-        '"""Names of the detectors whose detections the weights were fitted to."""',
-    )
-
-
-def main() -> None:
-    parser = new_parser(__doc__)
-    parser.add_argument("folder", type=Path, help="rendered clips with names")
-    parser.add_argument("-o", "--out", type=Path, required=True, help="folder of the records")
-    parser.add_argument("--step", type=int, default=3, help="play every N-th frame")
-    parser.add_argument("--every", type=int, default=2, help="as detector.every, of played frames")
-    parser.add_argument("--sure", type=float, default=0.9, help="confidence below which names are doubtful")
-    args = parser.parse_args()
-    with errors_in_one_line():
-        paths = list(record_folder(args.folder, args.out, args.step, args.every))
-    records, clip = load(paths)
-    weights, bias = fit(records.features, records.right)
-    print(describe_held_out(records, clip, args.sure))
-    print(
-        f"{len(clip)} masks of {len(paths)} clips, {100 * (1 - records.right.mean()):.1f} % with a wrong name"
-    )
-    for name, weight in zip(FEATURES, weights, strict=True):
-        print(f"{name:10s} {weight:7.3f}")
-    print(f"bias {bias:.3f}, sure from {args.sure}")
-    command = shlex.join(["python", "-m", "tools.doubt.names", *sys.argv[1:]])
-    write(TARGET, weights, bias, records.features[records.right].mean(axis=0), args.sure, command)
-
-
-if __name__ == "__main__":
-    main()

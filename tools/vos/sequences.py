@@ -19,7 +19,7 @@ from .metrics import MIN_AREA, Bools
 
 VOID = 255
 UNKNOWN = "invalid.json"
-"""File beside the clips, by tools.doubt.pseudo: for each clip the [frame, id] pairs whose truth is unknown."""
+"""File beside the clips, by training.doubt.pseudo: for each clip the [frame, id] pairs whose truth is unknown."""
 
 
 class TrueFrame(NamedTuple):

@@ -1,8 +1,8 @@
 """Reads HDF5 episodes: ALOHA (observations/images/CAMERA) and robomimic (data/demo_N/obs/CAMERA_image), with joints.
 
-ALOHA's record_episodes and robomimic's dataset_states_to_obs write these layouts. Raw images are RGB. Compressed ones
-are JPEG or PNG, read as any other; openpi and lerobot read ALOHA's so, too. The files have no times:
-a frame's stamp is its row by the rate that the file's attributes name, or `PATH#fps=50`.
+ALOHA's record_episodes and robomimic's dataset_states_to_obs write these layouts. Raw images are RGB. Compressed images
+are JPEG or PNG; openpi and lerobot read ALOHA's the same way. The files have no times: a frame's stamp is its row
+divided by the rate, which the file's attributes or `PATH#fps=50` give.
 """
 
 import json
@@ -17,20 +17,29 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...errors import BagError, WireError
-from ...types import NANOSECONDS, closed_on_error
+from ...resources import closed_on_error
+from ...types import NANOSECONDS
 from ...wire.images import MAX_FRAME_PIXELS
 from .. import samples
 from ..isolated import IsolatedCalls
 from ..messages.ros import first_bytes
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
+"""First bytes of an HDF5 file."""
 RATES = ("fps", "frequency", "control_freq", "hz")
-NUMBERS, MAX_JOINTS = ("float32", "float64"), 256
+"""Names of the attributes that may hold the rate of the frames, in Hz."""
+NUMBERS = ("float32", "float64")
+"""Types of the positions of joints that are read."""
+MAX_JOINTS = 256
+"""Largest number of joints in a row. A dataset with more is not read as joints."""
 ROWS = 16
+"""Number of rows that one call of h5py reads."""
 MAX_RATIO = 1100
-"""Maximum ratio of sizes unpacked and stored: a little more than deflate reaches."""
+"""Largest ratio of a dataset's unpacked size to its stored one. Deflate reaches a little less."""
+JOINTS = "/joint_states"
+"""Topic of the joints."""
 _CAMERA = re.compile(r"(?:(data/[^/]+)/obs|(?:.*/)?observations/images)/([^/]+)")
-_JOINTS, JOINTS = re.compile(r"(data/[^/]+)/obs/robot0_joint_pos|(?:.*/)?observations/qpos"), "/joint_states"
+_JOINTS = re.compile(r"(data/[^/]+)/obs/robot0_joint_pos|(?:.*/)?observations/qpos")
 
 
 class _Stream(NamedTuple):
@@ -46,15 +55,16 @@ class _Stream(NamedTuple):
 
 
 class _Episode(NamedTuple):
+    """One episode of a file: its number, its rows, and its streams by their topics."""
+
     number: int
     first_row: int
     rows: int
     streams: dict[str, _Stream]
-    """by topics"""
 
 
 class Hdf5Bag(samples.SampleReader):
-    """The episodes of an HDF5 file. `PATH#episode=3&fps=50` chooses episodes, and gives the rate.
+    """The episodes of an HDF5 file. `PATH#episode=3&fps=50` chooses an episode, and gives the rate.
 
     A frame has the number of its row, counted over all episodes of the file. Raises BagError for a damaged file,
     one of another layout, or one without a rate, MissingExtraError without h5py.
@@ -66,6 +76,7 @@ class Hdf5Bag(samples.SampleReader):
         super().__init__(path)
         self._selection = samples.split_selection(path)
         self._calls = IsolatedCalls("h5py", "hdf5")
+        # the child process ends if the file cannot be opened
         with closed_on_error(self._calls):
             content = self._calls.call("list_hdf5", self._selection.path)
             episodes = list(_find_episodes(self._selection.path, content["datasets"]))
@@ -87,21 +98,27 @@ class Hdf5Bag(samples.SampleReader):
         return file.is_file() and first_bytes(file, len(SIGNATURE)) == SIGNATURE
 
     def _read(self, topics: Collection[str], begin_ns: int) -> Iterator[samples.Sample]:
+        # the row of a time follows from the rate, so reading can begin there
         misses = 0
         begin = int(begin_ns * self._fps / NANOSECONDS)
         for episode in self._episodes:
             first = max(begin - episode.first_row, 0)
             chosen = {name: stream for name, stream in episode.streams.items() if name in topics}
             payloads = {name: self._payloads(stream, first) for name, stream in chosen.items()}
-            for row in range(first, episode.rows if payloads else 0):
+            if not payloads:
+                continue
+            # row by row, so that the samples of all streams come in the order of their stamps
+            for row in range(first, episode.rows):
                 number = episode.first_row + row
                 stamp_ns = round(number / self._fps * NANOSECONDS)
                 for name, found in payloads.items():
                     payload = next(found, None)
-                    misses = 0 if payload is not None else misses + 1
                     if payload is not None:
+                        misses = 0
                         yield samples.Sample(name, stamp_ns, stamp_ns, payload, number)
-                    elif misses > samples.MAX_MISSES:
+                        continue
+                    misses += 1
+                    if misses > samples.MAX_MISSES:
                         self.report.add(
                             f"nothing was read from the row {number} on, after many that are damaged"
                         )
@@ -121,6 +138,7 @@ class Hdf5Bag(samples.SampleReader):
             except BagError as error:
                 rows = []
                 self.report.skip(stream.dataset, error)
+            # a call without rows skips one row, so that damage costs no more than that
             for data in rows or [b""]:
                 try:
                     yield _decode(stream, data)
@@ -146,16 +164,22 @@ def _decode(stream: _Stream, data: bytes) -> samples.Colour | samples.Joints:
 
 
 def _find_episodes(path: Path, datasets: Mapping[str, Mapping[str, Any]]) -> Iterator[_Episode]:
+    """Yield the episodes in the order of their numbers. Raises BagError if no dataset holds images."""
+    # each group of robomimic is an episode; an ALOHA file is one episode without a group
     groups: defaultdict[str, dict[str, _Stream]] = defaultdict(dict)
     joints: dict[str, dict[str, _Stream]] = {}
     for name, dataset in datasets.items():
-        place, stream = _CAMERA.fullmatch(name), _make_stream(name, dataset)
-        if place is not None and stream is not None:
-            groups[place[1] or ""][f"/{place[2].removesuffix('_image')}/image"] = stream
-        elif (place := _JOINTS.fullmatch(name)) and dataset["type"] in NUMBERS:
+        camera = _CAMERA.fullmatch(name)
+        stream = _make_stream(name, dataset)
+        if camera is not None and stream is not None:
+            groups[camera[1] or ""][f"/{camera[2].removesuffix('_image')}/image"] = stream
+            continue
+        positions = _JOINTS.fullmatch(name)
+        if positions is not None and dataset["type"] in NUMBERS:
             rows, *width = dataset["shape"]
             if len(width) == 1 and width[0] <= MAX_JOINTS:
-                joints[place[1] or ""] = {JOINTS: _Stream(name, rows, kind=dataset["type"])}
+                joints[positions[1] or ""] = {JOINTS: _Stream(name, rows, kind=dataset["type"])}
+
     if not groups:
         listed = ", ".join(
             f"{name} {dataset['type']} {dataset['shape']}" for name, dataset in datasets.items()
@@ -164,21 +188,29 @@ def _find_episodes(path: Path, datasets: Mapping[str, Mapping[str, Any]]) -> Ite
             f"{path}: expected images as ALOHA (observations/images/CAMERA) or robomimic "
             f"(data/demo_0/obs/CAMERA_image) have them, found {listed[:600] or 'no dataset'}"
         )
+
+    # rows are numbered over all episodes; an episode is as long as its longest camera
     first_row = 0
     for index, group in enumerate(sorted(groups, key=lambda name: samples.natural_order(Path(name)))):
         rows = max(stream.rows for stream in groups[group].values())
-        digits = re.search(r"(\d{1,9})$", group)
         streams = groups[group] | joints.get(group, {})
-        yield _Episode(int(digits[1]) if digits else index, first_row, rows, streams)
+        number = index
+        digits = re.search(r"(\d{1,9})$", group)
+        if digits is not None:
+            number = int(digits[1])
+        yield _Episode(number, first_row, rows, streams)
         first_row += rows
 
 
 def _make_stream(name: str, dataset: Mapping[str, Any]) -> _Stream | None:
     """Return the stream of a dataset with images; None for another dataset."""
-    shape, kind = dataset["shape"], dataset["type"]
+    shape = dataset["shape"]
+    kind = dataset["type"]
     size = math.prod(shape) * dataset["item_bytes"]
+    # rows that were never written take no space
     if size > MAX_RATIO * dataset["stored_bytes"]:
-        return None  # rows that were never written
+        return None
+    # raw images, or encoded ones: as lists of bytes, as text, or as padded rows
     if kind == "uint8" and len(shape) == 4 and shape[3] == 3 and 0 < shape[1] * shape[2] <= MAX_FRAME_PIXELS:
         return _Stream(name, shape[0], (shape[2], shape[1]))
     is_list = len(shape) == 1 and (kind == "list of uint8" or kind.startswith("|S"))
@@ -192,9 +224,11 @@ def _find_rate(path: Path, attributes: Mapping[str, Mapping[str, Any]]) -> float
     for values in attributes.values():
         candidates = [values.get(name) for name in RATES]
         text = values.get("env_args")
-        with suppress(ValueError, RecursionError, KeyError, TypeError):  # others write what they like there
-            arguments = json.loads(text) if isinstance(text, str) else {}
-            candidates.append(arguments["env_kwargs"]["control_freq"])
+        if isinstance(text, str):
+            with suppress(
+                ValueError, RecursionError, KeyError, TypeError
+            ):  # others write what they like there
+                candidates.append(json.loads(text)["env_kwargs"]["control_freq"])
         for rate in candidates:
             if isinstance(rate, int | float) and 0 < rate <= samples.MAX_FPS:
                 return float(rate)

@@ -1,9 +1,11 @@
 """Reads folders of images: plain ones, DAVIS, and datasets with stamps, scales or intrinsics.
 
-JPEG and PNG stay encoded, others become bgr8. TUM RGB-D: rgb.txt and depth.txt list files with Unix seconds, depth in
-1/5000 m. EuRoC: mav0/camN/data.csv with nanoseconds, and sensor.yaml. KITTI: image_NN with timestamps.txt (raw) or
-times.txt and calib.txt beside (odometry). BOP: rgb or gray, depth and scene_camera.json with each image's intrinsics
-and the scale of its depth.
+JPEG and PNG stay encoded, other images become bgr8. The datasets are:
+
+TUM RGB-D  rgb.txt and depth.txt list files with Unix seconds; depth is in 1/5000 m
+EuRoC      mav0/camN/data.csv with nanoseconds, and sensor.yaml
+KITTI      image_NN with timestamps.txt (raw), or times.txt and calib.txt beside it (odometry)
+BOP        rgb or gray, depth, and scene_camera.json with the intrinsics and the depth scale of each image
 """
 
 import json
@@ -27,13 +29,23 @@ from ..messages.ros_images import MILLIMETRE, MessageError, read_colour, read_de
 from ..samples import CameraInfo, Colour, ReadReport, Sample, SampleReader, Topic, natural_order, reading
 
 FPS = 24
-"""Images per second where a folder has no stamps, as in DAVIS."""
+"""Images per second of a folder without stamps, as in DAVIS."""
 
 SUFFIXES = (".jpg", ".jpeg", ".png", *STILL_SUFFIXES)
+"""Endings, in lower case, of the files that are images."""
 
 _DAVIS = "JPEGImages"
-_MAX_DEPTH = 3  # folders from JPEGImages to images: JPEGImages/480p/SEQUENCE
-_MAX_TEXT = 1 << 26  # bytes of a list of files or of scene_camera.json
+# folders from JPEGImages down to images: JPEGImages/480p/SEQUENCE
+_MAX_DEPTH = 3
+# bytes of the longest list of files or scene_camera.json
+_MAX_TEXT = 1 << 26
+# bytes of the largest image
+_MAX_FILE = 1 << 28
+# limit of the numbers in lists, so that stamps fit into 64 bits
+_MAX_NUMBER = 1 << 63
+# metres per unit of TUM's depth
+_TUM_SCALE_M = 1 / 5000
+# names of folders whose images no camera took
 _NO_PICTURES = ("annotations", "masks", "mask", "mask_visib", "depth")
 _ROLES = re.compile(r"(?<![a-z])(colou?r|rgb|depth|image)(?![a-z])", re.IGNORECASE)
 _DEPTH = re.compile(r"(?<![a-z])depth(?![a-z])", re.IGNORECASE)
@@ -41,16 +53,18 @@ _DEPTH_FOLDER = re.compile(
     r"((raw|aligned|registered)[_-])?depths?([_-]?(raw|images?|frames?|maps?|png|mm|aligned|registered|to[_-](colou?r|rgb)))*",
     re.IGNORECASE,
 )
-_TUM_SCALE_M = 1 / 5000
-_MAX_FILE = 1 << 28
-_MAX_NUMBER = 1 << 63
-_EXIF = re.compile(rb"(?:Exif\0\0|eXIf|EXIF.{4}(?:Exif\0\0)?)(?=II\*\0|MM\0\*)", re.DOTALL)  # JPEG, PNG, WebP
-_EXIF_PLACE = 1 << 16  # bytes from the beginning and from the end, where writers put it
+# what comes before EXIF in JPEG, PNG and WebP
+_EXIF = re.compile(rb"(?:Exif\0\0|eXIf|EXIF.{4}(?:Exif\0\0)?)(?=II\*\0|MM\0\*)", re.DOTALL)
+# bytes from the beginning and from the end of a file in which writers put EXIF
+_EXIF_PLACE = 1 << 16
+# number of the tag
 _ORIENTATION = 0x0112
+# upright, the orientation of an image without the tag
+_UPRIGHT = 1
 
 
 class ImageFile(NamedTuple):
-    """An image of a sequence: `stamp_ns` counts from 0 or is Unix time; `scale_m` and `aligned` describe depth."""
+    """An image of a sequence. `stamp_ns` counts from 0 or is Unix time. `scale_m` and `aligned` describe depth."""
 
     stamp_ns: int
     kind: Literal["depth", "colour"]
@@ -64,8 +78,8 @@ class ImageFile(NamedTuple):
 class ImageSequence:
     """The images of one camera in the order of their stamps, depth before the colour of its time.
 
-    `has_stamps` is true if the stamps are the dataset's own; otherwise the images come FPS a second, from 0.
-    `unmatched` is depth whose images belong to no colour image.
+    `has_stamps` is True if the stamps are the dataset's own. Otherwise the images come FPS a second, from 0.
+    `unmatched` lists depth images that belong to no colour image.
     """
 
     name: str
@@ -81,13 +95,14 @@ class ImageSequence:
 class ImagesBag(SampleReader):
     """A folder of images in which each sequence is a camera.
 
-    Depth is PNG or TIFF of 16-bit grey: in mm in a plain folder, where it lies in a folder `depth` (also Depth,
-    depth_raw and the like) beside or inside the folder of the images, or beside the images with `depth` in its name; in
-    the dataset's unit otherwise. The images of a sequence have the dataset's stamps, and its cameras come together;
-    without stamps they come in the natural order of their names, 24 a second from 0, one sequence after the other.
-    Images that cannot be decoded, or that differ in size from the first of their sequence, are skipped, and `lost` says
-    so. EXIF orientations are ignored; a note names photos with different ones. Raises BagError for a folder without
-    images.
+    Depth is PNG or TIFF of 16-bit grey. In a plain folder it is in mm; it lies in a folder `depth` (also Depth,
+    depth_raw and the like) beside or inside the folder of the images, or beside the images with `depth` in its name. A
+    dataset has its own unit and places.
+
+    The images have the dataset's stamps, and its cameras come together. Images without stamps come in the natural order
+    of their names, 24 a second from 0, one sequence after the other. Images that cannot be decoded, or that differ in
+    size from the first of their sequence, are skipped, and `lost` says so. EXIF orientations are ignored; a note names
+    photos with different ones. Raises BagError for a folder without images.
     """
 
     is_sequential = True
@@ -107,13 +122,15 @@ class ImagesBag(SampleReader):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return tuple(filter(None, (self._notes.text(),)))
+        text = self._notes.text()
+        return () if text is None else (text,)
 
     def _read(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
-        """Yield the images of these topics; depth comes before the colour of its time."""
+        """Yield the images of these topics. Depth comes before the colour of its time."""
         sequences = [
             _Sequence(sequence, topics, self.report, self._notes).samples() for sequence in self._sequences
         ]
+        # stamps from 0 of different sequences are not on one clock: no merging
         if all(sequence.has_stamps for sequence in self._sequences):
             yield from merge(*sequences, key=lambda sample: sample.stamp_ns)
         else:
@@ -129,23 +146,34 @@ def _topics(sequence: ImageSequence) -> Iterator[Topic]:
 
 
 class _Sequence:
-    """Reads the images of one sequence that are on `topics`; all of a kind have the size of the first."""
+    """Reads the images of one sequence that are on `topics`. All images of a kind have the size of the first."""
 
     def __init__(
         self, sequence: ImageSequence, topics: Collection[str], report: ReadReport, notes: ReadReport
     ) -> None:
-        self._sequence, self._topics, self._report, self._notes = sequence, topics, report, notes
-        self._orientations: dict[int, str] = {}  # and the first photo of each
+        self._sequence = sequence
+        self._topics = topics
+        self._report = report
+        self._notes = notes
+        # EXIF orientations so far, with the name of the first photo of each
+        self._orientations: dict[int, str] = {}
         self._is_plain = not sequence.has_stamps and not sequence.has_intrinsics
         self._sizes: dict[str, tuple[int, int]] = {}
         self._intrinsics: CameraInfo | None = None
 
     def samples(self) -> Iterator[Sample]:
         name = self._sequence.name
-        for path in self._sequence.unmatched if f"/{name}/image" in self._topics else ():
-            self._report.skip(f"the depth images of {name}", f"{path.name}: no colour image has this name")
+        topics = {"colour": f"/{name}/image", "depth": f"/{name}/depth"}
+
+        # report lost depth once, with the colour images, not again where depth alone is read
+        if topics["colour"] in self._topics:
+            for path in self._sequence.unmatched:
+                self._report.skip(
+                    f"the depth images of {name}", f"{path.name}: no colour image has this name"
+                )
+
         for file in self._sequence.files:
-            topic = f"/{name}/{'image' if file.kind == 'colour' else 'depth'}"
+            topic = topics[file.kind]
             yield from self._calibration(file)
             if topic not in self._topics:
                 continue
@@ -169,11 +197,13 @@ class _Sequence:
         if not path.is_file() or status.st_size > _MAX_FILE:
             raise MessageError(f"{path.name}: expected an image, found {status.st_size} bytes")
         data = path.read_bytes()
-        image = (
-            read_colour(data, path.name)
-            if file.kind == "colour"
-            else read_depth(data, path.name, file.scale_m, file.aligned)
-        )
+        image: Colour | Depth
+        if file.kind == "colour":
+            image = read_colour(data, path.name)
+        else:
+            image = read_depth(data, path.name, file.scale_m, file.aligned)
+
+        # a camera's frames have one size
         size = (image.width, image.height)
         if size != self._sizes.setdefault(file.kind, size):
             raise MessageError(f"{path.name}: expected {self._sizes[file.kind]} pixels, found {size}")
@@ -184,7 +214,8 @@ class _Sequence:
 
     def _note_alignment(self) -> None:
         """Say once that depth in a plain folder is taken as aligned, or that its size forbids it."""
-        colour, depth = self._sizes.get("colour"), self._sizes.get("depth")
+        colour = self._sizes.get("colour")
+        depth = self._sizes.get("depth")
         if not self._is_plain or colour is None or depth is None:
             return
         reason = "the depth images have the size of the colour images: they are taken as aligned to them"
@@ -211,11 +242,20 @@ class _Sequence:
 
 def _find_orientation(data: bytes) -> int:
     """Return the EXIF orientation (1 to 8) of a JPEG, PNG, WebP or TIFF; 1, which is upright, without one."""
-    begins = [match.end() for match in _EXIF.finditer(data, 0, _EXIF_PLACE)]
-    begins += [match.end() for match in _EXIF.finditer(data, max(len(data) - _EXIF_PLACE, _EXIF_PLACE))]
-    exif = memoryview(data)[0 if recognise_still(data) == "tiff" else (*begins, len(data))[0] :]
-    value, *_ = (*read_tags(exif).get(_ORIENTATION, ()), 1)
-    return value if 1 <= value <= 8 else 1
+    # a TIFF is a directory of tags itself; in other images the tags lie near the beginning or the end
+    begin = 0
+    if recognise_still(data) != "tiff":
+        found = _EXIF.search(data, 0, _EXIF_PLACE)
+        if found is None:
+            found = _EXIF.search(data, max(len(data) - _EXIF_PLACE, _EXIF_PLACE))
+        if found is None:
+            return _UPRIGHT
+        begin = found.end()
+
+    values = read_tags(memoryview(data)[begin:]).get(_ORIENTATION, ())
+    if values and 1 <= values[0] <= 8:
+        return values[0]
+    return _UPRIGHT
 
 
 def find_sequences(path: Path) -> tuple[ImageSequence, ...]:
@@ -223,8 +263,10 @@ def find_sequences(path: Path) -> tuple[ImageSequence, ...]:
 
     Raises BagError for a folder or list that cannot be read.
     """
+    # a dataset, one of its sequences, or the folder of one camera
     places = (path, path / "mav0", *_subfolders(path), *_subfolders(path / "mav0"))
     found: list[ImageSequence] = []
+    # the first dataset whose files are there counts; a folder with none of them is plain
     for find in (_tum, _euroc, _kitti, _bop):
         for place in dict.fromkeys(places):
             found += find(place)
@@ -243,21 +285,22 @@ def _sorted(files: Iterable[ImageFile]) -> tuple[ImageFile, ...]:
 def _tum(folder: Path) -> Iterator[ImageSequence]:
     if not (folder / "rgb.txt").is_file():
         return
-    files = [
-        *(ImageFile(stamp_ns, "colour", path) for path, stamp_ns in _listed(folder / "rgb.txt", folder)),
-        *(
-            ImageFile(stamp_ns, "depth", path, _TUM_SCALE_M, aligned=True)
-            for path, stamp_ns in _listed(folder / "depth.txt", folder)
-        ),
+    files = [ImageFile(stamp_ns, "colour", path) for path, stamp_ns in _listed(folder / "rgb.txt", folder)]
+    files += [
+        ImageFile(stamp_ns, "depth", path, _TUM_SCALE_M, aligned=True)
+        for path, stamp_ns in _listed(folder / "depth.txt", folder)
     ]
     yield ImageSequence(_name(folder), _sorted(files), has_stamps=True)
 
 
 def _listed(table: Path, folder: Path, unit_ns: int = NANOSECONDS) -> Iterator[tuple[Path, int]]:
     """Yield the files of a list of `STAMP FILE`, each once, and the first of its stamps in ns."""
-    rows = [re.split(r"\s*[,\s]\s*", line) for line in _lines(table)] if table.is_file() else []
+    if not table.is_file():
+        return
+    rows = [re.split(r"\s*[,\s]\s*", line) for line in _lines(table)]
     named = {row[1]: row[0] for row in reversed(rows) if len(row) >= 2}
     for name, stamp in named.items():
+        # the list is input from outside: it must not lead to other files
         if _is_below(name):
             yield folder / name, int(_number(stamp, table) * unit_ns)
 
@@ -286,18 +329,21 @@ def _euroc(folder: Path) -> Iterator[ImageSequence]:
 
 def _sensor_intrinsics(path: Path) -> CameraInfo | None:
     """Return the intrinsics of EuRoC's sensor.yaml; None without one or with another model."""
-    text = "\n".join(_lines(path)) if path.is_file() else ""
+    if not path.is_file():
+        return None
+    text = "\n".join(_lines(path))
+    # two lists of numbers need no YAML library
     found = re.findall(r"^(intrinsics|distortion_coefficients):\s*\[([-+.,e\d\s]+)\]", text, re.M)
     lists = {key: [float(number) for number in values.split(",")] for key, values in found}
     if len(lists.get("intrinsics", ())) != 4 or "radial-tangential" not in text:
         return None
     fx, fy, cx, cy = lists["intrinsics"]
     coeffs = tuple(lists.get("distortion_coefficients", [0.0] * 4))
-    size = re.search(r"^resolution:\s*\[\s*(\d{1,5})\s*,\s*(\d{1,5})\s*\]", text, re.M)
-    return CameraInfo(
-        Intrinsics(fx, fy, cx, cy, "brown_conrady", coeffs),
-        size=(int(size[1]), int(size[2])) if size else (0, 0),
-    )
+    size = (0, 0)
+    resolution = re.search(r"^resolution:\s*\[\s*(\d{1,5})\s*,\s*(\d{1,5})\s*\]", text, re.M)
+    if resolution is not None:
+        size = (int(resolution[1]), int(resolution[2]))
+    return CameraInfo(Intrinsics(fx, fy, cx, cy, "brown_conrady", coeffs), size=size)
 
 
 # KITTI
@@ -307,12 +353,16 @@ def _kitti(folder: Path) -> Iterator[ImageSequence]:
     """Yield the camera in a folder image_NN: of a raw drive, or of a sequence of the odometry set."""
     if not re.fullmatch(r"image_\d{1,2}", folder.name):
         return
+    # a raw drive
     if (folder / "timestamps.txt").is_file():
-        pictures, intrinsics = _pictures(folder / "data"), None
+        pictures = _pictures(folder / "data")
+        intrinsics = None
         stamps = _dates(folder / "timestamps.txt")
+    # a sequence of the odometry set, with the calibration of its rectified images
     elif (folder.parent / "times.txt").is_file():
         times = folder.parent / "times.txt"
-        pictures, stamps = _pictures(folder), [_nanoseconds(line, times) for line in _lines(times)]
+        pictures = _pictures(folder)
+        stamps = [_nanoseconds(line, times) for line in _lines(times)]
         intrinsics = _projection(folder.parent / "calib.txt", int(folder.name[6:]))
     else:
         return
@@ -334,7 +384,9 @@ def _dates(path: Path) -> list[int]:
 
 def _projection(path: Path, camera: int) -> CameraInfo | None:
     """Return the intrinsics of a rectified camera from the line `P<camera>:` of calib.txt."""
-    for line in _lines(path) if path.is_file() else ():
+    if not path.is_file():
+        return None
+    for line in _lines(path):
         head, _, rest = line.partition(":")
         numbers = rest.split()
         if head == f"P{camera}" and len(numbers) == 12:
@@ -347,26 +399,27 @@ def _projection(path: Path, camera: int) -> CameraInfo | None:
 
 
 def _bop(folder: Path) -> Iterator[ImageSequence]:
+    # some sets have grey images
     table = folder / "scene_camera.json"
     colour = next((folder / name for name in ("rgb", "gray") if (folder / name).is_dir()), None)
     if colour is None or not table.is_file():
         return
+    files: list[ImageFile] = []
     try:
         cameras = {int(key): value for key, value in json.loads(_text(table)).items()}
-        files = [
-            file
-            for path in _pictures(colour)
-            if path.stem.isdecimal()
-            for file in _bop_images(path, cameras.get(int(path.stem)))
-        ]
+        # the number of an image is its key in the table
+        for path in _pictures(colour):
+            if path.stem.isdecimal():
+                files += _bop_images(path, cameras.get(int(path.stem)))
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         raise BagError(f"{table}: expected the cameras of BOP, found another table ({error})") from error
     yield ImageSequence(_name(folder), tuple(files))
 
 
 def _bop_images(path: Path, camera: dict[str, object] | None) -> Iterator[ImageFile]:
-    """Yield the depth, if there is one, and the colour of one image; its number in the file's name gives its time."""
-    intrinsics, scale_m = None, MILLIMETRE
+    """Yield the depth, if there is one, and the colour of one image. The number in the file's name gives its time."""
+    intrinsics = None
+    scale_m = MILLIMETRE
     if camera is not None:
         fx, _, cx, _, fy, cy = (float(value) for value in camera["cam_K"][:6])  # type: ignore[index]
         intrinsics = CameraInfo(Intrinsics(fx, fy, cx, cy))
@@ -386,14 +439,12 @@ def _bop_images(path: Path, camera: dict[str, object] | None) -> Iterator[ImageF
 def _plain_sequences(path: Path) -> Iterator[ImageSequence]:
     folders = _folders(path)
     names = [_name(folder) for folder in folders]
-    # two resolutions of one sequence: JPEGImages/480p/dog and JPEGImages/1080p/dog
-    names = [
-        f"{folder.parent.name}_{name}" if names.count(name) > 1 else name
-        for folder, name in zip(folders, names, strict=True)
-    ]
     for folder, name in zip(folders, names, strict=True):
         colour, depth = _plain_images(folder)
         matches = _match_depth(colour, depth)
+        # two resolutions of one sequence have one name: JPEGImages/480p/dog and JPEGImages/1080p/dog
+        if names.count(name) > 1:
+            name = f"{folder.parent.name}_{name}"
         files = []
         for index, path in enumerate(colour):
             stamp_ns = index * NANOSECONDS // FPS
@@ -404,17 +455,25 @@ def _plain_sequences(path: Path) -> Iterator[ImageSequence]:
 
 
 def _name(folder: Path) -> str:
+    """Return the name of a sequence; a folder that is named for its role, such as rgb, has its parent's."""
     resolved = folder.resolve()
-    return resolved.parent.name if _ROLES.fullmatch(resolved.name) else resolved.name
+    if _ROLES.fullmatch(resolved.name):
+        return resolved.parent.name
+    return resolved.name
 
 
 def _folders(path: Path) -> list[Path]:
     """Return the folders of colour images, in their natural order."""
-    root = path / _DAVIS if (path / _DAVIS).is_dir() else path
+    root = path
+    if (path / _DAVIS).is_dir():
+        root = path / _DAVIS
     if _pictures(root):
         return [root]
+
+    # DAVIS has folders of resolutions, and in these folders of sequences
     levels = _MAX_DEPTH if _DAVIS in root.parts else 1
     found = list(_below(root, levels))
+    # a folder named for depth is a sequence only if there is no other
     return [folder for folder in found if not _DEPTH_FOLDER.fullmatch(folder.name)] or found
 
 
@@ -433,6 +492,8 @@ def _plain_images(folder: Path) -> tuple[list[Path], list[Path]]:
     pictures = _pictures(folder)
     colour = [path for path in pictures if not _DEPTH.search(path.stem)]
     depth = [path for path in pictures if _DEPTH.search(path.stem)]
+
+    # the first place with depth counts: this folder, a folder in it, depth/SEQUENCE beside it, depth beside it
     beside = [place for place in _depth_folders(folder.parent) if place != folder]
     for place in (*_depth_folders(folder), *(place / folder.name for place in beside), *beside):
         depth = depth or _pictures(place)
@@ -451,7 +512,11 @@ def _depth_folders(folder: Path) -> list[Path]:
 def _match_depth(colour: Sequence[Path], depth: Sequence[Path]) -> dict[Path, Path]:
     """Map colour to depth files of the same name, ignoring the words depth, color and image; else in order."""
     named = {_ROLES.sub("", path.stem): path for path in depth}
-    matches = {path: named[key] for path in colour if (key := _ROLES.sub("", path.stem)) in named}
+    matches = {}
+    for path in colour:
+        key = _ROLES.sub("", path.stem)
+        if key in named:
+            matches[path] = named[key]
     if not matches and len(colour) == len(depth):
         return dict(zip(colour, depth, strict=True))
     return matches

@@ -2,15 +2,15 @@
 
 Up to version 2.1 each episode has a Parquet file and a video of each camera. In version 3.0 files hold several
 episodes, and tables in meta/episodes say where each begins. A frame's `seq` is the number of its row over the whole
-dataset. Its stamp is the beginning of the episode, by the number of its first row at the dataset's rate, plus the row's
-own timestamp. A state is read as poses if it has the names POSE, which lerobot's own kinematics give the gripper, else
-as joints.
+dataset. Its stamp is the beginning of the episode plus the row's own timestamp; the episode begins at the number of its
+first row divided by the dataset's rate. A state is read as poses if it has the names POSE, which lerobot's own
+kinematics give the gripper. Any other state is read as joints.
 """
 
 import json
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,8 @@ import numpy.typing as npt
 from ...errors import BagError, WireError
 from ...files import describe_stand_in
 from ...geometry import pose_of, rigid, rotation_from_vector
-from ...types import NANOSECONDS, ROBOT, Depth, JointState, RobotMessage, closed_on_error
+from ...resources import closed_on_error
+from ...types import NANOSECONDS, ROBOT, Depth, JointState, RobotMessage
 from ...wire import Fields, encode_depth
 from .. import samples
 from ..decompression import decode_float_tiff
@@ -31,28 +32,59 @@ from ..messages.ros_images import MILLIMETRE, naming, read_depth, to_millimetres
 from .video import Playback, make_bgr, read_bgr
 
 INFO = "meta/info.json"
+"""File with the description of a dataset."""
 VERSIONS = ("v2.0", "v2.1", "v3.0")
+"""Versions of datasets that are read."""
+
+# where the files are if the description does not say
 DATA_V2 = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
 VIDEO_V2 = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
 DATA_V3 = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEO_V3 = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 EPISODES_V2 = "meta/episodes.jsonl"
 EPISODES_V3 = "meta/episodes"
+
 EPISODE_ROWS = 256
+"""Number of rows of a table of episodes that one call reads."""
+ROWS = 16
+"""Number of rows of an episode that one call reads. They may hold images."""
 MAX_JSON = 64 << 20
+"""Size of the largest description that is read, in bytes."""
 MAX_EPISODES = 200_000
+"""Number of episodes that are read. Later ones are ignored."""
 MAX_ROWS = 1 << 40
+"""Largest number of a row, and largest time of an episode in a video in seconds."""
+MAX_TIME_S = 1e9
+"""Time of a row, in seconds, from which on it is taken for damage."""
+EPISODE_MISSES = 20
+"""What a damaged episode adds to the unreadable rows that MAX_MISSES limits."""
+
+STATE = "observation.state"
+"""Column of the robot's state."""
+POSE = ("ee.x", "ee.y", "ee.z", "ee.wx", "ee.wy", "ee.wz")
+"""Names of a position in metres and of a rotation vector in radians."""
+MOTOR = ".pos"
+"""End of the names of lerobot's motors, which its own kinematics take in degrees. Other joints are in radians."""
+
+# fields of the description of depth in a video, whose codes have 12 bits
 _DEPTH_CODES = ("depth_min", "depth_max", "shift", "use_log")
+_CODES = 1 << 12
+# metres per unit of depth in images; without a unit the type of the numbers decides
 _DEPTH_UNITS = {None: None, "m": 1.0, "mm": 0.001}
+# largest depth that a video may declare
 _MAX_DEPTH_M = 1e4
+# lowest rate of a dataset, in Hz
 _MIN_FPS = 1e-6
+# a field of a path such as {episode_index:06d}
 _FIELD = re.compile(r"\{(\w+)(?::0?(\d))?d?\}")
+# words by which the names of colour and depth of one camera differ
+_ROLES = re.compile(r"(^|[_.-])(depth|rgb|colou?r|image|map)(?=$|[_.-])", re.IGNORECASE)
 
 
 class DepthFormat(NamedTuple):
     """The way in which depth is stored.
 
-    Images have it in the unit `unit_m` in metres; None is mm for integers and m for floats. Videos have 12-bit codes
+    Images hold depth in units of `unit_m` metres; None means mm for integers and m for floats. Videos hold 12-bit codes
     from `min_m` to `max_m`, in even steps of the depth or, with `is_log`, of log(depth + `shift_m`).
     """
 
@@ -64,7 +96,7 @@ class DepthFormat(NamedTuple):
 
 
 class ImageFeature(NamedTuple):
-    """A camera: the feature's key, the name of its last part, whether videos hold its frames, and its depth format."""
+    """A camera: its feature's key, its own name, whether videos hold its frames, and its depth format."""
 
     key: str
     name: str
@@ -125,12 +157,15 @@ class _LayoutReader:
     """Reads the description of one dataset."""
 
     def __init__(self, root: Path, tables: IsolatedCalls) -> None:
-        self._root, self._path, self._tables = root, root / INFO, tables
+        self._root = root
+        self._path = root / INFO
+        self._tables = tables
         self._info = _parse_json(self._path, _read_bytes(self._path))
         self._fields = Fields(self._info, str(self._path))
         self._left_out: list[str] = []
 
     def read(self) -> LeRobotLayout:
+        # the version says where everything else is
         version = str(self._info.get("codebase_version"))
         if version not in VERSIONS:
             raise self._wrong(
@@ -146,21 +181,31 @@ class _LayoutReader:
             raise self._wrong(
                 f"a feature of the type image or video that is no depth, found {features[:300]}"
             )
+
+        # each episode has a part of a video for each of these
         keys = [image.key for image in pictures if image.is_video]
-        place, read = (EPISODES_V3, self._read_v3) if version == "v3.0" else (EPISODES_V2, self._read_v2)
-        episodes, left_out = tuple(read(keys)), self._left_out
+        if version == "v3.0":
+            place = EPISODES_V3
+            episodes = tuple(self._read_v3(keys))
+        else:
+            place = EPISODES_V2
+            episodes = tuple(self._read_v2(keys))
         if not episodes:
-            found = "; ".join(left_out) or "none"
+            found = "; ".join(self._left_out) or "none"
             raise BagError(f"{self._root / place}: expected at least one episode, found {found}")
-        return LeRobotLayout(self._root, version, fps, self._info, images, depths, tuple(left_out), episodes)
+        left_out = tuple(self._left_out)
+        return LeRobotLayout(self._root, version, fps, self._info, images, depths, left_out, episodes)
 
     def _wrong(self, text: str) -> BagError:
         return BagError(f"{self._path}: expected {text}")
 
     def _list_images(self) -> Iterator[ImageFeature]:
-        """Yield the cameras; note why other pictures are skipped."""
+        """Yield the cameras. Note why other pictures are skipped."""
         for key, feature in self._fields.open_map("features").items():
-            kind = feature.get("dtype") if isinstance(feature, dict) else None
+            if not isinstance(feature, dict):
+                continue
+            # masks that this package has added are no camera
+            kind = feature.get("dtype")
             if kind not in ("image", "video") or ".masks." in key:
                 continue
             name = key.removeprefix("observation.").removeprefix("images.").replace("/", "_")
@@ -170,12 +215,17 @@ class _LayoutReader:
                 self._left_out.append(f"skipped {key}: {error}")
 
     def _read_v2(self, keys: list[str]) -> Iterator[Episode]:
-        path, first_row = self._root / EPISODES_V2, 0
+        path = self._root / EPISODES_V2
+        first_row = 0
         lines = [line for line in _read_bytes(path).splitlines() if line.strip()]
-        size = _integer(self._fields, "chunks_size", 1) if self._fields.has("chunks_size") else 1000
+        size = 1000
+        if self._fields.has("chunks_size"):
+            size = _integer(self._fields, "chunks_size", 1)
         for line in lines[:MAX_EPISODES]:
+            # each episode has files of its own, from their first rows on
             row = Fields(_parse_json(path, line), str(path))
-            number, length = _integer(row, "episode_index"), _integer(row, "length")
+            number = _integer(row, "episode_index")
+            length = _integer(row, "length")
             fields = {"episode_chunk": number // size, "episode_index": number}
             data = self._fill("data_path", DATA_V2, fields)
             files = {key: self._fill("video_path", VIDEO_V2, {**fields, "video_key": key}) for key in keys}
@@ -186,13 +236,17 @@ class _LayoutReader:
     def _read_v3(self, keys: list[str]) -> Iterator[Episode]:
         first_rows: dict[Path, int] = {}
         for row in self._read_episode_rows(keys):
-            first_row, end = _integer(row, "dataset_from_index"), _integer(row, "dataset_to_index")
+            first_row = _integer(row, "dataset_from_index")
+            end = _integer(row, "dataset_to_index")
             table = self._fill("data_path", DATA_V3, _read_place(row, "data"))
+
+            # the first episode of a table begins at its first row
             begins = first_rows.setdefault(table, first_row)
             if end < first_row or first_row < begins:
                 raise BagError(
                     f"{row.what}: expected episodes in the order of their rows, found {first_row} to {end}"
                 )
+
             videos = {}
             for key in keys:
                 fields = {**_read_place(row, f"videos/{key}"), "video_key": key}
@@ -207,6 +261,7 @@ class _LayoutReader:
         names = ("chunk_index", "file_index", "from_timestamp")
         columns += [f"videos/{key}/{name}" for key in keys for name in names]
         for path in sorted((self._root / EPISODES_V3).glob("*/*.parquet")):
+            # a damaged table costs its own episodes
             try:
                 for row in _read_rows(self._tables, path, columns, 0, MAX_EPISODES, EPISODE_ROWS):
                     yield Fields(row, str(path))
@@ -214,16 +269,22 @@ class _LayoutReader:
                 self._left_out.append(f"the episodes of {error}")
 
     def _fill(self, name: str, default: str, fields: Mapping[str, int | str]) -> Path:
-        """Return the path by a template such as data/chunk-{chunk_index:03d}; it stays inside the dataset."""
+        """Return the path by a template such as data/chunk-{chunk_index:03d}. It stays inside the dataset."""
         template = self._info.get(name) or default
 
         def replace(match: re.Match[str]) -> str:
             value = fields.get(match[1])
             if value is None:
                 raise self._wrong(f"{', '.join(fields)} in a path, found {match[0]!r:.60}")
-            return str(value).zfill(int(match[2] or 0)) if isinstance(value, int) else value
+            if isinstance(value, int):
+                return str(value).zfill(int(match[2] or 0))
+            return value
 
-        path = Path(_FIELD.sub(replace, template) if isinstance(template, str) else "")
+        # not `str.format`, which would evaluate what a template from outside asks for
+        filled = ""
+        if isinstance(template, str):
+            filled = _FIELD.sub(replace, template)
+        path = Path(filled)
         if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in str(path):
             raise self._wrong(f"paths inside the dataset, found {template!r:.100}")
         return self._root / path
@@ -233,6 +294,7 @@ def _read_rows(
     tables: IsolatedCalls, path: Path, columns: Sequence[str], first: int, count: int, at_once: int
 ) -> Iterator[dict[str, Any]]:
     """Yield up to `count` rows of a table from the row `first`, each by the names of its columns."""
+    # a few rows at a time, because they may hold images
     end = first + count
     while first < end:
         count = min(at_once, end - first)
@@ -258,10 +320,12 @@ def _integer(fields: Fields, name: str, low: int = 0) -> int:
 def _find_depth(feature: Mapping[str, Any], is_video: bool) -> DepthFormat | None:
     """Return how the depth of a feature is stored, None for colour. Raises BagError that says what is absent or wrong.
 
-    Since lerobot 0.6 the flag is `is_depth_map`, before it was `video.is_depth_map`.
+    The flag is `is_depth_map` since lerobot 0.6, and was `video.is_depth_map` before.
     """
     if True not in _look_up(feature, "is_depth_map"):
         return None
+
+    # images hold depth itself, in a unit
     if not is_video:
         unit = next(_look_up(feature, "depth_unit"), None)
         if unit not in _DEPTH_UNITS:
@@ -269,6 +333,8 @@ def _find_depth(feature: Mapping[str, Any], is_video: bool) -> DepthFormat | Non
                 f"depth in images: expected a depth_unit of m or mm in its info, found {unit!r:.40}"
             )
         return DepthFormat(_DEPTH_UNITS[unit])
+
+    # videos hold codes, whose meaning needs all four fields
     found: dict[str, Any] = {name: next(_look_up(feature, name), None) for name in _DEPTH_CODES}
     *numbers, is_log = found.values()
     if isinstance(is_log, bool) and all(type(value) in (int, float) for value in numbers):
@@ -291,6 +357,7 @@ def _look_up(feature: Mapping[str, Any], name: str) -> Iterator[Any]:
 
 
 def _read_bytes(path: Path) -> bytes:
+    # datasets are often cloned without their large files
     if stand_in := describe_stand_in(path):
         raise BagError(f"{path}: expected a file of a LeRobot dataset, found {stand_in}")
     with samples.reading(path):
@@ -307,22 +374,9 @@ def _parse_json(path: Path, text: bytes) -> Any:
         raise BagError(f"{path}: expected JSON, found {str(error)[:100]}") from error
 
 
-ROWS = 16
-MAX_TIME_S = 1e9
-EPISODE_MISSES = 20
-"""What a damaged episode adds to MAX_MISSES rows."""
-
-_CODES = 1 << 12
-_ROLES = re.compile(r"(^|[_.-])(depth|rgb|colou?r|image|map)(?=$|[_.-])", re.IGNORECASE)
-
-POSE = ("ee.x", "ee.y", "ee.z", "ee.wx", "ee.wy", "ee.wz")
-"""Names of a position in metres and of a rotation vector in radians."""
-MOTOR = ".pos"
-"""End of the names of lerobot's motors, which its own kinematics take in degrees. Other joints are in radians."""
-STATE = "observation.state"
-
-
 class _Row(NamedTuple):
+    """A row of an episode: its number in the dataset, its time in the episode, and its columns by their names."""
+
     number: int
     time_ns: int | None
     cells: dict[str, Any]
@@ -341,19 +395,23 @@ class LeRobotBag(samples.SampleReader):
         super().__init__(path)
         self._selection = samples.split_selection(path)
         self.tables = IsolatedCalls("pyarrow", "lerobot-datasets")
+        # the child process ends if the dataset cannot be opened
         with closed_on_error(self.tables):
             self.layout = read_layout(self._selection.path, self.tables)
             self.opening.add(*self.layout.left_out)
             numbers = [episode.number for episode in self.layout.episodes]
             if not any(map(self._selection.has, numbers)):
                 raise BagError(f"{path}: expected episodes {min(numbers)} to {max(numbers)}, found others")
+
         self._episodes = [episode for episode in self.layout.episodes if self._selection.has(episode.number)]
         self.episode_starts = tuple(episode.first_row for episode in self._episodes)
         self._pictures = _name_topics(self.layout)
-        self.topics = tuple(
-            samples.Topic(topic, "video" if image.is_video else "image", "depth" if image.depth else "colour")
-            for topic, image in self._pictures.items()
-        )
+        topics = []
+        for topic, image in self._pictures.items():
+            stored = "video" if image.is_video else "image"
+            kind: samples.Kind = "depth" if image.depth else "colour"
+            topics.append(samples.Topic(topic, stored, kind))
+        self.topics = tuple(topics)
 
     @staticmethod
     def recognises(path: Path) -> bool:
@@ -363,10 +421,14 @@ class LeRobotBag(samples.SampleReader):
     def _read(self, topics: Collection[str], begin_ns: int) -> Iterator[samples.Sample]:
         misses = 0
         pictures = {topic: image for topic, image in self._pictures.items() if topic in topics}
+        if not pictures:
+            return
         for episode in self._episodes:
+            # skip episodes before the beginning; one row of margin, because rows have times of their own
             end_ns = self._start_ns(episode) + round((episode.length + 1) / self.layout.fps * NANOSECONDS)
-            if end_ns < begin_ns or not pictures:
+            if end_ns < begin_ns:
                 continue
+            # a damaged episode is a loss; many of them in a row end the reading
             reader = _EpisodeReader(self, episode, pictures)
             try:
                 for sample in reader.samples(self._start_ns(episode), begin_ns):
@@ -374,7 +436,9 @@ class LeRobotBag(samples.SampleReader):
                     yield sample
             except BagError as error:
                 self.report.skip("episodes", f"episode {episode.number}: {error}")
-            misses += EPISODE_MISSES if reader.has_files else 0
+            # the files of a dataset may be downloaded in part: an absent one is no damage
+            if reader.has_files:
+                misses += EPISODE_MISSES
             if misses > samples.MAX_MISSES:
                 self.report.add(
                     f"nothing was read from episode {episode.number} on, after many that are damaged"
@@ -386,18 +450,21 @@ class LeRobotBag(samples.SampleReader):
 
         Stamps are the times of the rows.
         """
+        # a state without names has numbered joints
         names = _list_state_names(self.layout.info)
         for episode in self._episodes:
             start_ns = self._start_ns(episode)
             reader = _EpisodeReader(self, episode, {})
             with suppress(BagError):  # told where the episode's pictures are read
                 for row in reader.rows([STATE]):
-                    values = row.cells[STATE] if isinstance(row.cells[STATE], list) else []
+                    values = row.cells[STATE]
+                    if not isinstance(values, list) or row.time_ns is None:
+                        continue
                     state = dict(zip(names or map(str, range(len(values))), values, strict=False))
                     is_whole = all(
                         isinstance(value, float) and math.isfinite(value) for value in state.values()
                     )
-                    if state and is_whole and row.time_ns is not None:
+                    if state and is_whole:
                         yield _make_robot_message(start_ns + row.time_ns, state)
 
     def _start_ns(self, episode: Episode) -> int:
@@ -411,34 +478,45 @@ class LeRobotBag(samples.SampleReader):
 def _name_topics(layout: LeRobotLayout) -> dict[str, ImageFeature]:
     """Return the pictures by their topics: /front/image, and /front/depth for the depth of the camera front.
 
-    Depth belongs to the colour of the same name but for words such as depth and rgb: front_depth, front_rgb.
+    Depth belongs to the colour whose name differs in words such as depth and rgb alone: front_depth, front_rgb.
     """
     topics = {f"/{image.name}/image": image for image in layout.images}
     sensors = {_ROLES.sub("", image.name): image.name for image in reversed(layout.images)}
     for depth in layout.depths:
-        topic = f"/{sensors.get(_ROLES.sub('', depth.name), depth.name)}/depth"
-        topics[topic if topic not in topics else f"/{depth.name}/depth"] = depth
+        sensor = sensors.get(_ROLES.sub("", depth.name), depth.name)
+        topic = f"/{sensor}/depth"
+        # a second depth of one colour is a camera of its own
+        if topic in topics:
+            topic = f"/{depth.name}/depth"
+        topics[topic] = depth
     return topics
 
 
 def _list_state_names(info: Mapping[str, Any]) -> list[str]:
     """Return the names of the values of the state; none if they have no names."""
     feature = info["features"].get(STATE)
-    names = feature.get("names") if isinstance(feature, dict) else None
+    if not isinstance(feature, dict):
+        return []
+    names = feature.get("names")
     if isinstance(names, dict):  # version 2: {"motors": names}
         names = next(iter(names.values()), None)
-    return [str(name) for name in names] if isinstance(names, list) else []
+    if not isinstance(names, list):
+        return []
+    return [str(name) for name in names]
 
 
 def _make_robot_message(stamp_ns: int, state: Mapping[str, float]) -> RobotMessage:
+    # poses of the gripper where the state has them, else joints, whose motors are in degrees
     clock = samples.find_clock(stamp_ns)
     if state.keys() >= set(POSE):
         pose = np.array([state[name] for name in POSE])
         return pose_of(rigid(rotation_from_vector(pose[3:]), pose[:3]), "gripper", "base", stamp_ns, clock)
-    joints = {
-        name.removesuffix(MOTOR): math.radians(value) if name.endswith(MOTOR) else value
-        for name, value in state.items()
-    }
+    joints = {}
+    for name, value in state.items():
+        if name.endswith(MOTOR):
+            joints[name.removesuffix(MOTOR)] = math.radians(value)
+        else:
+            joints[name] = value
     return JointState(ROBOT, stamp_ns, joints, clock)
 
 
@@ -446,30 +524,38 @@ class _EpisodeReader:
     """Reads the pictures and states of one episode."""
 
     def __init__(self, bag: LeRobotBag, episode: Episode, pictures: Mapping[str, ImageFeature]) -> None:
-        self._episode, self._tables, self._report = episode, bag.tables, bag.report
+        self._episode = episode
+        self._tables = bag.tables
+        self._report = bag.report
         self._period_ns = round(NANOSECONDS / bag.layout.fps)
         self._pictures: dict[str, ImageFeature] = {}
         # depth comes before the colour of its time
         for topic, image in sorted(pictures.items(), key=lambda item: item[1].depth is None):
-            if reason := _describe_absence(episode.videos[image.key].path) if image.is_video else None:
-                self._report.add(reason)
-            else:
+            absence = None
+            if image.is_video:
+                absence = _describe_absence(episode.videos[image.key].path)
+            if absence is None:
                 self._pictures[topic] = image
+            else:
+                self._report.add(absence)
         self.has_files = bool(self._pictures) and _describe_absence(episode.table) is None
         """True if the table of the episode and at least one picture are there."""
 
     def samples(self, start_ns: int, begin_ns: int) -> Iterator[samples.Sample]:
-        """Yield the pictures from `begin_ns`; the episode begins at `start_ns`."""
+        """Yield the pictures from `begin_ns`. The episode begins at `start_ns`."""
         if not self._pictures:
             return
-        offset_ns, pictures = max(begin_ns - start_ns, 0), self._pictures
+        offset_ns = max(begin_ns - start_ns, 0)
+        pictures = self._pictures
         videos = {
             image.key: _VideoFrames(self._episode.videos[image.key], offset_ns, self._period_ns, image.depth)
             for image in pictures.values()
             if image.is_video
         }
+
         misses = 0
         for row in self.rows([image.key for image in pictures.values() if not image.is_video]):
+            # a small table can declare endless rows without pictures
             misses += 1
             if misses > samples.MAX_MISSES:
                 raise BagError(f"expected pictures in its rows, found none before the row {row.number}")
@@ -480,10 +566,14 @@ class _EpisodeReader:
                 continue
             if time_ns < offset_ns:
                 continue
+
             for topic, image in pictures.items():
+                picture: samples.Colour | Depth
                 try:
-                    cell = row.cells.get(image.key)
-                    picture = videos[image.key].find(time_ns) if image.is_video else _decode_cell(cell, image)
+                    if image.is_video:
+                        picture = videos[image.key].find(time_ns)
+                    else:
+                        picture = _decode_cell(row.cells.get(image.key), image)
                 except (BagError, WireError) as error:
                     self._report.skip(topic, error)
                     continue
@@ -491,17 +581,21 @@ class _EpisodeReader:
                 yield samples.Sample(topic, start_ns + time_ns, start_ns + time_ns, picture, row.number)
 
     def rows(self, keys: Sequence[str]) -> Iterator[_Row]:
-        """Yield the rows with these columns; the time is None where the table has no time of the episode."""
-        episode, done = self._episode, 0
+        """Yield the rows with these columns. The time is None where the table has no time of the episode."""
+        episode = self._episode
+        done = 0
         columns = ["episode_index", "timestamp", *keys]
         for cells in _read_rows(
             self._tables, episode.table, columns, episode.table_row, episode.length, ROWS
         ):
             if cells["episode_index"] != episode.number:
                 break
+            # a table may hold anything
             time_s = cells["timestamp"]
-            is_time = isinstance(time_s, int | float) and 0 <= time_s < MAX_TIME_S
-            yield _Row(episode.first_row + done, round(time_s * NANOSECONDS) if is_time else None, cells)
+            time_ns = None
+            if isinstance(time_s, int | float) and 0 <= time_s < MAX_TIME_S:
+                time_ns = round(time_s * NANOSECONDS)
+            yield _Row(episode.first_row + done, time_ns, cells)
             done += 1
         if done < episode.length:
             raise BagError(
@@ -512,8 +606,12 @@ class _EpisodeReader:
 
 def _describe_absence(path: Path) -> str | None:
     """Return that a file of an episode is absent, or what stands in its place; None if it is there."""
-    found = describe_stand_in(path) or (None if path.is_file() else "no file")
-    return found and f"expected a file of the dataset at {path}, found {found}"
+    found = describe_stand_in(path)
+    if not found and not path.is_file():
+        found = "no file"
+    if not found:
+        return None
+    return f"expected a file of the dataset at {path}, found {found}"
 
 
 def _decode_cell(cell: object, image: ImageFeature) -> samples.Colour | Depth:
@@ -523,6 +621,8 @@ def _decode_cell(cell: object, image: ImageFeature) -> samples.Colour | Depth:
         raise BagError("expected the bytes of an image in the table, found none")
     if image.depth is None:
         return samples.Colour.from_compressed(data)
+
+    # a TIFF of floats is metres unless the description says otherwise, 16-bit grey is millimetres
     unit_m = image.depth.unit_m
     with naming(image.key):
         values = decode_float_tiff(data)
@@ -533,24 +633,29 @@ def _decode_cell(cell: object, image: ImageFeature) -> samples.Colour | Depth:
 
 def _read_codes(frame: Any) -> npt.NDArray[np.uint16]:
     """Return the brightness of a decoded frame of 12 bits as it is stored, [height, width]; BagError for others."""
-    name, plane = frame.format.name, frame.planes[0]
+    name = frame.format.name
+    plane = frame.planes[0]
     if not re.match(r"(gray|yuv\d{3}p)12[lb]e$", name):
         raise BagError(f"expected depth in a video of 12 bits, found one of {name}: it has no exact values")
-    rows = np.frombuffer(plane, "<u2" if name.endswith("le") else ">u2").reshape(frame.height, -1)
-    return rows[:, : frame.width]
+    order = "<" if name.endswith("le") else ">"
+    rows = np.frombuffer(plane, f"{order}u2").reshape(frame.height, -1)
+    return rows[:, : frame.width]  # behind the width is padding
 
 
 def _make_table(depth: DepthFormat) -> tuple[npt.NDArray[np.uint16], float]:
     """Return the depth of each code, and its unit in metres.
 
-    The lowest and the highest code are 0, which is unknown: all that is nearer or farther has them.
+    The lowest and the highest code become 0, which is unknown: lerobot clips nearer and farther values to them.
     """
+    # even steps of the depth, or of its logarithm, from the lowest code to the highest
     steps = np.arange(_CODES) / (_CODES - 1)
     if depth.is_log:
-        low, high = math.log(depth.min_m + depth.shift_m), math.log(depth.max_m + depth.shift_m)
+        low = math.log(depth.min_m + depth.shift_m)
+        high = math.log(depth.max_m + depth.shift_m)
         metres = np.exp(low + steps * (high - low)) - depth.shift_m
     else:
         metres = depth.min_m + steps * (depth.max_m - depth.min_m)
+    # the unit that uses all of 16 bits
     unit_m = depth.max_m / np.iinfo(np.uint16).max
     table = np.rint(np.clip(metres, 0, depth.max_m) / unit_m).astype(np.uint16)
     table[[0, -1]] = 0
@@ -558,18 +663,25 @@ def _make_table(depth: DepthFormat) -> tuple[npt.NDArray[np.uint16], float]:
 
 
 class _VideoFrames:
-    """The frames of an episode in a video, found by time, which does not go back."""
+    """The frames of an episode in a video, found by ascending times."""
 
     def __init__(self, part: VideoPart, offset_ns: int, period_ns: int, depth: DepthFormat | None) -> None:
-        self._path, self._half_ns = part.path, period_ns // 2
-        self._depth = None if depth is None else _make_table(depth)
+        self._path = part.path
+        self._half_ns = period_ns // 2
         self._begin_ns = round(part.begin_s * NANOSECONDS)
         first_ns = max(self._begin_ns + offset_ns - self._half_ns, 0)
-        self._frames = Playback(part.path, first_ns, read_bgr if depth is None else _read_codes).frames()
+        self._depth: tuple[npt.NDArray[np.uint16], float] | None = None
+        convert: Callable[[Any], npt.NDArray[Any]] = read_bgr
+        if depth is not None:
+            self._depth = _make_table(depth)
+            convert = _read_codes
+        self._frames = Playback(part.path, first_ns, convert).frames()
+        # the last frame that was decoded, with its stamp in the video
         self._next: tuple[int, npt.NDArray[Any]] | None = None
 
     def find(self, time_ns: int) -> samples.Colour | Depth:
         """Return the frame within half a period of a time of the episode. Raises BagError if there is none."""
+        # times of rows are rounded: half a period of tolerance
         wanted_ns = self._begin_ns + time_ns
         while self._next is None or self._next[0] < wanted_ns - self._half_ns:
             frame = next(self._frames, None)

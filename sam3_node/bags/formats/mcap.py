@@ -13,7 +13,7 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import islice, repeat
@@ -23,7 +23,8 @@ from typing import Any, NamedTuple, TypeVar
 import zstandard
 
 from ...errors import BagError, require
-from ...types import NANOSECONDS, Closeable
+from ...resources import Closeable
+from ...types import NANOSECONDS
 from ..decompression import DecompressionError, Expansion, decompress
 from ..messages.ros import deserialise, first_bytes, read_sample
 from ..messages.ros_images import MessageError, find_kind
@@ -31,26 +32,43 @@ from ..pairing import TimeSpan
 from ..samples import Sample, SampleReader, Topic, UnreadableTopicError, reading
 
 MAGIC = b"\x89MCAP0\r\n"
+"""First bytes of an MCAP file."""
+
+WHOLE = TimeSpan()
+"""The span of a whole recording."""
 
 T = TypeVar("T")
 Decode = Callable[[bytes], Any]
 
-WHOLE = TimeSpan()
-
-_RECORD = struct.Struct("<BQ")  # opcode, length of the content in bytes
-_FOOTER, _SCHEMA, _CHANNEL, _MESSAGE, _CHUNK, _METADATA, _DATA_END = 0x02, 0x03, 0x04, 0x05, 0x06, 0x0C, 0x0F
+# head of a record: its opcode, and the length of its content in bytes
+_RECORD = struct.Struct("<BQ")
+# opcodes
+_FOOTER = 0x02
+_SCHEMA = 0x03
+_CHANNEL = 0x04
+_MESSAGE = 0x05
+_CHUNK = 0x06
+_METADATA = 0x0C
+_DATA_END = 0x0F
+# lengths of the records behind which no message comes
 _END_LENGTHS = {_FOOTER: 20, _DATA_END: 4}
-_MAX_RECORD = 1 << 32  # bytes
+# bytes of the largest record that is read
+_MAX_RECORD = 1 << 32
 _COMPRESSIONS = ("", "lz4", "zstd")
+# encodings of ROS; True for CDR
 _ROS = {"cdr": True, "ros1": False}
 _ENCODINGS = "cdr (ROS 2), ros1, protobuf or json (both of Foxglove)"
 
-_JSON_MARKS, _MAX_JSON_ITEMS = (b",", b"[", b"{"), 1 << 16  # images are one text in base64
+# bytes that begin an item of JSON
+_JSON_MARKS = (b",", b"[", b"{")
+# items of a JSON message above which it is refused; an image is one text in base64
+_MAX_JSON_ITEMS = 1 << 16
+# first stamp that does not fit into 63 bits, in the year 2262
 _MAX_STAMP_NS = 1 << 63
 
 
 class Channel(NamedTuple):
-    """Describes the messages of a topic: `schema` is their type's name, the encodings are MCAP's names for them."""
+    """Describes the messages of a topic. `schema` is the name of their type. MCAP defines the names of encodings."""
 
     topic: str
     encoding: str
@@ -60,7 +78,7 @@ class Channel(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One message; `logged_ns` is Unix time, `sequence` is the sender's number modulo 2^32."""
+    """One message. `logged_ns` is Unix time, `sequence` is the sender's number modulo 2^32."""
 
     channel: Channel
     logged_ns: int
@@ -77,16 +95,26 @@ class McapStream:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.damage: str | None = None
-        self._reached = self._logged_ns = 0
+        # where the damage begins, for its description: the byte, and the time of the last message before it
+        self._reached = 0
+        self._logged_ns = 0
         self._expansion = Expansion(0)
         self._reader = require("mcap.reader", "bags")
         self._records = require("mcap.records", "bags")
         self._data_stream = require("mcap.data_stream", "bags").ReadDataStream
         exceptions = require("mcap.exceptions", "bags")
         self._end_of_file = exceptions.EndOfFile
+        # what damaged records raise in the libraries that parse them
         self._damages = (
-            *(exceptions.McapError, zstandard.ZstdError, struct.error, ValueError, LookupError),
-            *(OSError, OverflowError, RuntimeError, MemoryError),  # lz4 raises RuntimeError
+            exceptions.McapError,
+            zstandard.ZstdError,
+            struct.error,
+            ValueError,
+            LookupError,
+            OSError,
+            OverflowError,
+            RuntimeError,  # of lz4
+            MemoryError,
         )
 
     def channels(self) -> tuple[Channel, ...]:
@@ -123,10 +151,15 @@ class McapStream:
                 summary = self._reader.SeekingReader(file).get_summary()
         except self._damages:
             return None
-        return None if summary is None or summary.statistics is None else summary
+        if summary is None or summary.statistics is None:
+            return None
+        return summary
 
     def _until_damage(self, read: Callable[[_McapFile], Iterator[T]]) -> Iterator[T]:
-        self.damage, self._reached, self._logged_ns = None, 0, 0
+        """Yield what `read` yields of the file. Turn the error that ends it into `damage`."""
+        self.damage = None
+        self._reached = 0
+        self._logged_ns = 0
         with _McapFile(self.path) as file:
             self._expansion = Expansion(file.size)
             try:
@@ -138,18 +171,24 @@ class McapStream:
         schemas: dict[int, Any] = {}
         channels: dict[int, Channel] = {}
         places: list[int] | None = None
-        summary = self.read_summary() if sort_chunks or not span.is_whole else None
+
+        # a summary names channels and chunks, so that chunks can be sorted, and skipped unread
+        summary = None
+        if sort_chunks or not span.is_whole:
+            summary = self.read_summary()
         if summary is not None and summary.channels and _lists_chunks(summary):
             schemas |= summary.schemas
             channels |= {number: _make_channel(item, schemas) for number, item in summary.channels.items()}
-            chunks = [
-                (chunk.message_start_time if sort_chunks else 0, chunk.chunk_start_offset)
-                for chunk in summary.chunk_indexes
-                if span.overlaps(chunk.message_start_time, chunk.message_end_time)
-            ]
+            chunks = []
+            for chunk in summary.chunk_indexes:
+                if span.overlaps(chunk.message_start_time, chunk.message_end_time):
+                    first_ns = chunk.message_start_time if sort_chunks else 0
+                    chunks.append((first_ns, chunk.chunk_start_offset))
             places = [place for _, place in sorted(chunks)]
+
         opcodes = (_SCHEMA, _CHANNEL, _MESSAGE, _CHUNK)
         for opcode, content in self._walk(file, opcodes, places=places):
+            # schemas and channels come before their messages, or are known from the summary
             for record in self._parse(opcode, content):
                 if isinstance(record, self._records.Schema):
                     schemas[record.id] = record
@@ -170,7 +209,11 @@ class McapStream:
     ) -> Iterator[tuple[int, bytes]]:
         """Yield opcode and content of the records of these opcodes: up to the end of the data, or at `places`."""
         file.seek(len(MAGIC))
-        for place in islice(repeat(None) if places is None else places, max_records):
+        # without places, each record begins where the previous one ended
+        starts: Iterable[int | None] = repeat(None)
+        if places is not None:
+            starts = places
+        for place in islice(starts, max_records):
             if place is not None:
                 file.seek(place)
             self._reached = file.tell()
@@ -200,10 +243,11 @@ class McapStream:
                     yield from self._parse(inner, part)
 
     def _walk_chunk(self, chunk: Any) -> Iterator[tuple[int, bytes]]:
-        """Yield opcode and content of the records in a chunk, once its checksum is right."""
+        """Yield opcode and content of the records in a chunk whose checksum is right."""
         if chunk.compression not in _COMPRESSIONS:
             raise ValueError(f"a chunk compressed by {chunk.compression!r}, expected lz4, zstd or nothing")
-        size, data = chunk.uncompressed_size, chunk.data
+        size = chunk.uncompressed_size
+        data = chunk.data
         if chunk.compression:
             try:
                 data = decompress(data, chunk.compression, size)
@@ -213,23 +257,32 @@ class McapStream:
             raise ValueError(f"a chunk of {len(data)} bytes, expected {size}")
         if chunk.uncompressed_crc not in (0, zlib.crc32(data)):
             raise ValueError("crc validation failed in Chunk")
-        self._expansion.add_bytes(size)  # an index may name one chunk many times
-        view, position = memoryview(data), 0
+
+        # count each reading: an index may name one chunk many times
+        self._expansion.add_bytes(size)
+        view = memoryview(data)
+        position = 0
         while position < size:
             opcode, length = _RECORD.unpack_from(view, position)
-            begin, position = position + _RECORD.size, position + _RECORD.size + length
+            begin = position + _RECORD.size
+            position = begin + length
             if position > size:
                 raise ValueError("a record that ends outside its chunk")
             self._expansion.add_record()
             yield opcode, bytes(view[begin:position])
 
     def _describe(self, size: int, error: Exception) -> str:
-        logged = datetime.fromtimestamp(self._logged_ns / NANOSECONDS, UTC).isoformat(timespec="milliseconds")
-        after = f" after {logged}" if self._logged_ns else ""
-        if isinstance(error, self._end_of_file) and self._reached == size:
+        """Describe the damage of a file of `size` bytes."""
+        after = ""
+        logged = datetime.fromtimestamp(self._logged_ns / NANOSECONDS, UTC)
+        if self._logged_ns:
+            after = f" after {logged.isoformat(timespec='milliseconds')}"
+        is_cut_off = isinstance(error, self._end_of_file)
+        if is_cut_off and self._reached == size:
             return f"{self.path} ends unfinished{after}: its recorder was killed, what it still held is lost"
-        reason = str(error) or type(error).__name__
-        state = "is cut off" if isinstance(error, self._end_of_file) else f"is damaged ({reason})"
+        state = f"is damaged ({str(error) or type(error).__name__})"
+        if is_cut_off:
+            state = "is cut off"
         return f"{self.path} {state}: what follows byte {self._reached} of {size}{after} cannot be read"
 
 
@@ -241,12 +294,14 @@ def count_messages(paths: Sequence[Path], topics: Collection[str]) -> int | None
         return None
     if not summaries or None in summaries:
         return None
-    count: int = sum(
-        summary.statistics.channel_message_counts.get(number, 0)
-        for summary in summaries
-        for number, channel in summary.channels.items()
-        if channel.topic in topics
-    )
+
+    # several channels may have one topic
+    count = 0
+    for summary in summaries:
+        counts = summary.statistics.channel_message_counts
+        for number, channel in summary.channels.items():
+            if channel.topic in topics:
+                count += counts.get(number, 0)
     return count
 
 
@@ -257,15 +312,17 @@ def _read_channels(path: Path, changed_ns: int) -> tuple[Channel, ...]:
     A file without a summary is read whole for them; the cache makes that happen only once.
     """
     stream = McapStream(path)
+    channels = []
     summary = stream.read_summary()
-    listed = () if summary is None else summary.channels.values()
-    channels = tuple(
-        _make_channel(record, summary.schemas)
-        for record in listed
-        if summary.statistics.channel_message_counts.get(record.id)
-        and (not record.schema_id or record.schema_id in summary.schemas)
-    )
-    return channels or tuple(dict.fromkeys(row.channel for row in stream.rows()))
+    if summary is not None:
+        counts = summary.statistics.channel_message_counts
+        for record in summary.channels.values():
+            has_schema = not record.schema_id or record.schema_id in summary.schemas
+            if counts.get(record.id) and has_schema:
+                channels.append(_make_channel(record, summary.schemas))
+    if channels:
+        return tuple(channels)
+    return tuple(dict.fromkeys(row.channel for row in stream.rows()))
 
 
 class _McapFile(Closeable):
@@ -283,9 +340,10 @@ class _McapFile(Closeable):
         begin = self._file.read(len(MAGIC))
         if begin != MAGIC:
             self._file.close()
-            description = "one that begins otherwise" if begin else "an empty one"
-            raise BagError(f"expected an MCAP file at {path}, found {description}")
-        self.seek, self.tell = self._file.seek, self._file.tell
+            found = "one that begins otherwise" if begin else "an empty one"
+            raise BagError(f"expected an MCAP file at {path}, found {found}")
+        self.seek = self._file.seek
+        self.tell = self._file.tell
         self.seek(0)
 
     def close(self) -> None:
@@ -293,8 +351,11 @@ class _McapFile(Closeable):
 
     def read(self, length: int) -> bytes:
         """Read `length` bytes; EndOfFile if the file does not have them."""
-        data = self._file.read(length) if 0 <= length <= self.size - self.tell() else None
-        if data is None or len(data) < length:
+        # the library's `read` would allocate the length first
+        if not 0 <= length <= self.size - self.tell():
+            raise self._end_of_file
+        data = self._file.read(length)
+        if len(data) < length:  # the file has shrunk
             raise self._end_of_file
         return data
 
@@ -306,6 +367,7 @@ class _McapFile(Closeable):
 
 
 def _lists_chunks(summary: Any) -> bool:
+    """Return True if the file has chunks, and the summary lists them all."""
     return bool(0 < summary.statistics.chunk_count == len(summary.chunk_indexes))
 
 
@@ -332,12 +394,14 @@ class McapBag(SampleReader):
         return path.is_file() and first_bytes(path, len(MAGIC)) == MAGIC
 
     def _read(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
+        # one decoder for each channel: making one parses a schema
         stream = McapStream(self.path)
         decoders: dict[Channel, Decode] = {}
         for row in stream.rows(sort_chunks=True):
             channel = row.channel
             if channel.topic not in topics:
                 continue
+            # a damaged message costs itself alone
             try:
                 if channel not in decoders:
                     decoders[channel] = _decoder(channel)
@@ -350,7 +414,7 @@ class McapBag(SampleReader):
         self.report.add(stream.damage)
 
     def count_messages(self) -> tuple[int, bool]:
-        """Read the file to its end; return the number of its messages, and whether it is whole."""
+        """Read the file to its end. Return the number of its messages, and whether it is whole."""
         stream = McapStream(self.path)
         return sum(1 for _ in stream.rows()), stream.damage is None
 
@@ -360,7 +424,9 @@ def _topic(channel: Channel) -> Topic:
 
 
 def _sample(row: Row, decode: Decode) -> Sample | None:
-    channel, damaged = row.channel, require("google.protobuf.message", "bags").DecodeError
+    """Decode a message; None for one that holds nothing to read. Raises MessageError for a damaged one."""
+    channel = row.channel
+    damaged = require("google.protobuf.message", "bags").DecodeError
     try:
         sample = read_sample(decode(row.data), channel.schema, channel.topic, row.logged_ns)
     # fields of JSON are of any type
@@ -375,6 +441,7 @@ def _decoder(channel: Channel) -> Decode:
     """Return the function that decodes a message or raises MessageError; BagError for an unknown encoding."""
     if _topic(channel).kind == "other":
         raise MessageError(f"expected images or their calibration, found {channel.schema!r}")
+    # ROS has the types of messages, protobuf the schema in the file; JSON needs neither
     if channel.encoding in _ROS and "/" in channel.schema:
         return lambda data: deserialise(data, channel.schema, _ROS[channel.encoding])
     if channel.encoding == "protobuf" and channel.schema_encoding == "protobuf":
@@ -404,6 +471,7 @@ def _protobuf_decoder(channel: Channel) -> Decode:
 
 
 def _from_json(data: bytes, name: str) -> dict[str, Any]:
+    # small text can make very many objects: count before they are made
     if sum(map(data.count, _JSON_MARKS)) > _MAX_JSON_ITEMS:
         raise MessageError(f"expected a {name} as JSON, found more than {_MAX_JSON_ITEMS} items")
     message = json.loads(data)

@@ -25,16 +25,26 @@ _IMAGE = re.compile(
     r"(/device_\d+)(/sensor_\d+)(/([A-Za-z]+)_(\d+))/image/data(/compressed|/compressedDepth)?"
 )
 _IMAGE_TYPES = ("/Image", "/CompressedImage")
-_INFO_TYPES = ("/String", "/CameraInfo")  # in a .db3, in a .bag
+# types of a calibration: in a .db3, in a .bag
+_INFO_TYPES = ("/String", "/CameraInfo")
+# the ROS driver's names of the SDK's streams
 _NAMES = {"Color": "color", "Depth": "depth", "Infrared": "infra", "Fisheye": "fisheye"}
+# ROS's names of the SDK's encodings
 _ENCODINGS = {"YUYV": "yuyv", "UYVY": "uyvy", "Y8": "mono8", "Y16": "mono16", "16UC1": "mono16"}
+# format of an image that the SDK packed by zstd: encoding, width, height, bytes of a row
 _PACKED = re.compile(r"(\w+); zstd; (\d+)x(\d+) step=(\d+)")
+# bytes of the largest image that is unpacked
 _MAX_IMAGE = 1 << 30
+# depth units in metres, at the end of an image in a .bag
 _UNITS = struct.Struct("<f")
+# nanoseconds of the SDK's unit of time
 _MILLISECOND = 1e6
-_LENS_MODELS = {  # ROS's names of them; the SDK projects "Inverse" as it does "Modified": forward, as OpenCV does
+# ROS's names of the SDK's lens models; the SDK projects "Inverse" as it does "Modified": forward, as OpenCV does
+_LENS_MODELS = {
     "None": "none",
-    **{f"{kind}Brown Conrady": "plumb_bob" for kind in ("", "Modified ", "Inverse ")},
+    "Brown Conrady": "plumb_bob",
+    "Modified Brown Conrady": "plumb_bob",
+    "Inverse Brown Conrady": "plumb_bob",
     "Kannala Brandt4": "equidistant",
 }
 
@@ -105,10 +115,14 @@ class RealSenseBag(StorageReader):
 
 
 class _Reading:
-    """One pass over a recording. An image waits for its metadata, which holds its stamp and its depth units."""
+    """One pass over a recording.
+
+    An image in a .db3 waits for its metadata, which holds its stamp and its depth units.
+    """
 
     def __init__(self, storage: Storage, streams: tuple[_SensorStream, ...], topics: Collection[str]) -> None:
-        self._types, self._is_cdr = storage.types, storage.is_cdr
+        self._types = storage.types
+        self._is_cdr = storage.is_cdr
         images = [stream for stream in streams if stream.image_name in topics]
         infos = [stream for stream in streams if stream.info_name in topics]
         self._images = {stream.image: stream for stream in images}
@@ -119,7 +133,7 @@ class _Reading:
         self.needed = {*self._images, *self._metadata, *self._infos, *self._units}
 
     def take(self, raw: RawMessage) -> Iterator[Sample]:
-        """Take a message; yield the samples that it completes."""
+        """Take a message. Yield the samples that it completes."""
         if raw.topic in self._units:
             self._units[raw.topic] = _number(self._text(raw)) or MILLIMETRE
         elif raw.topic in self._infos:
@@ -131,8 +145,10 @@ class _Reading:
                 del self.waiting[stream.image]
                 yield self._image(image, stream, _fields(self._text(raw)))
         elif not self._is_cdr:
+            # an image in a .bag holds its stamp and its units itself
             yield self._image(raw, self._images[raw.topic], {})
         else:
+            # the next image of the stream ends the waiting of the previous one
             if raw.topic in self.waiting:
                 yield from self.without_metadata(raw.topic)
             self.waiting[raw.topic] = raw
@@ -147,6 +163,7 @@ class _Reading:
         units = units or _number(metadata.get("depth_units", ""))
         payload = _payload(message, type_name, stream)
         stamp = round(_number(metadata.get("timestamp", "")) * _MILLISECOND) or read_stamp(message)
+        # units that an image names hold for those after it that name none
         if isinstance(payload, Depth):
             if units > 0:
                 self._units[stream.units] = units
@@ -175,9 +192,14 @@ def _streams(storage: Storage) -> tuple[_SensorStream, ...]:
             continue
         device, sensor, stream, kind, index, _ = match.groups()
         prefix = f"{device}{sensor}{stream}"
+
+        # versions of the SDK name the calibration differently, and some recordings have none
         places = (f"{prefix}/camera_info", f"{prefix}/info/camera_info")
         calibration = next((name for name in places if storage.types.get(name, "").endswith(_INFO_TYPES)), "")
-        name = _NAMES.get(kind, kind.lower()) + (index if index != "0" else "")
+
+        name = _NAMES.get(kind, kind.lower())
+        if index != "0":
+            name += index
         units = f"{device}{sensor}/option/Depth_Units/value"
         streams.append(
             _SensorStream(match[0], f"{prefix}/image/metadata", calibration, units, f"{device}/{name}")
@@ -204,13 +226,16 @@ def _with_units(raw: RawMessage, type_name: str, is_cdr: bool) -> tuple[Any, flo
 
 
 def _payload(message: Any, type_name: str, stream: _SensorStream) -> Payload:
-    """Read an image, also in the SDK's own encodings and in the zstd packing of its `.db3` for what PNG cannot hold."""
+    """Read an image, also in the SDK's own encodings, and packed by zstd as a `.db3` has what PNG cannot hold."""
     kind = type_name
-    packed = _PACKED.fullmatch(message.format) if type_name.endswith("CompressedImage") else None
-    if packed is not None:
-        message, kind = _unpack(message.data, packed, stream), "sensor_msgs/Image"
+    if type_name.endswith("CompressedImage"):
+        packed = _PACKED.fullmatch(message.format)
+        if packed is not None:
+            message = _unpack(message.data, packed, stream)
+            kind = "sensor_msgs/Image"
     if getattr(message, "encoding", "") == "MJPEG":
-        message, kind = SimpleNamespace(format="jpeg", data=message.data), "sensor_msgs/CompressedImage"
+        message = SimpleNamespace(format="jpeg", data=message.data)
+        kind = "sensor_msgs/CompressedImage"
     elif hasattr(message, "encoding") and not stream.is_depth:
         message.encoding = _ENCODINGS.get(message.encoding, message.encoding)
     payload = read_payload(message, kind, stream.image_name)
@@ -231,19 +256,25 @@ def _unpack(data: Any, packed: re.Match[str], stream: _SensorStream) -> SimpleNa
 
 def _read_lens(message: Any) -> CameraInfo | None:
     """Return the lens in the text of a .db3, or in the CameraInfo of a .bag; None if it was never calibrated."""
+    # a text of key=value; or a message of ROS, whose K is the matrix row by row
     if hasattr(message, "data"):
         fields = _fields(message.data)
         model = fields.get("model", "")
-        width, height, *matrix = (
-            _number(fields.get(key, "")) for key in ("width", "height", "fx", "fy", "ppx", "ppy")
-        )
+        width = _number(fields.get("width", ""))
+        height = _number(fields.get("height", ""))
+        matrix = [_number(fields.get(key, "")) for key in ("fx", "fy", "ppx", "ppy")]
         coeffs = [_number(value) for value in fields.get("coeffs", "").split(",")]
     else:
-        model, width, height = message.distortion_model, message.width, message.height
-        matrix, coeffs = [float(message.K[place]) for place in (0, 4, 2, 5)], list(map(float, message.D))
+        model = message.distortion_model
+        width = message.width
+        height = message.height
+        matrix = [float(message.K[place]) for place in (0, 4, 2, 5)]
+        coeffs = list(map(float, message.D))
     size = (round(width), round(height))
     lens = make_intrinsics(size, matrix, model, coeffs)
-    return None if lens is None else CameraInfo(lens, size=size)
+    if lens is None:
+        return None
+    return CameraInfo(lens, size=size)
 
 
 def _fields(text: str) -> dict[str, str]:

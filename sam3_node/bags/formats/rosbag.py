@@ -1,7 +1,7 @@
 """Reads ROS recordings: ROS 1 `.bag`, ROS 2 folders with `.db3` or `.mcap` files, and single files, also packed ones.
 
 rosbags refuses bags without an index or metadata: bags whose recorder was killed, or whose end is missing. Therefore
-`Rosbag1` reads a bag record after record, and `Rosbag2Sqlite` takes the rows that are there; rosbags only deserialises
+`Rosbag1` reads a bag record after record, and `Rosbag2Sqlite` takes the rows that are there. rosbags only deserialises
 single messages. Files that ROS 2 packed as a whole are unpacked into a temporary folder.
 """
 
@@ -19,7 +19,8 @@ from typing import BinaryIO, NamedTuple
 
 from ...errors import BagError, require
 from ...files import describe_stand_in
-from ...types import NANOSECONDS, Buffer, Closeable, closed_on_error
+from ...resources import Closeable, closed_on_error
+from ...types import NANOSECONDS, Buffer
 from ..decompression import DecompressionError, Expansion, decompress, decompress_file
 from ..messages.ros import RawMessage, deserialise, first_bytes, list_topics, read_sample
 from ..messages.ros_images import MessageError
@@ -27,29 +28,48 @@ from ..samples import ReadReport, Sample, SampleReader, natural_order, reading
 from .mcap import McapBag
 
 ROSBAG1_MAGIC = b"#ROSBAG V2.0\n"
-
-_MESSAGE, _BAG, _INDEX, _CHUNK, _CHUNK_INFO, _CONNECTION = 2, 3, 4, 5, 6, 7
-_LENGTH = struct.Struct("<I")
-_TIME = struct.Struct("<II")
-_MAX_PART = 1 << 30  # bytes of a header, or of the data of a record
+"""First bytes of a ROS 1 bag."""
 
 SQLITE_MAGIC = b"SQLite format 3\x00"
+"""First bytes of an SQLite database."""
 
+METADATA = "metadata.yaml"
+"""Name of the file in a ROS 2 bag that lists its parts."""
+
+# ROS 1: numbers of the kinds of records
+_MESSAGE = 2
+_BAG = 3
+_INDEX = 4
+_CHUNK = 5
+_CHUNK_INFO = 6
+_CONNECTION = 7
+_LENGTH = struct.Struct("<I")
+# seconds and nanoseconds
+_TIME = struct.Struct("<II")
+# bytes of a header, or of the data of a record, above which it is no record
+_MAX_PART = 1 << 30
+
+# ROS 2: tables and columns that a bag has
 _TABLES = {
     "topics": ("id", "name", "type", "serialization_format"),
     "messages": ("id", "topic_id", "timestamp", "data"),
 }
 _TOPICS = "SELECT id, name, type, serialization_format FROM topics ORDER BY rowid"
-_MAX_BLOB = 256 << 20  # bytes of one message
+# bytes of the largest message that SQLite reads
+_MAX_BLOB = 256 << 20
+# topics that are read; later ones are ignored
 _MAX_TOPICS = 4096
-_STEPS = 10_000  # of SQLite's virtual machine between two checks
+# steps of SQLite's virtual machine between two checks
+_STEPS = 10_000
+# steps that a query of any file may take
 _MAX_STEPS = 2_000_000
-_STEPS_PER_BYTE = 4  # a row takes some 12 steps, and 40 bytes at least
+# further steps for each byte of the file: a row takes some 12 steps, and 40 bytes at least
+_STEPS_PER_BYTE = 4
 
-METADATA = "metadata.yaml"
-
-_PACKED = (".zstd", ".zst", ".lz4")
+# endings of the parts of a ROS 2 bag, and of packed ones behind these
 _SUFFIXES = (".db3", ".mcap")
+_PACKED = (".zstd", ".zst", ".lz4")
+# the paths in the metadata, which is read without a YAML library
 _LISTED = re.compile(r"""[^\s"',\[\]][^"',\[\]\n]*\.(?:db3|mcap)(?:\.\w+)?(?=["'\s,\]]|$)""", re.M)
 _KEY = re.compile(r"^(-\s+)?(\w+:\s+)?")
 
@@ -57,13 +77,14 @@ _KEY = re.compile(r"^(-\s+)?(\w+:\s+)?")
 class RosBag(SampleReader):
     """A recording of ROS 1 or 2.
 
-    A recording that was never closed, or is cut off, gives every complete message before the damage. A part that lies
-    there packed and unpacked is read once, from the copy that is whole. Raises BagError for another file or folder, or
-    one without topics, and MissingExtraError without the extra `bags`.
+    A recording that was never closed, or is cut off, gives every complete message before the damage. A part that exists
+    packed and unpacked is read once, from the copy that is whole. Raises BagError for another file or folder, or one
+    without topics, and MissingExtraError without the extra `bags`.
     """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
+        # made with the first packed file
         self._unpacked: tempfile.TemporaryDirectory[str] | None = None
         self._files: list[SampleReader] = []
         with closed_on_error(self):
@@ -72,7 +93,7 @@ class RosBag(SampleReader):
 
     @staticmethod
     def recognises(path: Path) -> bool:
-        """Return True if this is a ROS 1 bag, a `.db3`, a packed file, or a folder with files of a ROS 2 bag."""
+        """Return True for a ROS 1 bag, a `.db3`, a packed file, or a folder with files of a ROS 2 bag."""
         if path.is_dir():
             return (path / METADATA).is_file() or bool(_list_parts(path))
         if path.suffix in _PACKED and _ending(path) in (*_SUFFIXES, ".bag"):
@@ -102,6 +123,8 @@ class RosBag(SampleReader):
         if not parts:
             raise BagError(f"expected a ROS 2 bag in {self.path}, found no file of {' or '.join(_SUFFIXES)}")
         self._note_missing_files(parts)
+
+        # a part that cannot be read is a loss; the others still hold their messages
         files: list[SampleReader] = []
         for copies in parts.values():
             try:
@@ -114,36 +137,43 @@ class RosBag(SampleReader):
 
     def _open_best(self, copies: Sequence[Path]) -> SampleReader:
         """Open the first copy of a part that is whole, else the copy with the most messages, and note its damage."""
-        opened: list[tuple[bool, int, SampleReader, str | None]] = []
+        opened: list[_OpenCopy] = []
         errors: list[str] = []
-        for copy in copies:
+        for path in copies:
             try:
-                file, damage = self._open_copy(copy)
+                file, damage = self._open_copy(path)
             except BagError as error:
                 errors.append(str(error))
                 continue
-            # a part with one copy is not read for its messages
-            count, is_whole = file.count_messages() if len(copies) > 1 else (0, True)
-            opened.append((is_whole and damage is None, count, file, damage))
-            if opened[-1][0]:
+            # the messages are counted only to compare copies, because that reads the whole file
+            count = 0
+            is_whole = True
+            if len(copies) > 1:
+                count, is_whole = file.count_messages()
+            opened.append(_OpenCopy(is_whole and damage is None, count, file, damage))
+            if opened[-1].is_whole:
                 break
         if not opened:
             raise BagError("; ".join(errors))
-        _, _, best, damage = max(opened, key=lambda copy: copy[:2])
-        for _, _, other, _ in opened:
+
+        best = max(opened, key=lambda copy: (copy.is_whole, copy.messages))
+        for other in opened:
             if other is not best:
-                other.close()
-        self.opening.add(damage)
-        return best
+                other.file.close()
+        self.opening.add(best.damage)
+        return best.file
 
     def _open_copy(self, path: Path) -> tuple[_RosFile | McapBag, str | None]:
-        """Open a file, or an unpacked copy of it; return also why the end of the packed one is lost."""
+        """Open a file, or an unpacked copy of it. Return also why the end of the packed one is lost."""
         try:
             if stand_in := describe_stand_in(path):
                 raise BagError(f"expected a ROS bag at {path}, found {stand_in}")
             if path.suffix not in _PACKED:
                 return _open_file(path), None
-            self._unpacked = self._unpacked or tempfile.TemporaryDirectory(prefix="sam3-node-")
+
+            # a damaged packed file is opened as far as it could be unpacked
+            if self._unpacked is None:
+                self._unpacked = tempfile.TemporaryDirectory(prefix="sam3-node-")
             target = Path(self._unpacked.name) / path.name
             damage = decompress_file(path, target)
             try:
@@ -155,16 +185,19 @@ class RosBag(SampleReader):
 
     def _name(self, text: str) -> str:
         """Return a text in which unpacked files have the paths of the packed ones."""
+        if self._unpacked is None:
+            return text
         folder = self.path if self.path.is_dir() else self.path.parent
-        return text if self._unpacked is None else text.replace(self._unpacked.name, str(folder))
+        return text.replace(self._unpacked.name, str(folder))
 
     def _note_missing_files(self, parts: Collection[str]) -> None:
         """Note the files that the metadata lists and the folder lacks, packed and unpacked."""
+        # the metadata is written when the recording ends, so its absence means that the end may be lost
         metadata = self.path / METADATA
         try:
             text = metadata.read_text("utf-8", "replace")
         except OSError as error:
-            state = "has no" if not metadata.exists() else f"has an unreadable ({error.strerror})"
+            state = f"has an unreadable ({error.strerror})" if metadata.exists() else "has no"
             self.opening.add(f"{self.path.name} {state} {METADATA}: it was never closed, its end may be lost")
             return
         listed = [Path(_KEY.sub("", entry)) for entry in _LISTED.findall(text)]
@@ -174,6 +207,15 @@ class RosBag(SampleReader):
             )
         for name in dict.fromkeys(path.name for path in listed if _part_name(path) not in parts):
             self.opening.add(f"{self.path.name} lacks {name}")
+
+
+class _OpenCopy(NamedTuple):
+    """An opened copy of a part: the number of its messages if it was counted, and why its end is lost."""
+
+    is_whole: bool
+    messages: int
+    file: SampleReader
+    damage: str | None
 
 
 class StorageReader(SampleReader):
@@ -210,6 +252,7 @@ class _RosFile(StorageReader):
         self.topics = list_topics(storage.types)
 
     def _read(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
+        # topics are told apart from damage anew in each iteration
         self._good_topics = set()
         chosen = {topic.name for topic in self.topics if topic.name in topics and topic.kind != "other"}
         for raw in self._storage.messages(chosen):
@@ -225,7 +268,7 @@ class _RosFile(StorageReader):
             yield sample
 
     def count_messages(self) -> tuple[int, bool]:
-        """Read the file to its end; return the number of its messages, and whether it is whole."""
+        """Read the file to its end. Return the number of its messages, and whether it is whole."""
         count = sum(1 for _ in self._storage.messages(self._storage.types))
         return count, self._storage.lost is None
 
@@ -245,6 +288,7 @@ def _list_parts(folder: Path) -> dict[str, list[Path]]:
     """
     with reading(folder):
         files = [path for path in folder.iterdir() if _ending(path) in _SUFFIXES]
+    # the unpacked copy of a part first: it needs no unpacking
     parts: dict[str, list[Path]] = {}
     for path in sorted(files, key=lambda path: path.suffix in _PACKED):
         parts.setdefault(_part_name(path), []).append(path)
@@ -260,17 +304,19 @@ def _ending(path: Path) -> str:
 
 
 class _DamageError(Exception):
-    """The records end here; the text says what was found instead of the next one."""
+    """The records end here. The text says what was found instead of the next one."""
 
 
 class _Record(NamedTuple):
+    """One record of a ROS 1 bag. `op` is its kind."""
+
     op: int
     fields: dict[bytes, bytes]
     data: bytes
 
 
 class Rosbag1(Closeable):
-    """A `.bag`, also one that was never closed or is cut off; the whole messages of a cut chunk are kept.
+    """A `.bag`, also one that was never closed or is cut off. A cut chunk gives its whole messages.
 
     Raises BagError for a file that cannot be opened, or has no topic.
     """
@@ -284,6 +330,7 @@ class Rosbag1(Closeable):
         self._report = ReadReport()
         self._expansion = Expansion(self._size)
         self._connections: dict[int, tuple[str, str]] = {}
+        # without an index, the connections are found by one pass over all records
         self._is_indexed = self._read_index()
         if not self._is_indexed:
             for _ in self._records():
@@ -316,12 +363,14 @@ class Rosbag1(Closeable):
         self._file.close()
 
     def _records(self) -> Iterator[_Record]:
-        """Yield the messages, also those in chunks; remember connections; note what was lost."""
-        self._report, position = ReadReport(), len(ROSBAG1_MAGIC)
+        """Yield the messages, also those in chunks. Remember connections. Note what was lost."""
+        self._report = ReadReport()
+        position = len(ROSBAG1_MAGIC)
         self._expansion = Expansion(self._size)
         try:
             while position < self._size:
                 record, end = self._read(position)
+                # damage inside a chunk costs the chunk; damage of the record itself ends the reading
                 try:
                     yield from self._flatten(record)
                 except _DamageError as error:
@@ -338,6 +387,7 @@ class Rosbag1(Closeable):
         return _take_record(self._file, self._size), self._file.tell()
 
     def _flatten(self, record: _Record) -> Iterator[_Record]:
+        """Yield the messages of a record, and remember its connections. Raises _DamageError for a damaged chunk."""
         if record.op == _CONNECTION:
             self._connect(record)
         elif record.op == _MESSAGE:
@@ -348,18 +398,21 @@ class Rosbag1(Closeable):
             while chunk.tell() < len(content):
                 inner = _take_record(chunk, len(content))
                 self._expansion.add_record()
+                # chunks within chunks would expand without limit
                 if inner.op == _CHUNK:
                     raise _DamageError("there is a chunk within a chunk")
                 yield from self._flatten(inner)
 
     def _connect(self, record: _Record) -> None:
-        number, topic = _number(record.fields.get(b"conn", b"")), record.fields.get(b"topic", b"")
+        number = _number(record.fields.get(b"conn", b""))
+        topic = record.fields.get(b"topic", b"")
         type_name = _fields(record.data).get(b"type", b"")
         self._connections[number] = (_text(topic), _text(type_name))
 
     def _read_index(self) -> bool:
-        """Read the connections that the end of the file lists; return False if it lists none."""
+        """Read the connections that the end of the file lists. Return False if it lists none."""
         try:
+            # the first record says where the index is; a bag that was never closed has 0 there
             header, _ = self._read(len(ROSBAG1_MAGIC))
             position = int.from_bytes(header.fields.get(b"index_pos", b""), "little")
             if header.op != _BAG or not len(ROSBAG1_MAGIC) < position <= self._size:
@@ -381,6 +434,7 @@ def is_rosbag1(path: Path) -> bool:
 def _take_record(source: BinaryIO, size: int) -> _Record:
     """Take the next record of a file or chunk of `size` bytes. A cut chunk still holds whole messages."""
     fields = _fields(_take(source, size))
+    # the kind of a record is the only sign that there is one
     op = fields.get(b"op", b"")
     if len(op) != 1 or not _MESSAGE <= op[0] <= _CONNECTION:
         raise _DamageError("there is no record")
@@ -389,6 +443,7 @@ def _take_record(source: BinaryIO, size: int) -> _Record:
 
 def _take(source: BinaryIO, size: int, may_be_cut: bool = False) -> bytes:
     """Take a length and as many bytes."""
+    # never allocate what a damaged length says
     length = _number(source.read(_LENGTH.size))
     left = size - source.tell()
     if not 0 <= length <= _MAX_PART:
@@ -399,7 +454,8 @@ def _take(source: BinaryIO, size: int, may_be_cut: bool = False) -> bytes:
 
 
 def _fields(header: bytes) -> dict[bytes, bytes]:
-    fields, source = {}, io.BytesIO(header)
+    fields = {}
+    source = io.BytesIO(header)
     while source.tell() < len(header):
         name, _, value = _take(source, len(header)).partition(b"=")
         fields[name] = value
@@ -407,12 +463,13 @@ def _fields(header: bytes) -> dict[bytes, bytes]:
 
 
 def _decompress(chunk: _Record, expansion: Expansion) -> Buffer:
-    """Decompress a chunk's content as far as its bytes reach; count it in `expansion`."""
+    """Decompress a chunk's content as far as its bytes reach. Count it in `expansion`."""
     compression = _text(chunk.fields.get(b"compression", b""))
     if compression == "none":
         return chunk.data
     if compression not in ("bz2", "lz4"):
         raise _DamageError(f"expected a chunk compressed by none, bz2 or lz4, found {compression!r}")
+    # the chunk's own size is the limit, and counts against what the whole file may expand to
     try:
         content = decompress(chunk.data, compression, _number(chunk.fields.get(b"size", b"")))
     except DecompressionError as error:
@@ -422,11 +479,18 @@ def _decompress(chunk: _Record, expansion: Expansion) -> Buffer:
 
 
 def _number(value: bytes) -> int:
-    return int(_LENGTH.unpack(value)[0]) if len(value) == _LENGTH.size else -1
+    """Return a number of 32 bits; -1 for a field of another size."""
+    if len(value) != _LENGTH.size:
+        return -1
+    (number,) = _LENGTH.unpack(value)
+    return int(number)
 
 
 def _nanoseconds(value: bytes) -> int:
-    seconds, rest = _TIME.unpack(value) if len(value) == _TIME.size else (0, 0)
+    """Return a time in ns; 0 for a field of another size."""
+    if len(value) != _TIME.size:
+        return 0
+    seconds, rest = _TIME.unpack(value)
     return int(seconds) * NANOSECONDS + int(rest)
 
 
@@ -444,8 +508,12 @@ class Rosbag2Sqlite(Closeable):
         self.lost: str | None = None
         """Description of what could not be read, once `messages` has ended; None if nothing was lost."""
         self._database = _open_sqlite(path)
+
+        # the journal of a killed recorder holds rows, too
         files = (path, path.with_name(f"{path.name}-wal"))
         self._bytes = sum(file.stat().st_size for file in files if file.is_file())
+
+        # a crafted file can make a query run for ever: count SQLite's steps
         self._steps_left = 0
         self._database.set_progress_handler(self._count_steps, _STEPS)
         try:
@@ -457,8 +525,11 @@ class Rosbag2Sqlite(Closeable):
             raise BagError(
                 f"expected a ROS 2 bag at {path}, found one without its topics: {error}"
             ) from error
+
+        # a file that was cut off rarely ends with a whole page
         (page,) = self._database.execute("PRAGMA page_size").fetchone()
         self._is_torn = path.stat().st_size % page != 0
+
         named = [row for row in rows if row[3] == "cdr" and all(isinstance(text, str) for text in row[1:3])]
         self._names = {number: name for number, name, _, _ in named}
         self.types = {name: type_name for _, name, type_name, _ in named}
@@ -470,7 +541,8 @@ class Rosbag2Sqlite(Closeable):
     def messages(self, topics: Collection[str]) -> Iterator[RawMessage]:
         """Yield the whole messages on these topics in the order of recording."""
         self.lost = None
-        count, bytes_left = 0, self._bytes
+        count = 0
+        bytes_left = self._bytes
         numbers = [number for number, name in self._names.items() if name in topics]
         try:
             self._allow_steps()
@@ -480,8 +552,10 @@ class Rosbag2Sqlite(Closeable):
                 f"WHERE topic_id IN ({','.join('?' * len(numbers))}) ORDER BY rowid",
                 numbers,
             )
-            # SQLite fills the missing part of a cut page with zeros, in the last row that it reads
-            for number, logged_ns, data in (row for row, _ in pairwise(rows)) if self._is_torn else rows:
+            # SQLite fills the missing part of a cut page with zeros: do not trust the last row that it reads
+            if self._is_torn:
+                rows = (row for row, _ in pairwise(rows))
+            for number, logged_ns, data in rows:
                 if not (isinstance(data, bytes) and isinstance(logged_ns, int)):
                     raise BagError("a row is no message")
                 bytes_left -= len(data)
@@ -510,7 +584,7 @@ class Rosbag2Sqlite(Closeable):
 
 
 Storage = Rosbag1 | Rosbag2Sqlite
-"""A file of serialised messages; `types` are the full names of its topics' types, `is_cdr` is False for ROS 1."""
+"""A file of serialised messages. `types` are the full names of its topics' types. `is_cdr` is False for ROS 1."""
 
 
 def is_sqlite(path: Path) -> bool:
@@ -543,6 +617,7 @@ def _require_tables(database: sqlite3.Connection) -> None:
 
     SQLite takes the kind of an entry from its statement alone, so the statement is read as well as the kind.
     """
+    # a view or a generated column would run the file's own code
     for table, columns in _TABLES.items():
         entries = database.execute(
             "SELECT type, rootpage, sql FROM sqlite_master WHERE lower(name) = ? AND type != 'index'",

@@ -21,10 +21,16 @@ from ..decompression import max_pixels, max_video_pixels
 from ..messages.ros import first_bytes
 from ..samples import Colour, ReadReport, Sample, SampleReader, Topic, VideoPacket, reading
 
-_AXES = struct.Struct("=2i4x2i")  # of the nine numbers of a display matrix
+# the four numbers of a display matrix that turn the picture, of nine
+_AXES = struct.Struct("=2i4x2i")
+# rate of a video that declares none, or one above _MAX_FPS, in Hz
 _FALLBACK_FPS = 30
 _MAX_FPS = 1000
-_HEAD = 377  # bytes: to the third packet of an MPEG transport stream
+# bytes that show a container: up to the third packet of an MPEG transport stream
+_HEAD = 377
+# images that a decoder may hold back: a packet that is older gave none
+_MAX_DELAY = 32
+# first bytes of the containers
 _BEGINS = (
     rb".{4}(ftyp|moov|mdat|wide|free|skip|pnot)",  # MP4 and QuickTime
     rb"RIFF.{4}AVI ",
@@ -52,7 +58,7 @@ class VideoBag(SampleReader):
     """
 
     can_seek = True
-    """Numbers of frames then follow from their times, so they are estimates in a video whose rate varies."""
+    """True. From the middle, frames are numbered by their times, which is an estimate if the rate varies."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -85,17 +91,24 @@ class Playback:
     def __init__(
         self, path: Path, begin_ns: int = 0, convert: Callable[[Any], npt.NDArray[Any]] = read_bgr
     ) -> None:
-        self._av, self._convert, self._turner = require("av", "bags"), convert, Turner()
-        self._path, self._begin_ns = path, begin_ns
+        self._av = require("av", "bags")
+        self._convert = convert
+        self._turner = Turner()
+        self._path = path
+        self._begin_ns = begin_ns
         if stand_in := describe_stand_in(path):
             raise BagError(f"expected a video at {path}, found {stand_in}")
         with reading(path):
             size = path.stat().st_size
-        self._max_pixels, self._pixels_left = max_pixels(size), max_video_pixels(size)
-        self._end_ns = self._declared_ns = self._bad = 0
+        self._max_pixels = max_pixels(size)
+        self._pixels_left = max_video_pixels(size)
+        # for the report: where the frames end, where the file declares the end, and the number of unreadable packets
+        self._end_ns = 0
+        self._declared_ns = 0
+        self._bad = 0
 
     def frames(self) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
-        """Yield numbers from 0, stamps in ns, and images BGR uint8 [height, width, 3], or what `convert` makes."""
+        """Yield numbers from 0, stamps in ns, and images, BGR uint8 [height, width, 3] or what `convert` makes."""
         try:
             with self._av.open(str(self._path), metadata_errors="replace") as container:
                 stream = next(iter(container.streams.video), None)
@@ -109,24 +122,35 @@ class Playback:
         stream.thread_type = "AUTO"
         stream.codec_context.options = {"max_pixels": str(self._max_pixels)}
         rate = stream.average_rate or stream.guessed_rate
-        rate = rate if rate and 0 < rate <= _MAX_FPS else _FALLBACK_FPS
+        if not rate or not 0 < rate <= _MAX_FPS:
+            rate = _FALLBACK_FPS
         period_ns = round(NANOSECONDS / rate)
         first_ns = _nanoseconds(stream.start_time, stream.time_base) or 0
+        # half a period of tolerance, so that rounding in the file is no loss
         self._declared_ns = _declared_ns(container, stream, period_ns) - period_ns // 2
-        number = self._seek(container, stream, first_ns) if self._begin_ns else 0
+
+        number: int | None = 0
+        if self._begin_ns:
+            number = self._seek(container, stream, first_ns)
         for frame in self._whole_frames(container, stream):
+            # a frame without a time, or with an earlier one, follows the previous frame
             file_ns = _nanoseconds(frame.pts, frame.time_base)
-            stamp_ns = self._end_ns if file_ns is None else max(file_ns - first_ns, 0)
+            stamp_ns = self._end_ns
+            if file_ns is not None:
+                stamp_ns = max(file_ns - first_ns, 0)
             if stamp_ns <= self._end_ns - period_ns:
                 stamp_ns = self._end_ns
-            number = round(stamp_ns / period_ns) if number is None else number
+
+            # after a seek the first frame's number follows from its time
+            if number is None:
+                number = round(stamp_ns / period_ns)
             self._end_ns = stamp_ns + period_ns
             if stamp_ns >= self._begin_ns:
                 yield number, stamp_ns, self._turner.turn(self._convert(frame), frame)
             number += 1
 
     def _seek(self, container: Any, stream: Any, first_ns: int) -> int | None:
-        """Go to the last key frame before the beginning; return the number of the next frame, or None if unknown."""
+        """Go to the last key frame before the beginning. Return the number of the next frame, or None if unknown."""
         target = round((first_ns + self._begin_ns) / (NANOSECONDS * stream.time_base))
         try:
             container.seek(target, stream=stream)
@@ -135,7 +159,7 @@ class Playback:
         return None
 
     def _whole_frames(self, container: Any, stream: Any) -> Iterator[Any]:
-        """Yield the frames that can be decoded; count the packets that cannot."""
+        """Yield the frames that can be decoded. Count the packets that cannot."""
         for packet in container.demux(stream):
             try:
                 for frame in packet.decode():
@@ -148,9 +172,11 @@ class Playback:
 
     def report(self) -> ReadReport:
         """Report the difference between the declared and the decoded video."""
+        # a container says its length at its beginning, so a cut one is shorter than it says
         report = ReadReport()
         if self._declared_ns > self._end_ns:
-            seconds, declared = self._end_ns / NANOSECONDS, self._declared_ns / NANOSECONDS
+            seconds = self._end_ns / NANOSECONDS
+            declared = self._declared_ns / NANOSECONDS
             report.add(
                 f"{self._path.name} ends after {seconds:.1f} of {declared:.1f} s: it is damaged or cut off"
             )
@@ -164,7 +190,9 @@ class Playback:
 
 
 def _nanoseconds(time: int | None, base: Fraction | None) -> int | None:
-    return None if time is None or base is None else round(time * base * NANOSECONDS)
+    if time is None or base is None:
+        return None
+    return round(time * base * NANOSECONDS)
 
 
 def _declared_ns(container: Any, stream: Any, period_ns: int) -> int:
@@ -177,7 +205,9 @@ def _declared_ns(container: Any, stream: Any, period_ns: int) -> int:
     if container.duration is None or len(container.streams) > 1:  # the other streams may be longer
         return 0
     # Matroska counts from 0, not from the first frame
-    offset = container.start_time or 0 if "matroska" in container.format.name else 0
+    offset = 0
+    if "matroska" in container.format.name:
+        offset = container.start_time or 0
     return int(container.duration - offset) * 1000
 
 
@@ -221,29 +251,44 @@ class Turner:
             self._rotation = frame.rotation
             # not for each frame: frame and side data refer to each other, so both stay until a garbage collection
             matrix = frame.side_data.get("DISPLAYMATRIX")
-            has_axes = matrix is not None and memoryview(matrix).nbytes >= _AXES.size
-            self._axes = _AXES.unpack_from(matrix) if has_axes else None
+            self._axes = None
+            if matrix is not None and memoryview(matrix).nbytes >= _AXES.size:
+                self._axes = _AXES.unpack_from(matrix)
         if self._axes is None:
             return image
+
+        # a quarter turn is a transposition and a mirroring
         x_to_x, x_to_y, y_to_x, y_to_y = self._axes
         is_transposed = abs(x_to_x) + abs(y_to_y) < abs(x_to_y) + abs(y_to_x)
         if is_transposed:
-            image, x_to_x, y_to_y = image.swapaxes(0, 1), y_to_x, x_to_y
-        return image[:: -1 if y_to_y < 0 else 1, :: -1 if x_to_x < 0 else 1]
+            image = image.swapaxes(0, 1)
+            x_to_x = y_to_x
+            y_to_y = x_to_y
+        if y_to_y < 0:
+            image = image[::-1]
+        if x_to_x < 0:
+            image = image[:, ::-1]
+        return image
 
 
 class _PacketDecoder:
-    """The decoder of one topic. A decoder may give an image some packets later; its number leads back to its packet."""
+    """The decoder of one topic.
+
+    A decoder may give an image some packets later. The number in the image leads back to its packet.
+    """
 
     def __init__(self, first: VideoPacket, report: ReadReport) -> None:
-        self._av, self._report = require("av", "bags"), report
+        self._av = require("av", "bags")
+        self._report = report
         self._context = self._av.CodecContext.create(first.codec, "r")
         self._context.thread_count = 1  # several threads hold images back
         limit = max_pixels(memoryview(first.data).nbytes)
         self._context.options = {"max_pixels": str(limit), "flags": "low_delay"}
         self._turner = Turner()
-        self._pixels = self._bytes = 0
+        self._pixels = 0
+        self._bytes = 0
         self._number = 0
+        # packets without an image so far, by their numbers
         self._waiting: dict[int, Sample] = {}
 
     def decode(self, sample: Sample, payload: VideoPacket) -> Iterator[Sample]:
@@ -255,11 +300,16 @@ class _PacketDecoder:
             self._lose(sample.topic, "it is empty")
             return
         self._bytes += packet.size
-        packet.pts = packet.dts = self._number
+
+        # the decoder hands the number on to the image of the packet
+        packet.pts = self._number
+        packet.dts = self._number
         self._waiting[self._number] = sample
         self._number += 1
         yield from self._images(packet, sample.topic)
-        for number in [number for number in self._waiting if number < self._number - 32]:
+
+        lost = [number for number in self._waiting if number < self._number - _MAX_DELAY]
+        for number in lost:
             self._lose(self._waiting.pop(number).topic, "no image came of it")
 
     def flush(self) -> Iterator[Sample]:

@@ -1,7 +1,7 @@
 """Encoding of frames and masks as Foxglove's protobuf messages, so that its viewers show a recording or a live node.
 
-The timestamp is the frame's time of capture, on its clock; all messages about a frame have the same one. What a camera
-sees is in the coordinate frame of the camera's name, all else in the frame that the masks name.
+All messages about a frame have one timestamp: its time of capture, on its clock. Pixels are in the coordinate frame of
+the camera's name, positions in the frame that the masks name.
 """
 
 from collections.abc import Sequence
@@ -18,14 +18,22 @@ from ...wire import decode_depth
 from ...wire import encode_depth as encode_depth_image
 from ...wire.images import CHANNELS, MAX_DEPTH_PIXELS
 
-MAX_EDGES = 1 << 16  # pixels of a mask's outline; longer, noisy outlines are not drawn
+MAX_EDGES = 1 << 16
+"""Pixels of a mask's outline above which it is not drawn: a longer one is noise."""
 FONT_SIZE = 14.0
+"""Size of labels in the image, in pixels."""
 FILL_ALPHA = 0.35
-CAMERA = "camera"  # frame of positions that are relative to the camera
-SIGMAS = 2.0  # half of an ellipsoid's axes, in standard deviations
-MARK_M = 0.01  # diameter of the mark at a position without a covariance
-TEXT_M = 0.03  # height of labels
+"""Opacity of masks and boxes."""
+CAMERA = "camera"
+"""Frame, in masks, of positions that are relative to the camera."""
+SIGMAS = 2.0
+"""Half of an ellipsoid's axes, in standard deviations."""
+MARK_M = 0.01
+"""Diameter of the mark at a position without a covariance."""
+TEXT_M = 0.03
+"""Height of labels in the scene."""
 
+# number of coefficients of Foxglove's lens models
 _COUNTS = {"plumb_bob": 5, "rational_polynomial": 8, "kannala_brandt": 4}
 
 
@@ -37,7 +45,7 @@ class Encoded(NamedTuple):
 
 
 def encode_image(frame: Frame) -> Encoded:
-    """Return a foxglove.CompressedImage for jpeg and png, else a foxglove.RawImage; the pixel bytes stay unchanged."""
+    """Return a foxglove.CompressedImage for jpeg and png, else a foxglove.RawImage. The pixels' bytes stay."""
     pixel_bytes = CHANNELS.get(frame.encoding)
     return _encode_pixels(frame, (frame.width, frame.height), frame.encoding, pixel_bytes, frame.colour)
 
@@ -48,8 +56,10 @@ def encode_depth(frame: Frame, depth: Depth) -> Encoded:
     Raises WireError for z16+zstd that cannot be decompressed.
     """
     depth = decompress_depth(depth)
-    encoding, pixel_bytes = ("png", None) if depth.encoding == "png16" else ("16UC1", 2)
-    return _encode_pixels(frame, (depth.width, depth.height), encoding, pixel_bytes, depth.data)
+    size = (depth.width, depth.height)
+    if depth.encoding == "png16":
+        return _encode_pixels(frame, size, "png", None, depth.data)
+    return _encode_pixels(frame, size, "16UC1", 2, depth.data)
 
 
 def _encode_pixels(
@@ -78,7 +88,11 @@ def decompress_depth(depth: Depth) -> Depth:
 def encode_calibration(frame: Frame, intrinsics: Intrinsics) -> Encoded:
     """Return the foxglove.CameraCalibration of a camera whose images have the frame's size."""
     model, distortion = _distortion(intrinsics)
-    fx, fy, cx, cy = intrinsics.fx, intrinsics.fy, intrinsics.cx, intrinsics.cy
+    fx = intrinsics.fx
+    fy = intrinsics.fy
+    cx = intrinsics.cx
+    cy = intrinsics.cy
+    # the images are not rectified: R is no rotation, and P the plain camera
     calibration = _kind("CameraCalibration")(
         timestamp=_time(frame.capture_ns),
         frame_id=frame.camera,
@@ -96,7 +110,8 @@ def encode_calibration(frame: Frame, intrinsics: Intrinsics) -> Encoded:
 def encode_annotations(masks: MaskFrame) -> Encoded:
     """Return foxglove.ImageAnnotations: the contours of each mask, and above it id, label and score."""
     shown = [instance for instance in masks.instances if instance.area]
-    time = _time(masks.capture_ns)  # viewers before 0.4 of the schemas read each annotation's time
+    # viewers before 0.4 of the schemas read each annotation's time
+    time = _time(masks.capture_ns)
     annotations = _kind("ImageAnnotations")(
         timestamp=time,
         points=[loop for instance in shown for loop in _outline(instance, time)],
@@ -113,11 +128,12 @@ def encode_transforms(masks: MaskFrame) -> Encoded:
 
 
 def encode_scene(masks: MaskFrame) -> Encoded:
-    """Return a foxglove.SceneUpdate that replaces all of this camera's objects: those whose position is known.
+    """Return a foxglove.SceneUpdate that replaces all of this camera's objects by those whose position is known.
 
     An object has its label, the box around its visible surface, and an ellipsoid of two standard deviations of its
     position, or a small ball where the covariance is unknown.
     """
+    # objects of the previous frame would stay without the deletion
     deletion = _kind("SceneEntityDeletion")
     time = _time(masks.capture_ns)
     update = _kind("SceneUpdate")(
@@ -142,11 +158,16 @@ def _transform(pose: FramePose, masks: MaskFrame) -> Any:
 
 
 def _entity(instance: Instance, position_m: Sequence[float], masks: MaskFrame, time: Any) -> Any:
-    colour, faint = _colour(instance), _colour(instance, FILL_ALPHA)
+    colour = _colour(instance)
+    faint = _colour(instance, FILL_ALPHA)
+
+    # the box around the visible surface
     cubes = []
     if instance.extent_m is not None:
         box = _pose(instance.extent_centre_m or position_m, instance.extent_quaternion_xyzw)
         cubes.append({"pose": box, "size": _named("xyz", instance.extent_m), "color": faint})
+
+    # the position, as large as it is uncertain
     sizes: Sequence[float] = (MARK_M,) * 3
     rotation = None
     if instance.covariance_m2 is not None:
@@ -182,6 +203,7 @@ def _encode(message: Any) -> Encoded:
 
 def _with_data(message: Any, data: Buffer) -> Encoded:
     """Return the message with `data`, which is copied only once: protobuf fields may be joined as bytes."""
+    # a field is its number with the type 2 (bytes), its length, and its content
     tag = _varint(message.DESCRIPTOR.fields_by_name["data"].number << 3 | 2)
     head = message.SerializeToString() + tag + _varint(memoryview(data).nbytes)
     return Encoded(type(message), b"".join((head, data)))
@@ -193,7 +215,8 @@ def _varint(number: int) -> bytes:
     return bytes(group | 0x80 for group in groups[:-1]) + bytes(groups[-1:])
 
 
-@cache  # an outline has hundreds of points, and importing a module again is slow
+# an outline has hundreds of points, and importing a module again is slow
+@cache
 def _kind(name: str) -> Any:
     return getattr(require(f"foxglove_schemas_protobuf.{name}_pb2", "bags"), name)
 
@@ -207,10 +230,13 @@ def _distortion(intrinsics: Intrinsics) -> tuple[str, list[float]]:
     coeffs = list(intrinsics.coeffs)
     if intrinsics.model == "none":
         return "", []
+    # the number of coefficients tells the models of Brown and Conrady apart
     if intrinsics.model == "fisheye":
         model = "kannala_brandt"
+    elif len(coeffs) <= 5:
+        model = "plumb_bob"
     elif len(coeffs) <= 8:
-        model = "plumb_bob" if len(coeffs) <= 5 else "rational_polynomial"
+        model = "rational_polynomial"
     else:
         return "thin_prism", coeffs
     return model, (coeffs + [0.0] * _COUNTS[model])[: _COUNTS[model]]
@@ -218,6 +244,7 @@ def _distortion(intrinsics: Intrinsics) -> tuple[str, list[float]]:
 
 def _outline(instance: Instance, time: Any) -> list[Any]:
     """Return a closed polygon for each contour, through the centres of the outermost pixels."""
+    # noise has so many points that viewers stall
     if _edges(instance.mask) > MAX_EDGES:
         return []
     x0, y0, _, _ = instance.box
@@ -225,7 +252,9 @@ def _outline(instance: Instance, time: Any) -> list[Any]:
     contours, _ = cv2.findContours(
         instance.mask.crop.view(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE, offset=(x0, y0)
     )
-    annotation, line, fill = _kind("PointsAnnotation"), _colour(instance), _colour(instance, FILL_ALPHA)
+    annotation = _kind("PointsAnnotation")
+    line = _colour(instance)
+    fill = _colour(instance, FILL_ALPHA)
     return [
         annotation(
             timestamp=time,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,66 +38,117 @@ MILLIMETRE = 0.001
 
 Bytes = npt.NDArray[np.uint8]
 
-_PACKETS = ("FFMPEGPacket", "CompressedVideo")  # of ffmpeg_image_transport_msgs, of foxglove
+# messages with a packet of a video: of ffmpeg_image_transport_msgs, of foxglove
+_PACKETS = ("FFMPEGPacket", "CompressedVideo")
 _INFOS = ("CameraInfo", "CameraCalibration")
 _KINDS = {
-    **dict.fromkeys(("Image", "RawImage", "CompressedImage", *_PACKETS), "colour"),
+    "Image": "colour",
+    "RawImage": "colour",
+    "CompressedImage": "colour",
+    **dict.fromkeys(_PACKETS, "colour"),
     **dict.fromkeys(_INFOS, "intrinsics"),
     "JointState": "joints",
 }
 _PACKAGES = ("sensor_msgs", "ffmpeg_image_transport_msgs", "foxglove", "foxglove_msgs")
+# names of seconds and nanoseconds in ROS 2, ROS 1, protobuf and JSON
 _STAMPS = (
     ("sec", "nanosec"),
     ("secs", "nsecs"),
     ("seconds", "nanos"),
     ("sec", "nsec"),
-)  # ROS, protobuf, JSON
-_CODECS = {  # how encoders name them, ffmpeg's decoder
-    **{"264": "h264", "265": "hevc", "hevc": "hevc", "avc": "h264", "av1": "libdav1d"},
-    **{name: name for name in ("vp9", "vp8", "mpeg4")},
+)
+# ffmpeg's decoders, by a part of the names that encoders have
+_CODECS = {
+    "264": "h264",
+    "265": "hevc",
+    "hevc": "hevc",
+    "avc": "h264",
+    "av1": "libdav1d",
+    "vp9": "vp9",
+    "vp8": "vp8",
+    "mpeg4": "mpeg4",
 }
+# lens models, by the names of ROS and Foxglove
 _MODELS = {
     "": "none",
     "none": "none",
     "plumb_bob": "brown_conrady",
     "rational_polynomial": "brown_conrady",
     "thin_prism": "brown_conrady",
-    **dict.fromkeys(("equidistant", "kannala_brandt"), "fisheye"),
+    "equidistant": "fisheye",
+    "kannala_brandt": "fisheye",
     "fisheye": "fisheye",
 }
-_MAX_NUMBERS = 64  # of a camera's matrix or lens
-_COUNTS = {"brown_conrady": (4, 5, 8, 12, 14), "fisheye": (4,)}  # as OpenCV takes them
-_PLANAR = ("nv12", "nv21")  # rows of brightness and, below them, half as many rows of colour
-_ENCODINGS = {  # kind and number of channels, and OpenCV's code for BGR, or the colour encoding that it is
-    **{"rgb8": ("u1", 3, "rgb8"), "bgr8": ("u1", 3, "bgr8"), "8UC3": ("u1", 3, "bgr8")},
-    **{"mono8": ("u1", 1, "mono8"), "8UC1": ("u1", 1, "mono8"), "mono16": ("u2", 1, "mono8")},
-    **{"bgra8": ("u1", 4, "BGRA2BGR"), "8UC4": ("u1", 4, "BGRA2BGR"), "rgba8": ("u1", 4, "RGBA2BGR")},
-    **{"rgb16": ("u2", 3, "RGB2BGR"), "bgr16": ("u2", 3, "bgr8")},
-    **{"rgba16": ("u2", 4, "RGBA2BGR"), "bgra16": ("u2", 4, "BGRA2BGR")},
-    **{name: ("u1", 1, f"YUV2BGR_{name.upper()}") for name in _PLANAR},
-    **dict.fromkeys(("uyvy", "yuv422"), ("u1", 2, "YUV2BGR_UYVY")),
-    **dict.fromkeys(("yuyv", "yuv422_yuy2"), ("u1", 2, "YUV2BGR_YUY2")),
-    **{
-        f"bayer_{pattern.lower()}{bits}": (kind, 1, f"Bayer{pattern}2BGR")
-        for pattern in ("RGGB", "BGGR", "GBRG", "GRBG")
-        for bits, kind in ((8, "u1"), (16, "u2"))
-    },
-}
-_DEPTH = {"16UC1": "u2", "32FC1": "f4"}
+# numbers of coefficients that OpenCV takes
+_COUNTS = {"brown_conrady": (4, 5, 8, 12, 14), "fisheye": (4,)}
+# numbers of a camera's matrix or lens above which it is refused
+_MAX_NUMBERS = 64
+# values of depth above which metres are taken for millimetres
 _MAX_METRES = 100.0
-_SAMPLES = 4096  # pixels that show the unit of a depth image
+# pixels of a depth image that show its unit
+_SAMPLES = 4096
 _DEPTH_WORD = re.compile(r"depth", re.IGNORECASE)
 _COLOUR_WORD = re.compile(
     r"colou?r|rgb|infra|(?<![a-z])(ir|left|right|mono|grey|gray)(?![a-z])", re.IGNORECASE
 )
-_DEPTH_HEADER = struct.Struct("<iff")  # image_transport's compressedDepth: format, two depth parameters
-_RVL_SIZE = struct.Struct("<II")  # width, height
-_MAX_NIBBLES = 11  # of one number: 32 bits
+# head of image_transport's compressedDepth: format, two depth parameters
+_DEPTH_HEADER = struct.Struct("<iff")
+# width and height
+_RVL_SIZE = struct.Struct("<II")
+# nibbles of one number of RVL, which has 32 bits
+_MAX_NIBBLES = 11
+# bits by which the nibbles of a word are shifted, the first nibble first
 _SHIFTS = np.arange(28, -1, -4, dtype=np.uint32)
 
 
+class _PixelLayout(NamedTuple):
+    """How an encoding of raw images stores a pixel.
+
+    `kind` is the numpy type of a channel. `form` is OpenCV's code of the conversion to BGR, or the colour encoding that
+    the pixels have already.
+    """
+
+    kind: str
+    channels: int
+    form: str
+
+
+# encodings with rows of brightness and, below them, half as many rows of colour
+_PLANAR = ("nv12", "nv21")
+_DEPTH = {"16UC1": "u2", "32FC1": "f4"}
+_ENCODINGS = {
+    "rgb8": _PixelLayout("u1", 3, "rgb8"),
+    "bgr8": _PixelLayout("u1", 3, "bgr8"),
+    "8UC3": _PixelLayout("u1", 3, "bgr8"),
+    "mono8": _PixelLayout("u1", 1, "mono8"),
+    "8UC1": _PixelLayout("u1", 1, "mono8"),
+    "mono16": _PixelLayout("u2", 1, "mono8"),
+    "bgra8": _PixelLayout("u1", 4, "BGRA2BGR"),
+    "8UC4": _PixelLayout("u1", 4, "BGRA2BGR"),
+    "rgba8": _PixelLayout("u1", 4, "RGBA2BGR"),
+    "rgb16": _PixelLayout("u2", 3, "RGB2BGR"),
+    "bgr16": _PixelLayout("u2", 3, "bgr8"),
+    "rgba16": _PixelLayout("u2", 4, "RGBA2BGR"),
+    "bgra16": _PixelLayout("u2", 4, "BGRA2BGR"),
+    "nv12": _PixelLayout("u1", 1, "YUV2BGR_NV12"),
+    "nv21": _PixelLayout("u1", 1, "YUV2BGR_NV21"),
+    "uyvy": _PixelLayout("u1", 2, "YUV2BGR_UYVY"),
+    "yuv422": _PixelLayout("u1", 2, "YUV2BGR_UYVY"),
+    "yuyv": _PixelLayout("u1", 2, "YUV2BGR_YUY2"),
+    "yuv422_yuy2": _PixelLayout("u1", 2, "YUV2BGR_YUY2"),
+    "bayer_rggb8": _PixelLayout("u1", 1, "BayerRGGB2BGR"),
+    "bayer_rggb16": _PixelLayout("u2", 1, "BayerRGGB2BGR"),
+    "bayer_bggr8": _PixelLayout("u1", 1, "BayerBGGR2BGR"),
+    "bayer_bggr16": _PixelLayout("u2", 1, "BayerBGGR2BGR"),
+    "bayer_gbrg8": _PixelLayout("u1", 1, "BayerGBRG2BGR"),
+    "bayer_gbrg16": _PixelLayout("u2", 1, "BayerGBRG2BGR"),
+    "bayer_grbg8": _PixelLayout("u1", 1, "BayerGRBG2BGR"),
+    "bayer_grbg16": _PixelLayout("u2", 1, "BayerGRBG2BGR"),
+}
+
+
 class MessageError(BagError):
-    """One message is damaged; its neighbours may be whole."""
+    """One message is damaged. Its neighbours may be whole."""
 
 
 @contextmanager
@@ -112,8 +163,9 @@ def naming(place: str) -> Iterator[None]:
 def read_colour(data: Buffer, place: str) -> Colour:
     """Return JPEG and PNG as they are, other still images as bgr8. Raises MessageError for anything else."""
     with naming(place):
-        is_still = recognise_still(data) is not None
-        return decode_still_colour(data) if is_still else Colour.from_compressed(data)
+        if recognise_still(data) is not None:
+            return decode_still_colour(data)
+        return Colour.from_compressed(data)
 
 
 def read_depth(data: Buffer, place: str, scale_m: float, aligned: bool) -> Depth:
@@ -128,12 +180,14 @@ def read_depth(data: Buffer, place: str, scale_m: float, aligned: bool) -> Depth
 
 
 def find_kind(type_name: str, topic: str) -> Kind:
-    """Return the kind of content of a type; an image is depth if the last significant word of the topic says so.
+    """Return the kind of content of a type. An image is depth if the last significant word of the topic says so.
 
     `type_name` is sensor_msgs/Image (ROS 1), sensor_msgs/msg/Image (ROS 2) or foxglove.RawImage, for example.
     """
     parts = re.split(r"[./]", type_name)
-    kind = _KINDS.get(parts[-1], "other") if parts[0] in _PACKAGES else "other"
+    if parts[0] not in _PACKAGES:
+        return "other"
+    kind = _KINDS.get(parts[-1], "other")
     if kind == "colour" and parts[-1] not in _PACKETS and _names_depth(topic):
         return "depth"
     return kind  # type: ignore[return-value]
@@ -153,15 +207,19 @@ def read_stamp(message: Any) -> int:
 def read_payload(message: Any, type_name: str, topic: str) -> Payload | None:
     """Return the content of a deserialised message; None for the CameraInfo of a camera that was never calibrated.
 
-    Depth is uint16 in millimetres, whichever encoding it had; floats that cannot be metres are a MillimetreDepth. It
+    Depth is uint16 in millimetres, whichever encoding it had. Floats that cannot be metres are a MillimetreDepth. Depth
     counts as aligned to the colour if the topic contains `aligned` or `registered`. Raises MessageError for a damaged
     message, BagError for an unknown encoding.
     """
+    # ROS's and Foxglove's messages of a kind have the same fields
     readers: dict[str, Callable[[Any, str], Payload | None]] = {
-        **dict.fromkeys(("Image", "RawImage"), _raw),
+        "Image": _raw,
+        "RawImage": _raw,
         "CompressedImage": _compressed,
-        **dict.fromkeys(_PACKETS, _packet),
-        **dict.fromkeys(_INFOS, _camera_info),
+        "FFMPEGPacket": _packet,
+        "CompressedVideo": _packet,
+        "CameraInfo": _camera_info,
+        "CameraCalibration": _camera_info,
         "JointState": _joints,
     }
     read = readers.get(re.split(r"[./]", type_name)[-1])
@@ -173,8 +231,14 @@ def read_payload(message: Any, type_name: str, topic: str) -> Payload | None:
 
 def _joints(message: Any, topic: str) -> Joints | None:
     """Return the positions that are known; None for a message without any, such as one of velocities."""
-    pairs = zip(message.name, map(float, message.position), strict=False)
-    return Joints(found) if (found := {name: at for name, at in pairs if math.isfinite(at)}) else None
+    positions = {}
+    for name, value in zip(message.name, message.position, strict=False):
+        position = float(value)
+        if math.isfinite(position):
+            positions[name] = position
+    if not positions:
+        return None
+    return Joints(positions)
 
 
 def _packet(message: Any, topic: str) -> VideoPacket:
@@ -189,10 +253,14 @@ def _packet(message: Any, topic: str) -> VideoPacket:
 def _find_codec(encoder: str) -> str | None:
     """Return ffmpeg's decoder for the name of an encoder or format; None for other names."""
     name = encoder.lower().split(";")[0]
-    return next((codec for word, codec in _CODECS.items() if word in name), None)
+    for word, codec in _CODECS.items():
+        if word in name:
+            return codec
+    return None
 
 
 def _names_depth(topic: str) -> bool:
+    """Return True if the last part of the topic that names depth or colour names depth."""
     # /camera/color/image_raw/compressedDepth is colour's topic with a transport for depth
     for segment in reversed(topic.split("/")):
         if _DEPTH_WORD.search(segment):
@@ -207,7 +275,9 @@ def _is_aligned(topic: str) -> bool:
 
 
 def _camera_info(message: Any, topic: str) -> CameraInfo | None:
-    projection, lens = _projection(_numbers(message, "p"), topic), None
+    """Return the calibration of a camera; None for one that was never calibrated."""
+    projection = _projection(_numbers(message, "p"), topic)
+    lens = None
     try:
         lens = _lens(message)
     except ValueError as error:
@@ -215,7 +285,9 @@ def _camera_info(message: Any, topic: str) -> CameraInfo | None:
             raise
         # rectified images do without the lens
         return _with_size(message, CameraInfo(f"{topic}: {error}", projection))
-    return None if lens is None and projection is None else _with_size(message, CameraInfo(lens, projection))
+    if lens is None and projection is None:
+        return None
+    return _with_size(message, CameraInfo(lens, projection))
 
 
 def _with_size(message: Any, info: CameraInfo) -> CameraInfo:
@@ -230,15 +302,17 @@ def _with_size(message: Any, info: CameraInfo) -> CameraInfo:
 
 
 def _numbers(message: Any, name: str) -> list[float]:
-    """Return a matrix or the coefficients: ROS 1 has K, D and P where ROS 2 has k, d and p."""
-    values: Any = getattr(message, name if hasattr(message, name) else name.upper(), ())
+    """Return a matrix or the coefficients. ROS 1 has K, D and P where ROS 2 has k, d and p."""
+    values: Any = getattr(message, name, None)
+    if not hasattr(message, name):
+        values = getattr(message, name.upper(), ())
     if len(values) > _MAX_NUMBERS:
         raise ValueError(f"expected a lens, found {name.upper()} of {len(values)} numbers")
     return [float(value) for value in values]
 
 
 def _projection(matrix: list[float], topic: str) -> Intrinsics | str | None:
-    """Return the pinhole of rectified images in P; None if P is not set: 0, or with 1 as focal lengths."""
+    """Return the pinhole of rectified images in P; None if P is not set: all 0, or with 1 as focal lengths."""
     if not any(matrix[:3] + matrix[4:7]) or matrix[:7] == [1, 0, 0, 0, 0, 1, 0]:
         return None
     if len(matrix) != 12 or not all(map(math.isfinite, matrix)) or min(matrix[0], matrix[5]) <= 0:
@@ -247,14 +321,13 @@ def _projection(matrix: list[float], topic: str) -> Intrinsics | str | None:
 
 
 def _lens(message: Any) -> Intrinsics | None:
-    matrix, coeffs = _numbers(message, "k"), tuple(_numbers(message, "d"))
-    if len(matrix) not in (0, 9):
+    matrix = _numbers(message, "k")
+    coeffs = tuple(_numbers(message, "d"))
+    if not matrix:
+        return None
+    if len(matrix) != 9:
         raise ValueError(f"expected a camera matrix of 9 numbers, found {matrix}")
-    return (
-        make_lens([matrix[place] for place in (0, 4, 2, 5)], message.distortion_model, coeffs)
-        if matrix
-        else None
-    )
+    return make_lens([matrix[place] for place in (0, 4, 2, 5)], message.distortion_model, coeffs)
 
 
 def make_lens(matrix: Sequence[float], name: str, coeffs: tuple[float, ...]) -> Intrinsics | None:
@@ -267,7 +340,10 @@ def make_lens(matrix: Sequence[float], name: str, coeffs: tuple[float, ...]) -> 
         return None
     if not all(map(math.isfinite, (*matrix, *coeffs))) or min(fx, fy) <= 0:
         raise ValueError(f"expected a lens with positive focal lengths, found {list(matrix)}, {list(coeffs)}")
-    model = _MODELS.get(name) if any(coeffs) else "none"
+    # without distortion the model does not matter, even if its name is unknown
+    model: str | None = "none"
+    if any(coeffs):
+        model = _MODELS.get(name)
     if model is None:
         raise ValueError(f"expected a distortion model of {', '.join(filter(None, _MODELS))}, found {name!r}")
     if model == "none":
@@ -279,7 +355,9 @@ def make_lens(matrix: Sequence[float], name: str, coeffs: tuple[float, ...]) -> 
 
 
 def _raw(message: Any, topic: str) -> Colour | Depth:
-    width, height, encoding = int(message.width), int(message.height), str(message.encoding)
+    width = int(message.width)
+    height = int(message.height)
+    encoding = str(message.encoding)
     if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE):
         raise ValueError(f"expected sides of 1 to {MAX_SIDE} pixels, found {width} x {height}")
     if encoding in _DEPTH or (encoding == "mono16" and _names_depth(topic)):
@@ -289,12 +367,18 @@ def _raw(message: Any, topic: str) -> Colour | Depth:
         raise UnreadableTopicError(topic, f"expected an encoding of {expected}, found {encoding!r:.80}")
     if encoding in _PLANAR and (width % 2 or height % 2):
         raise ValueError(f"expected even sides, found {width} x {height}")
-    kind, channels, form = _ENCODINGS[encoding]
-    image = _pixels(message, kind, channels, height * 3 // 2 if encoding in _PLANAR else height)
-    image = image if kind == "u1" else (image >> 8).astype(np.uint8)
-    if form in CHANNELS:
-        return Colour(width, height, form, _flat(image))  # type: ignore[arg-type]
-    return Colour(width, height, "bgr8", _flat(_cvt(image, form)))
+    layout = _ENCODINGS[encoding]
+    rows = height
+    if encoding in _PLANAR:
+        rows = height * 3 // 2
+    image = _pixels(message, layout.kind, layout.channels, rows)
+
+    # of 16 bits, keep the high byte
+    if layout.kind != "u1":
+        image = (image >> 8).astype(np.uint8)
+    if layout.form in CHANNELS:
+        return Colour(width, height, layout.form, _flat(image))  # type: ignore[arg-type]
+    return Colour(width, height, "bgr8", _flat(_cvt(image, layout.form)))
 
 
 def _cvt(image: Bytes, code: str) -> Bytes:
@@ -307,8 +391,12 @@ def _cvt(image: Bytes, code: str) -> Bytes:
 
 def _pixels(message: Any, kind: str, channels: int, height: int) -> npt.NDArray[Any]:
     """Return the pixels [height, width, channels] of an Image, without row padding, in this machine's byte order."""
-    dtype = np.dtype((">" if getattr(message, "is_bigendian", False) else "<") + kind)
-    width, data = int(message.width), _bytes(message.data)
+    order = ">" if getattr(message, "is_bigendian", False) else "<"
+    dtype = np.dtype(order + kind)
+    width = int(message.width)
+    data = _bytes(message.data)
+
+    # the last row may lack its padding
     row = width * channels * dtype.itemsize
     step = int(message.step) or row
     if step < row or data.size < step * (height - 1) + row:
@@ -338,7 +426,7 @@ def _make_depth(image: npt.NDArray[Any], topic: str) -> Depth:
 
 
 def _has_millimetres(image: npt.NDArray[np.float32]) -> bool:
-    """Return True if hardly any value is below 100: no depth camera measures 100 m, and each measures above 100 mm."""
+    """Return True if hardly any value is below 100. No depth camera measures 100 m, and each measures above 100 mm."""
     step = math.isqrt(image.size // _SAMPLES) + 1
     sample = image[::step, ::step]
     sample = sample[np.isfinite(sample) & (sample > 0)]
@@ -354,14 +442,17 @@ def to_millimetres(metres: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
 
 
 def _compressed(message: Any, topic: str) -> Colour | Depth | VideoPacket:
-    data, format_ = _flat(_bytes(message.data)), str(message.format)
+    # the bytes tell the kind of image; the format and the topic tell depth from colour
+    data = _flat(_bytes(message.data))
+    format_ = str(message.format)
     if "compressedDepth" in format_ or topic.endswith("/compressedDepth"):
         return _compressed_depth(data, format_, topic)
     is_depth = "16UC1" in format_ or _names_depth(topic)
     if is_depth and (recognise_still(data) is not None or is_depth_png(data)):
         return read_depth(data, topic, MILLIMETRE, _is_aligned(topic))
+    # video encoders write this type, too
     if recognise_still(data) is None and find_compression(data) is None:
-        codec = _find_codec(format_)  # video encoders write this type, too
+        codec = _find_codec(format_)
         if codec is None:
             raise ValueError(
                 f"expected a jpeg, png, webp, avif, tiff, bmp or a video format such as h264, found "
@@ -376,7 +467,9 @@ def _compressed(message: Any, topic: str) -> Colour | Depth | VideoPacket:
 
 
 def _compressed_depth(data: memoryview, format_: str, topic: str) -> Depth:
+    """Read an image of compressed_depth_image_transport: a PNG or RVL behind a head."""
     image = data[_DEPTH_HEADER.size :]
+    # floats were stored as quantised inverse depth
     is_inverse = format_.startswith("32FC1")
     if "rvl" in format_.lower():
         quantised = decode_rvl(image)
@@ -389,7 +482,9 @@ def _compressed_depth(data: memoryview, format_: str, topic: str) -> Depth:
         if not is_inverse:
             return depth
         quantised = decode_depth(depth)
-    return _make_depth(_from_inverse(quantised, data) if is_inverse else quantised, topic)
+    if is_inverse:
+        return _make_depth(_from_inverse(quantised, data), topic)
+    return _make_depth(quantised, topic)
 
 
 def _from_inverse(quantised: npt.NDArray[np.uint16], header: Buffer) -> npt.NDArray[np.float32]:
@@ -400,8 +495,12 @@ def _from_inverse(quantised: npt.NDArray[np.uint16], header: Buffer) -> npt.NDAr
 
 
 def _bytes(data: Any) -> Bytes:
-    data = base64.b64decode(data) if isinstance(data, str) else data  # of JSON
-    return np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
+    # JSON holds bytes as text
+    if isinstance(data, str):
+        data = base64.b64decode(data)
+    if not len(data):
+        return np.empty(0, np.uint8)
+    return np.frombuffer(data, np.uint8)
 
 
 def _flat(image: Bytes) -> memoryview:
@@ -423,19 +522,26 @@ def decode_rvl(data: Buffer) -> npt.NDArray[np.uint16]:
     if not 0 < width * height <= limit:
         raise ValueError(f"expected 1 to {limit} pixels of RVL, found {width} x {height}")
     numbers = _read_rvl_numbers(data)
-    place = filled = 0
+
+    # collect the runs: where depths lie, and their differences
+    place = 0
+    filled = 0
     is_depth = np.zeros(width * height, np.bool_)
     differences: list[npt.NDArray[np.int64]] = []
     while filled < width * height:
         if place + 2 > len(numbers):
             raise ValueError(f"expected {width} x {height} pixels of RVL, found {filled}")
-        zeros, count = int(numbers[place]), int(numbers[place + 1])
-        begin, place = place + 2, place + 2 + count
+        zeros = int(numbers[place])
+        count = int(numbers[place + 1])
+        begin = place + 2
+        place = begin + count
         if zeros + count == 0 or filled + zeros + count > width * height or place > len(numbers):
             raise ValueError(f"expected {width} x {height} pixels of RVL, found a run of {zeros} and {count}")
         is_depth[filled + zeros : filled + zeros + count] = True
         differences.append(numbers[begin:place])
         filled += zeros + count
+
+    # undo zigzag and differences of all depths at once
     image = np.zeros(width * height, np.uint16)
     zigzag = np.concatenate(differences)
     image[is_depth] = np.cumsum((zigzag >> 1) ^ -(zigzag & 1))  # modulo 2^16, as the source does
@@ -443,15 +549,22 @@ def decode_rvl(data: Buffer) -> npt.NDArray[np.uint16]:
 
 
 def _read_rvl_numbers(data: Buffer) -> npt.NDArray[np.int64]:
-    """Return all numbers behind the size; the zeros that fill the last word are numbers, too."""
+    """Return all numbers behind the size. The zeros that fill the last word are numbers, too."""
     view = memoryview(data)[_RVL_SIZE.size :]
     words = np.frombuffer(view[: view.nbytes // 4 * 4], "<u4")
     nibbles = ((words[:, None] >> _SHIFTS) & 15).ravel().astype(np.int64)
+
+    # a nibble without the flag ends a number
     ends = np.flatnonzero(nibbles < 8)
-    starts = np.concatenate(([0], ends[:-1] + 1)) if len(ends) else ends
+    too_long = "expected numbers of 32 bits in RVL, found longer ones"
+    if len(ends) == 0:
+        raise ValueError(too_long)
+    starts = np.concatenate(([0], ends[:-1] + 1))
     lengths = ends - starts + 1
-    if len(ends) == 0 or lengths.max() > _MAX_NIBBLES:
-        raise ValueError("expected numbers of 32 bits in RVL, found longer ones")
+    if lengths.max() > _MAX_NIBBLES:
+        raise ValueError(too_long)
+
+    # add the three bits of each nibble, shifted by its place in the number
     nibbles = nibbles[: ends[-1] + 1]
     positions = np.arange(len(nibbles)) - np.repeat(starts, lengths)
     return np.add.reduceat((nibbles & 7) << 3 * positions, starts)

@@ -25,29 +25,44 @@ from ...geometry import Array
 from ...types import Buffer
 from ...wire.codec import VERSION, Fields, pack, unpack, vector
 
-LAYOUT, LAYOUT_VERSION = "sam3_node.layout", 1
-"""Metadata record that begins a recording, and its version."""
-NODE, RECORDING = "sam3_node.node", "sam3_node.recording"
-"""Metadata records: the node's own description; what was recorded and what was lost, written at the end."""
+LAYOUT = "sam3_node.layout"
+"""Metadata record that begins a recording. It holds the layout's version."""
+LAYOUT_VERSION = 1
+"""Version of the layout that this package writes and reads."""
+NODE = "sam3_node.node"
+"""Metadata record with the node's description of itself."""
+RECORDING = "sam3_node.recording"
+"""Metadata record at the end of a file: what was recorded, and what was lost."""
 COLOUR = "sam3_node.colour"
 """Metadata record before the first frame whose raw colour was compressed for the recording: {compression, quality,
 exact}. `exact` is false if the pixels are not those that the camera sent."""
 RECORDER = "sam3_node.recorder"
-"""Metadata record of files that `sam3-node record` itself made, at their beginning."""
+"""Metadata record at the beginning of files that `sam3-node record` itself made."""
 RING = "sam3_node.ring"
-"""Metadata record of files that a trigger had written: {trigger_ns, ring_s, dropped}. `dropped` is the number of
-earlier messages that the recorder received."""
+"""Metadata record of files that a trigger caused: {trigger_ns, ring_s, dropped}. `dropped` counts earlier messages that
+the recorder received and the file lacks."""
 EVENTS = "events"
-MASKS_ROOT, TRUTH_ROOT, POSE_ROOT, ROBOT_POSES_ROOT = "masks/", "truth/", "pose/", "poses/"
+"""Topic of the node's events."""
+MASKS_ROOT = "masks/"
+"""Prefix of the topics of masks. The camera's name follows."""
+TRUTH_ROOT = "truth/"
+"""Prefix of the topics of true masks. The camera's name follows."""
+POSE_ROOT = "pose/"
+"""Prefix of the topics of camera poses. The camera's name follows."""
+ROBOT_POSES_ROOT = "poses/"
+"""Prefix of the topics of the robot's poses. The frame's name follows."""
 JOINTS_ROOT = "joints/"
+"""Prefix of the topics of joints. The robot's name follows."""
 NO_SCHEMA = 0
 """MCAP's schema id of messages that describe themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pose:
-    """Pose of a camera at frame `seq`: camera_to_world [4, 4], in metres, the camera's axes as in OpenCV
-    (x right, y down, z forward)."""
+    """Pose of a camera at frame `seq`.
+
+    `camera_to_world` is [4, 4], in metres, with the camera's axes as in OpenCV: x right, y down, z forward.
+    """
 
     camera: str
     seq: int

@@ -36,11 +36,12 @@ from . import (
 T = TypeVar("T")
 
 MAX_RECORDS_TO_LAYOUT = 16
-"""The layout is among this many first records of a file."""
+"""Number of a file's first records among which the layout is."""
 
 TABLETOP = Path(__file__).parents[2] / "assets" / "tabletop.mcap"
 """The bundled clip."""
 
+# frames that a labelled clip needs: a rate takes two
 _MIN_CLIP_FRAMES = 2
 _ACTIONS = f"{EVENTS}|{MASKS_ROOT}.*"
 _FRAME_TOPIC = re.compile(r"/((?!\.+/)[A-Za-z0-9_.-]{1,64})/(image|depth|header)")
@@ -59,7 +60,7 @@ Action = wire.Event | RecordedMasks
 
 
 def is_recorded(path: Path) -> bool:
-    """Return True if this is a file in the layout; False, too, if it cannot be read."""
+    """Return True if this is a file in the layout; False if it is another one, or cannot be read."""
     try:
         return _read_layout(path) is not None
     except BagError:
@@ -67,9 +68,9 @@ def is_recorded(path: Path) -> bool:
 
 
 def read_masks(path: Path) -> Iterator[MaskFrame]:
-    """Yield the node's masks of one file. After the complete masks of a damaged file, raises BagError.
+    """Yield the node's masks of one file.
 
-    Raises BagError, too, if the file cannot be opened or is no recording.
+    Raises BagError after the complete masks of a damaged file, and if the file cannot be opened or is no recording.
     """
     reader = RecordingReader([path])
     yield from reader.masks()
@@ -80,7 +81,7 @@ def read_masks(path: Path) -> Iterator[MaskFrame]:
 class RecordingReader:
     """A recording of one file, or of several that follow one another.
 
-    A damaged file, or one whose recorder was killed, yields everything before the damage; then `lost` says why each
+    A damaged file, or one whose recorder was killed, yields everything before the damage. `lost` says then why the
     iteration ended. Malformed messages are skipped, and `lost` names their topic. Raises BagError for a file that is no
     recording, or cannot be opened.
     """
@@ -100,20 +101,25 @@ class RecordingReader:
         return ReadReport(*self._damages.values(), self._report.text()).text()
 
     def first_frame_ns(self, cameras: Collection[str]) -> int | None:
-        """Return the time at which the first frame of these cameras was recorded, None if there is none."""
-        return next((logged_ns for key, logged_ns in self.frame_keys() if key.camera in cameras), None)
+        """Return the time at which the first frame of these cameras was recorded; None if there is none."""
+        for key, logged_ns in self.frame_keys():
+            if key.camera in cameras:
+                return logged_ns
+        return None
 
     def frames(self, span: TimeSpan = WHOLE) -> Iterator[Frame]:
-        """Yield the frames in the order of their arrival, pixels still encoded; from the beginning each time.
+        """Yield the frames in the order of their arrival, pixels still encoded, from the beginning each time.
 
-        Each frame is as the camera sent it, but a depth of z16+zstd is z16 now, with the same values. With a resolved
-        `span`, only frames that were recorded in it.
+        Each frame is as the camera sent it, except that depth of z16+zstd has become z16, with the same values. A
+        resolved `span` limits the frames to those recorded in it.
         """
         for path in self.paths:
+            # the newest image of each camera and kind, until the header that comes after it
             pixels: dict[tuple[str, str], Row] = {}
             for row in self._rows(path, span):
                 camera, part = _split_frame_topic(row.channel.topic)
                 if part == "header":
+                    # a malformed frame is skipped and reported; those after it are whole
                     images = [pixels.pop((camera, name), None) for name in ("image", "depth")]
                     frame = self._unpack(path, row, partial(_join_frame, images=images))
                     if frame is not None:
@@ -127,15 +133,17 @@ class RecordingReader:
 
     def has_actions(self) -> bool:
         """Return True if the recording holds masks or events of a node."""
-        channels = (channel for path in self.paths for channel in McapStream(path).channels())
-        return any(re.fullmatch(_ACTIONS, channel.topic) for channel in channels)
+        for path in self.paths:
+            if any(re.fullmatch(_ACTIONS, channel.topic) for channel in McapStream(path).channels()):
+                return True
+        return False
 
     def actions(self) -> Iterator[Action]:
-        """Yield masks and events in the order of their arrival; from the beginning each time."""
+        """Yield masks and events in the order of their arrival, from the beginning each time."""
         return self._unpack_all(_ACTIONS, _unpack_action)
 
     def masks(self) -> Iterator[MaskFrame]:
-        """Yield the node's masks in the order of their arrival; from the beginning each time."""
+        """Yield the node's masks in the order of their arrival, from the beginning each time."""
         return (action.masks for action in self.actions() if isinstance(action, RecordedMasks))
 
     def truth(self) -> Iterator[MaskFrame]:
@@ -151,13 +159,14 @@ class RecordingReader:
         return self._unpack_all(f"({ROBOT_POSES_ROOT}|{JOINTS_ROOT}).*", _unpack_robot)
 
     def metadata(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the metadata records by their names, each name's in the order of writing."""
+        """Return the metadata records by their names; those of one name are in the order of writing."""
         records: dict[str, list[dict[str, Any]]] = {}
         for path in self.paths:
             stream = McapStream(path)
             for name, texts in stream.metadata():
                 values = {key: _parse_json(text) for key, text in texts.items()}
                 records.setdefault(name, []).append(values)
+            # the damage that an iteration of messages has found is described already
             if stream.damage is not None:
                 self._damages.setdefault(path, stream.damage)
         return records
@@ -207,12 +216,15 @@ def _read_layout(path: Path) -> Any:
 def _split_frame_topic(topic: str) -> tuple[str, str]:
     """Return the camera, and `image`, `depth` or `header`; empty for other topics."""
     match = _FRAME_TOPIC.fullmatch(topic)
-    return (match[1], match[2]) if match else ("", "")
+    if match is None:
+        return "", ""
+    return match[1], match[2]
 
 
 def _join_frame(header: Row, images: Sequence[Row | None]) -> Frame:
     """Join a header with its colour and, if there is one, its depth; WireError if they do not decode."""
     camera = header.channel.topic.split("/")[1]
+    # an image of another frame is left over from one whose header was lost
     key = header.sequence, header.logged_ns
     own = [image for image in images if image is not None and (image.sequence, image.logged_ns) == key]
     return wire.unpack_frame([wire.frame_topic(camera), header.data, *map(_decode_foxglove_data, own)])
@@ -249,11 +261,13 @@ def _unpack_masks(row: Row, root: str) -> MaskFrame:
 
 
 def _unpack_robot(row: Row) -> RobotMessage:
+    # poses of the robot have another root in a recording, where pose/ is that of the cameras
     topic = row.channel.topic.replace(ROBOT_POSES_ROOT, "pose/", 1)
     return wire.unpack_pose([topic.encode(), row.data])
 
 
 def _parse_json(text: str) -> Any:
+    """Return the value of a metadata record. A text that is no JSON is returned as it is."""
     try:
         return json.loads(text)
     except ValueError:
@@ -261,7 +275,7 @@ def _parse_json(text: str) -> Any:
 
 
 class LabelledClip:
-    """One camera's frames and their truth, by index; the clip loops, so an index past the end starts again."""
+    """One camera's frames and their truth, by index. The clip loops: an index past the end starts again."""
 
     def __init__(self, frames: list[Frame], truth: dict[int, MaskFrame]) -> None:
         self.frames = frames
@@ -271,6 +285,7 @@ class LabelledClip:
     def load(cls, path: Path) -> Self:
         """Read the first camera's clip; BagError if the file is damaged or one of its frames has no truth."""
         reader = RecordingReader([path])
+        # the whole clip stays in memory, so that it can loop
         frames = list(reader.frames())
         if not frames:
             raise BagError(
@@ -281,6 +296,8 @@ class LabelledClip:
         truth = {masks.seq: masks for masks in reader.truth() if masks.camera == camera}
         if reader.lost is not None:
             raise BagError(reader.lost)
+
+        # scores need the truth of each frame
         labelled = sum(frame.seq in truth for frame in frames)
         if labelled < len(frames) or labelled < _MIN_CLIP_FRAMES:
             raise BagError(
@@ -314,5 +331,8 @@ class LabelledClip:
 
     def areas(self, object_id: int) -> npt.NDArray[np.int64]:
         """Return the pixels of an object that are in view, by index: [frames]."""
-        labelled = (self._truth[frame.seq].instances for frame in self.frames)
-        return np.array([sum(truth.area for truth in shown if truth.id == object_id) for shown in labelled])
+        areas = []
+        for frame in self.frames:
+            instances = self._truth[frame.seq].instances
+            areas.append(sum(instance.area for instance in instances if instance.id == object_id))
+        return np.array(areas)

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from ... import wire
 from ...errors import OutputError, WireError, require
 from ...files import explain_os_error, make_folder
-from ...types import Buffer, Closeable, ColourEncoding, Frame, Intrinsics, MaskFrame
+from ...resources import Closeable
+from ...types import Buffer, ColourEncoding, Frame, Intrinsics, MaskFrame
 from .. import native
 from ..formats.mcap import MAGIC
 
@@ -27,21 +28,25 @@ if TYPE_CHECKING:
     from ..messages.foxglove_out import Encoded
 
 CHUNK_BYTES = 1 << 20
+"""Size of a chunk at which it is written. A kill loses the open chunk."""
 JPEG_QUALITY = 95
+"""Quality of raw colour that is compressed for a recording, of 100."""
 
 Metadata = Mapping[str, Any]
+"""The values of a metadata record, by their keys. Each becomes JSON."""
 
 
 class RecordingWriter(Closeable):
     """Writes a recording to a new file, or over an existing one with `overwrite`. A context manager.
 
-    A kill loses the open chunk, which is at most CHUNK_BYTES long or one message; complete chunks are on the disk at
-    once. Raises MissingExtraError without the extra `bags`, and OutputError if the file exists already or cannot be
-    written. If a later write fails, the file is cut back to its last complete chunk and closed, and can be read.
+    A complete chunk is on the disk at once. A kill loses the open chunk, which is at most CHUNK_BYTES long or one
+    message. If a write fails, the file is cut back to its last complete chunk and closed, and can be read. Raises
+    MissingExtraError without the extra `bags`, and OutputError if the file exists already or cannot be written.
     """
 
     def __init__(self, path: Path, overwrite: bool = False) -> None:
         mcap = require("mcap.writer", "bags")
+        # look for all libraries before the file is made
         for module in ("mcap_protobuf.schema", "foxglove_schemas_protobuf.RawImage_pb2"):
             require(module, "bags")
         from ..messages import foxglove_out  # needs OpenCV, which reading does not
@@ -51,7 +56,7 @@ class RecordingWriter(Closeable):
         self.bytes = 0
         """Length of the messages so far."""
         self.depths_left_out = 0
-        """Depth images that could not be decompressed; their frames were recorded without them."""
+        """Number of depth images that could not be decompressed. Their frames were recorded without depth."""
         self._channels: dict[str, int] = {}
         self._schemas: dict[str, int] = {}
         self._calibrations: dict[str, tuple[Intrinsics, int, int]] = {}
@@ -68,12 +73,14 @@ class RecordingWriter(Closeable):
         return self._file.closed
 
     def write_frame(self, frame: Frame, logged_ns: int) -> None:
-        """Append a frame that arrived at `logged_ns`; a depth of z16+zstd becomes z16.
+        """Append a frame that arrived at `logged_ns`. Depth of z16+zstd becomes z16.
 
-        Raises WireError for a frame that contradicts itself; nothing is written then.
+        Raises WireError, and writes nothing, for a frame that contradicts itself.
         """
+        # pack before the first message is written: it checks the frame
         frame = self._with_z16_depth(frame)
         _, header, *_ = wire.pack_frame(frame)
+        # the header comes last, so that a reader of it has the frame's images
         times = frame.seq, logged_ns, frame.sent_ns or logged_ns
         self._calibrate(frame, times)
         self._add_protobuf(f"/{frame.camera}/image", self._foxglove.encode_image(frame), *times)
@@ -96,7 +103,7 @@ class RecordingWriter(Closeable):
     def write_robot(self, body: Buffer, topic: str, logged_ns: int) -> None:
         """Append a pose or joints of a robot that arrived at `logged_ns`: the body of their message.
 
-        `topic`: the topic of their message on the wire.
+        `topic` is the topic of their message on the wire.
         """
         recorded = topic.replace("pose/", native.ROBOT_POSES_ROOT, 1)
         self._add(recorded, bytes(body), 0, logged_ns, logged_ns)
@@ -111,7 +118,8 @@ class RecordingWriter(Closeable):
         self._add(native.POSE_ROOT + pose.camera, native.pack_pose(pose), pose.seq, capture_ns, capture_ns)
 
     def write_metadata(self, name: str, values: Metadata) -> None:
-        """Append a metadata record; each value becomes JSON."""
+        """Append a metadata record. Each value becomes JSON."""
+        # metadata stands between chunks
         texts = {key: json.dumps(value, default=repr) for key, value in values.items()}
         self.flush()
         self._try(lambda: self._writer.add_metadata(name, texts))
@@ -145,6 +153,7 @@ class RecordingWriter(Closeable):
     def _calibrate(self, frame: Frame, times: tuple[int, int, int]) -> None:
         if frame.intrinsics is None:
             return
+        # once for each camera, and again when it changes
         calibration = (frame.intrinsics, frame.width, frame.height)
         if self._calibrations.get(frame.camera) != calibration:
             message = self._foxglove.encode_calibration(frame, frame.intrinsics)
@@ -168,6 +177,7 @@ class RecordingWriter(Closeable):
         self._append(self._channels[topic], data, seq, logged_ns, sent_ns)
 
     def _append(self, channel: int, data: bytes, seq: int, logged_ns: int, sent_ns: int) -> None:
+        # a message larger than a chunk gets one of its own
         if self._pending + len(data) > CHUNK_BYTES:
             self.flush()
         self._try(lambda: self._writer.add_message(channel, logged_ns, data, sent_ns, seq & 0xFFFFFFFF))
@@ -177,9 +187,11 @@ class RecordingWriter(Closeable):
             self.flush()
 
     def _try(self, write: Callable[[], Any]) -> None:
+        """Write to the file. If that fails, end the recording where it was last complete."""
         try:
             write()
         except OSError as error:
+            # the disk is full, or gone: nothing more can be written
             self._pending = 0
             self._file.end_here(_build_ending())
             raise OutputError(
@@ -191,19 +203,22 @@ class SplitRecordingWriter(Closeable):
     """Writes a recording into file after file. A context manager.
 
     A file is full after `split_bytes` bytes or `split_s` seconds; 0 is no limit. Each file repeats the metadata that
-    was added before, and ends with the values that `summary` returns then. Raises OutputError as RecordingWriter does,
-    and if files of an earlier series with this name exist.
+    was added before. It ends with the values that `summary` returns at that time. Raises OutputError as RecordingWriter
+    does, and if files of an earlier series with this name exist.
     """
 
     def __init__(
         self, path: Path, split_bytes: float, split_s: float, summary: Callable[[], Metadata]
     ) -> None:
+        # later files of an earlier series would look like parts of this one
         earlier = sorted(path.parent.glob(f"{glob.escape(path.stem)}_[0-9][0-9][0-9][0-9]*.mcap"))
         if earlier:
             raise OutputError(
                 f"expected a new name for the recording, found {earlier[0]} of an earlier one; choose another name"
             )
-        self._path, self._split_bytes, self._split_s = path, split_bytes, split_s
+        self._path = path
+        self._split_bytes = split_bytes
+        self._split_s = split_s
         self._summary = summary
         self._metadata: dict[str, Metadata] = {}
         self._writers: list[RecordingWriter] = []
@@ -221,7 +236,7 @@ class SplitRecordingWriter(Closeable):
 
     @property
     def depths_left_out(self) -> int:
-        """Depth images that could not be decompressed; their frames were recorded without them."""
+        """Number of depth images that could not be decompressed. Their frames were recorded without depth."""
         return sum(writer.depths_left_out for writer in self._writers)
 
     @property
@@ -230,7 +245,8 @@ class SplitRecordingWriter(Closeable):
         return self._writers[-1].closed
 
     def current(self) -> RecordingWriter:
-        """Return the writer for the next message; it opens a new file if the last one is full."""
+        """Return the writer for the next message. If the last file is full, open a new one."""
+        # an empty file is never full, however old
         last = self._writers[-1]
         too_long = self._split_bytes and last.bytes >= self._split_bytes
         too_old = self._split_s and time.monotonic() - self._started_s >= self._split_s
@@ -256,7 +272,9 @@ class SplitRecordingWriter(Closeable):
 
     def _open(self) -> None:
         number = len(self._writers)
-        path = self._path.with_name(f"{self._path.stem}_{number:04d}.mcap") if number else self._path
+        path = self._path
+        if number:
+            path = path.with_name(f"{path.stem}_{number:04d}.mcap")
         self._writers.append(RecordingWriter(path))
         self._started_s = time.monotonic()
         for name, values in self._metadata.items():
@@ -271,7 +289,8 @@ class _RecordingFile:
 
     def __init__(self, path: Path, overwrite: bool) -> None:
         self._file = path.open("wb" if overwrite else "xb", buffering=0)
-        with contextlib.suppress(OSError):  # tells others that the file is written; not every disk has locks
+        # the lock tells others that the file is being written; not every disk has locks
+        with contextlib.suppress(OSError):
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._complete_bytes = 0
 
@@ -281,6 +300,7 @@ class _RecordingFile:
 
     def write(self, data: bytes) -> None:
         """Write all of `data`."""
+        # an unbuffered file may take a part only
         left = memoryview(data)
         while left.nbytes:
             left = left[self._file.write(left) :]
@@ -297,6 +317,7 @@ class _RecordingFile:
 
     def end_here(self, ending: bytes) -> None:
         """Cut the file back to the last mark, append `ending` if the disk has space for it, and close the file."""
+        # a reader needs the ending to tell the recording from one that was killed; without space it goes without
         with self._file, contextlib.suppress(OSError):
             self._file.truncate(self._complete_bytes)
             self._file.seek(self._complete_bytes)
@@ -325,8 +346,9 @@ def compress_colour(frame: Frame, encoding: ColourEncoding) -> Frame:
 
 def describe_compression(encoding: ColourEncoding) -> Metadata:
     """Return the content of the COLOUR record for frames of `compress_colour`."""
-    is_exact = encoding == "png"
-    return {"compression": encoding, "quality": None if is_exact else JPEG_QUALITY, "exact": is_exact}
+    if encoding == "png":
+        return {"compression": encoding, "quality": None, "exact": True}
+    return {"compression": encoding, "quality": JPEG_QUALITY, "exact": False}
 
 
 def _build_ending() -> bytes:

@@ -14,6 +14,7 @@ from gymnasium.spaces import Box, Dict, MultiBinary  # noqa: E402
 from gymnasium.utils import RecordConstructorArgs  # noqa: E402
 
 MAX_ID = np.iinfo(np.int64).max
+"""Upper bound of the spaces of ids and restarts, which are counted without end."""
 
 
 class ObjectsObservation(ObservationWrapper, RecordConstructorArgs):
@@ -33,12 +34,17 @@ class ObjectsObservation(ObservationWrapper, RecordConstructorArgs):
     def __init__(
         self, env: Env, client: MaskFeed, slots: ObjectSlots, *, timeout_ms: int = 0, name: str = "objects"
     ) -> None:
+        # gymnasium copies an environment by these arguments; a client with sockets cannot be copied
         RecordConstructorArgs.__init__(
             self, client=client, slots=slots, timeout_ms=timeout_ms, name=name, _disable_deepcopy=True
         )
         ObservationWrapper.__init__(self, env)
-        self._client, self._slots, self._timeout_ms, self._name = client, slots, timeout_ms, name
+        self._client = client
+        self._slots = slots
+        self._timeout_ms = timeout_ms
+        self._name = name
         self.objects: SlotObservation | None = None
+        # the objects lie beside the environment's own keys, or beside one key for an observation that is no map
         inner = env.observation_space
         self._is_map = isinstance(inner, Dict)
         spaces = dict(inner.spaces) if self._is_map else {"observation": inner}
@@ -50,6 +56,7 @@ class ObjectsObservation(ObservationWrapper, RecordConstructorArgs):
 
     def observation(self, observation: Any) -> dict[str, Any]:
         """Return the environment's observation with the objects."""
+        # asked after the environment's step, so that the masks are as new as its own observation
         self.objects = self._slots.read(self._client, self._timeout_ms)
         outer = observation if self._is_map else {"observation": observation}
         return {**outer, self._name: to_arrays(self.objects)}
@@ -57,7 +64,9 @@ class ObjectsObservation(ObservationWrapper, RecordConstructorArgs):
 
 def make_space(slots: ObjectSlots) -> Dict:
     """Return the space of the map of these slots."""
-    count, (height, width) = len(slots.names), slots.size
+    count = len(slots.names)
+    height, width = slots.size
+    # a box may reach to the edges of the masks
     edges = np.tile(np.array([width, height, width, height], np.float32), (count, 1))
     return Dict(
         {
@@ -74,6 +83,7 @@ def make_space(slots: ObjectSlots) -> Dict:
 
 def to_arrays(objects: SlotObservation) -> dict[str, Any]:
     """Return the map of an observation: an element of the space of `make_space`."""
+    # gymnasium's MultiBinary is of int8, in the place of bool
     return {
         **{name: getattr(objects, name) for name in ("boxes", "ids", "confidences", "ages_s")},
         **{name: getattr(objects, name).astype(np.int8) for name in ("masks", *FLAGS)},

@@ -16,6 +16,7 @@ from lerobot.processor import ObservationProcessorStep, ProcessorStepRegistry  #
 from lerobot.processor.converters import to_tensor  # noqa: E402
 
 PLAIN_PARAMETERS = ("max_age_s", "fit", "camera", "name", "timeout_ms", "most")
+"""Parameters that are saved as they are."""
 
 
 @dataclass
@@ -51,6 +52,7 @@ class ObjectsProcessorStep(ObservationProcessorStep):
 
     def observation(self, observation: dict[str, Any]) -> dict[str, Any]:
         """Return the observation with the masks. Raises PolicyError without a client, or if it has some of the keys."""
+        # an observation of a dataset has the masks already, of the time at which it was recorded
         if present := self._features.keys() & observation.keys():
             self.objects = None
             if len(present) < len(self._features):
@@ -66,8 +68,9 @@ class ObjectsProcessorStep(ObservationProcessorStep):
             )
         self.objects = self._slots.read(self.client, self.timeout_ms)
         for key, array in as_lerobot(self.objects, name=self.name).items():
-            values = array.transpose(2, 0, 1) / np.float32(255) if array.ndim == 3 else array
-            observation[key] = to_tensor(np.ascontiguousarray(values))
+            if array.ndim == 3:  # an image: lerobot takes the channels first, in 0..1
+                array = array.transpose(2, 0, 1) / np.float32(255)
+            observation[key] = to_tensor(np.ascontiguousarray(array))
         return observation
 
     def get_config(self) -> dict[str, Any]:
@@ -79,6 +82,7 @@ class ObjectsProcessorStep(ObservationProcessorStep):
         self, features: dict[PipelineFeatureType, dict[str, PolicyFeature]]
     ) -> dict[PipelineFeatureType, dict[str, PolicyFeature]]:
         """Return the features, with the features of the masks added."""
+        # the dimensions tell an image from the state
         shapes = {key: feature["shape"] for key, feature in self._features.items()}
         kinds = {1: FeatureType.ENV, 3: FeatureType.VISUAL}  # by the dimensions; images become [3, H, W]
         added = {key: PolicyFeature(kinds[len(own)], (*own[2:], *own[:2])) for key, own in shapes.items()}

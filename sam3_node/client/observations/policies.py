@@ -1,23 +1,20 @@
-"""Messages of policy servers: bounded msgpack in which arrays are maps. Nothing is unpickled.
+"""Observations for policies of GR00T, openpi and lerobot, and messages of their servers and of GraspGen's.
 
-Checks of the images and states that a user adds to an observation.
+Messages are bounded msgpack in which arrays are maps. Nothing is unpickled. Images and states that a user adds to an
+observation are checked.
 
-Observations for Isaac GR00T, and the messages of its policy server.
-
-The layout follows GR00T's documentation of its policies and of its server (gr00t/policy in N1.6 and N1.7,
+**GR00T.** The layout follows GR00T's documentation of its policies and of its server (gr00t/policy in N1.6 and N1.7,
 gr00t/eval/service.py in N1.5). A request is one message of a ZeroMQ REQ socket, a msgpack map {endpoint, data,
 api_token?}; an array is {__ndarray_class__: true, as_npy: the bytes of numpy.save}.
 
-Observations for openpi, and the messages of its policy server.
+**openpi.** The layout follows openpi's client package (openpi_client.msgpack_numpy): one msgpack value for each binary
+message of a WebSocket. An array is {b"__ndarray__": true, b"data", b"dtype", b"shape"} with keys of bytes, a scalar of
+numpy is {b"__npgeneric__": true, b"data", b"dtype"}.
 
-The layout follows openpi's client package (openpi_client.msgpack_numpy): one msgpack value for each binary message
-of a WebSocket. An array is {b"__ndarray__": true, b"data", b"dtype", b"shape"} with keys of bytes, a scalar of numpy is
-{b"__npgeneric__": true, b"data", b"dtype"}.
+**GraspGen.** The layout follows its documentation of the protocol (client-server) and msgpack_numpy: an array is
+{b"nd": true, b"type", b"kind": b"", b"shape", b"data"}; one of objects would be a pickle.
 
-Requests to a GraspGen server, and its grasps. The layout follows its documentation of the protocol (client-server) and
-msgpack_numpy: an array is {b"nd": true, b"type", b"kind": b"", b"shape", b"data"}; one of objects would be a pickle.
-
-Observations and features of a dataset for lerobot. `lerobot_step` has a step for its pipelines.
+**lerobot.** Observations, and features of a dataset. `lerobot_step` has a step for its pipelines.
 """
 
 import io
@@ -40,9 +37,23 @@ Array = npt.NDArray[Any]
 LIMITS = Limits(
     total_bytes=512 << 20, text_bytes=1 << 20, container_items=1 << 16, total_items=1 << 18, depth=32
 )
+"""What a server's message may contain: room for many images, and no more."""
 MAX_DIMENSIONS = 16
+"""Dimensions of an array in a message."""
 KINDS = "biufSU"
 """Kinds of dtypes that are sent: numbers, flags and text."""
+MAX_NPY_HEADER = 10_000
+"""Bytes of the header of a .npy file, which numpy parses as Python."""
+MAX_SCALAR_BYTES = 1 << 20
+"""Bytes of a scalar. numpy would allocate what its dtype says."""
+SAMPLED_GRASPS = 200
+"""Grasps that a GraspGen server samples at least. It returns the best of them."""
+MIN_GRASPS = 40
+"""Grasps until which a GraspGen server samples again."""
+IMAGES = "observation.images"
+STATE = "observation.state"
+ENVIRONMENT_STATE = "observation.environment_state"
+"""Key of what lerobot's policies read beside the robot's own state."""
 
 
 def pack_arrays(value: object, encode: Callable[[Array], Mapping[Any, Any]]) -> bytes:
@@ -58,12 +69,14 @@ def unpack_arrays(data: bytes, what: str, decode: Callable[[dict[Any, Any]], Any
 
     Raises PolicyError that names `what` for anything else, and for a map with an `error` that the server reports.
     """
+    # an error names the message that it is in; one of the codec does so by itself
     try:
         value = _decode(unpack(data, what=what, limits=LIMITS), decode)
     except WireError as error:
         raise PolicyError(str(error)) from error
     except PolicyError as error:
         raise PolicyError(f"{what}: {error}") from error
+    # servers of all kinds report an error in the place of their result
     if isinstance(value, dict) and "error" in value:
         raise PolicyError(f"{what}: it reports an error: {value['error']!s:.300}")
     return value
@@ -88,6 +101,7 @@ def read_array(
 ) -> Array:
     """Return a new array of these bytes. Raises PolicyError if they are not exactly its elements."""
     check_dtype(dtype)
+    # the product is exact in Python, whatever sides a message claims, and nothing is allocated before it fits
     if not isinstance(data, bytes) or min(shape, default=0) < 0 or len(shape) > MAX_DIMENSIONS:
         raise PolicyError(f"expected bytes of an array, found {type(data).__name__} for shape {shape!s:.80}")
     if dtype.itemsize == 0 or math.prod(shape) * dtype.itemsize != len(data):
@@ -96,10 +110,12 @@ def read_array(
         array: Array = np.ndarray(shape, dtype, data, order=order)
     except ValueError as error:  # the other sides of an empty array may be too great
         raise PolicyError(f"expected the shape of an array, found {shape!s:.80}: {error}") from error
+    # a copy: the bytes of the message are read-only, and belong to it
     return array.copy(order)
 
 
 def _encode(value: object, encode: Callable[[Array], Mapping[Any, Any]]) -> object:
+    # arrays in maps and lists at any depth; all else is msgpack's own
     if isinstance(value, np.ndarray):
         check_dtype(value.dtype)
         return encode(value)
@@ -111,6 +127,7 @@ def _encode(value: object, encode: Callable[[Array], Mapping[Any, Any]]) -> obje
 
 
 def _decode(value: object, decode: Callable[[dict[Any, Any]], Any]) -> Any:
+    # the innermost maps first: a map of a server may hold arrays
     if isinstance(value, dict):
         return decode({key: _decode(item, decode) for key, item in value.items()})
     if isinstance(value, list):
@@ -120,6 +137,7 @@ def _decode(value: object, decode: Callable[[dict[Any, Any]], Any]) -> Any:
 
 def check_images(images: npt.ArrayLike, what: str, dimensions: int = 3) -> Image:
     """Return images in RGB order, uint8 [height, width, 3], or with up to `dimensions` dimensions, as an array."""
+    # raw pixels in the channels that the masks have, too
     array = np.asarray(images)
     if array.dtype != np.uint8 or not 3 <= array.ndim <= dimensions or array.shape[-1] != 3:
         raise PolicyError(
@@ -141,14 +159,12 @@ def check_vectors(values: npt.ArrayLike, what: str, dimensions: int = 1) -> npt.
 
 def merge(given: Mapping[str, Any], added: Mapping[str, Any], what: str) -> dict[str, Any]:
     """Return both maps as one. Raises PolicyError for a key of both."""
+    # a key of both would silently lose one of them
     if twice := sorted(given.keys() & added.keys()):
         raise PolicyError(
             f"{what}: expected none of {', '.join(twice)}, which the objects have; give them another name"
         )
     return {**given, **added}
-
-
-MAX_NPY_HEADER = 10_000
 
 
 def as_gr00t(
@@ -174,6 +190,7 @@ def as_gr00t(
     With `flat`, the keys are "video.KEY", "state.KEY" and the language's own, and its values are [text], as GR00T N1.5
     and the simulation wrapper of later versions take them. Raises PolicyError for a wrong shape or dtype.
     """
+    # one SlotObservation for each image of a stream, all of the same slots
     history = [objects] if isinstance(objects, SlotObservation) else list(objects)
     if not history:
         raise PolicyError("objects: expected a SlotObservation for each image of a stream, found none")
@@ -181,9 +198,11 @@ def as_gr00t(
         raise PolicyError(
             "objects: expected SlotObservations of the same slots, found several names or sizes"
         )
+    # what the user gives, checked
     streams = {key: _stack_images(images, key, len(history)) for key, images in video.items()}
     vectors = {key: _stack_vectors(values, key, len(history)) for key, values in state.items()}
     steps = max((len(values) for values in vectors.values()), default=1)
+    # what the objects add: masks as video, and flags, ages and boxes as state, of as many steps as the user's states
     pictures = [item.pictures(name) for item in history]
     masks = {key: np.stack([images[key] for images in pictures]) for key in pictures[-1]}
     flags = {name: np.stack([item.vector() for item in history[-steps:]])}
@@ -193,7 +212,9 @@ def as_gr00t(
         "state": {key: values[np.newaxis] for key, values in merge(vectors, flags, "state").items()},
         "language": {key: [[text]] for key, text in tasks.items()},
     }
-    return _flatten(observation) if flat else observation
+    if flat:
+        return _flatten(observation)
+    return observation
 
 
 def pack_gr00t(endpoint: str, data: object = None, api_token: str | None = None) -> bytes:
@@ -219,7 +240,9 @@ def unpack_gr00t(reply: bytes) -> Any:
 def _stack_images(images: Image, key: str, count: int) -> Image:
     """Return images as uint8 [count, height, width, 3]."""
     stack = check_images(images, f"video {key}", dimensions=4)
-    stack = stack if stack.ndim == 4 else stack[np.newaxis]
+    # one image is a stream of one
+    if stack.ndim == 3:
+        stack = stack[np.newaxis]
     if len(stack) != count:
         raise PolicyError(f"video {key}: expected {count} images, as many as objects; found {len(stack)}")
     return stack
@@ -227,6 +250,7 @@ def _stack_images(images: Image, key: str, count: int) -> Image:
 
 def _stack_vectors(values: npt.ArrayLike, key: str, limit: int) -> npt.NDArray[np.float32]:
     """Return vectors as float32 [T, D] with T up to `limit`."""
+    # a state may have fewer steps than there are images, but not more
     stack = np.atleast_2d(check_vectors(values, f"state {key}", dimensions=2))
     if len(stack) > limit:
         raise PolicyError(
@@ -250,13 +274,18 @@ def _encode_gr00t_array(array: Array) -> dict[str, Any]:
 
 
 def _decode_gr00t_map(value: dict[Any, Any]) -> Any:
+    # two kinds of marked maps; any other map is a value
     if "__ModalityConfig_class__" in value:
         config = value.get("as_json")
+        if not isinstance(config, str):
+            return config
         try:
-            return json.loads(config) if isinstance(config, str) else config
+            return json.loads(config)
         except ValueError as error:
             raise PolicyError(f"expected a modality configuration as JSON: {error}") from error
-    return _decode_npy(value.get("as_npy")) if "__ndarray_class__" in value else value
+    if "__ndarray_class__" in value:
+        return _decode_npy(value.get("as_npy"))
+    return value
 
 
 def _decode_npy(data: object) -> Array:
@@ -266,16 +295,17 @@ def _decode_npy(data: object) -> Array:
     file = io.BytesIO(data)
     try:
         version = np.lib.format.read_magic(file)
-        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[
-            version
-        ]
+        if version == (1, 0):
+            read = np.lib.format.read_array_header_1_0
+        elif version == (2, 0):
+            read = np.lib.format.read_array_header_2_0
+        else:
+            raise ValueError(f"version {version}")
         shape, fortran, dtype = read(file, MAX_NPY_HEADER)
     except Exception as error:  # numpy parses the header as Python
         raise PolicyError(f"expected a .npy file: {error!s:.200}") from error
-    return read_array(data[file.tell() :], dtype, shape, "F" if fortran else "C")
-
-
-MAX_SCALAR_BYTES = 1 << 20
+    order: Literal["C", "F"] = "F" if fortran else "C"
+    return read_array(data[file.tell() :], dtype, shape, order)
 
 
 def as_openpi(
@@ -310,6 +340,7 @@ def unpack_openpi(message: bytes | str) -> Any:
 
 
 def _encode_openpi_array(array: Array) -> dict[bytes, Any]:
+    # keys of bytes, as openpi's own client packs them
     return {
         b"__ndarray__": True,
         b"data": array.tobytes(),
@@ -320,7 +351,10 @@ def _encode_openpi_array(array: Array) -> dict[bytes, Any]:
 
 def _decode_openpi_map(value: dict[Any, Any]) -> Any:
     if b"__npgeneric__" not in value:
-        return _read_raw_array(value, b"dtype") if b"__ndarray__" in value else value
+        if b"__ndarray__" in value:
+            return _read_raw_array(value, b"dtype")
+        return value
+    # a scalar of numpy: its dtype may claim any size
     dtype = read_dtype(value.get(b"dtype"))
     if dtype.itemsize > MAX_SCALAR_BYTES:
         raise PolicyError(f"expected a scalar of at most {MAX_SCALAR_BYTES} bytes, found {dtype}")
@@ -333,6 +367,7 @@ def _decode_openpi_map(value: dict[Any, Any]) -> Any:
 def _read_raw_array(value: dict[Any, Any], dtype_key: bytes) -> Array:
     """Return the array of a map with its bytes and shape, and its dtype by this key."""
     try:
+        # what is no list of numbers is an error here; the sides themselves are checked against the bytes
         shape = tuple(int(side) for side in value[b"shape"])
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise PolicyError(f"expected an array with data, dtype and shape: {error!s:.200}") from error
@@ -341,8 +376,12 @@ def _read_raw_array(value: dict[Any, Any], dtype_key: bytes) -> Array:
 
 def pack_graspgen(points_m: npt.NDArray[np.float32], count: int) -> bytes:
     """Return the request for `count` grasps of an object's points [n, 3]."""
-    # min_grasps: the server samples again until it has so many
-    limits = {"num_grasps": max(count, 200), "topk_num_grasps": count, "min_grasps": min(count, 40)}
+    # the server samples more than are asked for, and returns the best
+    limits = {
+        "num_grasps": max(count, SAMPLED_GRASPS),
+        "topk_num_grasps": count,
+        "min_grasps": min(count, MIN_GRASPS),
+    }
     return pack_arrays({"action": "infer", "point_cloud": points_m, **limits}, _encode_graspgen_array)
 
 
@@ -352,7 +391,9 @@ def unpack_graspgen(reply: bytes, count: int) -> tuple[npt.NDArray[np.float64], 
     Raises PolicyError for an error that the server reports, for invalid bytes, and for poses that are no rigid motions.
     """
     value = unpack_arrays(reply, "reply of the GraspGen server", _decode_graspgen_map)
-    poses, confidences = _read_floats(value, "grasps", (4, 4)), _read_floats(value, "confidences", ())
+    poses = _read_floats(value, "grasps", (4, 4))
+    confidences = _read_floats(value, "confidences", ())
+    # a robot follows these poses: a turn that mirrors or scales, or a wrong last row, must not reach it
     turns = poses[:, :3, :3]
     is_rigid = np.allclose(turns @ turns.transpose(0, 2, 1), np.eye(3), atol=1e-3)
     if not is_rigid or (np.linalg.det(turns) < 0).any() or (poses[:, 3] != (0, 0, 0, 1)).any():
@@ -366,6 +407,7 @@ def unpack_graspgen(reply: bytes, count: int) -> tuple[npt.NDArray[np.float64], 
 def _read_floats(reply: Any, name: str, sides: tuple[int, ...]) -> npt.NDArray[np.float64]:
     """Return the floats [M, *sides] of a reply. Raises PolicyError for anything else."""
     array = np.asarray(reply.get(name) if isinstance(reply, dict) else reply)
+    # a planner that fails may return NaN, which a robot must never get
     if array.dtype.kind != "f" or array.shape != (*array.shape[:1], *sides) or not np.isfinite(array).all():
         raise PolicyError(
             f"GraspGen server: expected {name} [M, {sides}], finite floats; found {array!r:.80}"
@@ -379,13 +421,9 @@ def _encode_graspgen_array(array: Array) -> dict[bytes, Any]:
 
 
 def _decode_graspgen_map(value: dict[Any, Any]) -> Any:
-    return _read_raw_array(value, b"type") if value.get(b"nd") is True else value
-
-
-IMAGES = "observation.images"
-STATE = "observation.state"
-ENVIRONMENT_STATE = "observation.environment_state"
-"""Key of what lerobot's policies read beside the robot's own state."""
+    if value.get(b"nd") is True:
+        return _read_raw_array(value, b"type")
+    return value
 
 
 def as_lerobot(
@@ -403,6 +441,7 @@ def as_lerobot(
     [N * len(FIELDS)], with the flags, ages and boxes (`SlotObservation.vector`). For a dataset, add "action" and
     "task". Raises PolicyError for a wrong shape or dtype.
     """
+    # the masks are images among the user's, and the flags a state of their own
     pictures = merge(images or {}, objects.pictures(name), "images")
     observation: dict[str, npt.NDArray[Any]] = {
         f"{IMAGES}.{key}": check_images(image, f"image {key}") for key, image in pictures.items()
@@ -420,10 +459,14 @@ def lerobot_features(
     They are the masks' images, and "observation.environment_state" with a name for each element, SLOT.LABEL.FIELD. Of
     `dtype` "image" the masks are kept exactly; "video" is smaller, and blurs their edges.
     """
+    # made from an empty observation: it has the same keys and shapes as every other
     pictures = slots.observe().pictures(name)
+    # images with the channels last, as datasets have them
     images = {
         f"{IMAGES}.{key}": {"dtype": dtype, "shape": image.shape, "names": ["height", "width", "channels"]}
         for key, image in pictures.items()
     }
-    elements = [f"{slot}.{label}.{field}" for slot, label in enumerate(slots.names) for field in FIELDS]
+    elements = []
+    for slot, label in enumerate(slots.names):
+        elements += [f"{slot}.{label}.{field}" for field in FIELDS]
     return images | {ENVIRONMENT_STATE: {"dtype": "float32", "shape": (len(elements),), "names": elements}}

@@ -1,6 +1,6 @@
-"""Masks at the size that a policy takes, by the nearest pixel, and their boxes.
+"""Objects by name in a fixed number of slots, at the size that a policy takes.
 
-The form that all observations are made of: objects by name in a fixed number of slots, at a fixed size.
+All observations are made of this form. Masks are sampled by the nearest pixel.
 
 `ObjectSlots` decides which object is in which slot, and remembers it. `SlotObservation` is the contents of the slots at
 one moment, with the age of each and the doubt about it. The forms for policies only arrange its arrays.
@@ -21,6 +21,21 @@ from ..mask_reader import describe_rivals
 
 Fit = Literal["stretch", "pad"]
 """stretch: the frame fills the size. pad: in proportion, in the middle, with margins."""
+ANY = "*"
+"""Name of a slot for an object of any label."""
+FLAGS = ("usable", "tracked", "visible", "doubtful", "stale")
+FIELDS = (*FLAGS, "confidence", "age_s", "x0", "y0", "x1", "y1")
+"""Elements of each slot in `SlotObservation.vector`. Flags are 0 or 1, the box is in fractions of width and height."""
+MAX_AGE_S = 60.0
+"""Seconds that stand for a greater age, and for one that is not known."""
+CLOCK_TOLERANCE_S = 0.1
+"""Seconds by which the node's clock may be ahead of the policy's."""
+MAX_READS = 64
+"""Masks that one read takes at most. A flood must not keep the policy from its step."""
+COLOURS = np.array(
+    [(255, 60, 60), (60, 220, 60), (80, 120, 255), (255, 210, 0), (0, 220, 220), (230, 60, 230)], np.float32
+)
+"""RGB of the overlay's slots."""
 
 
 class Fitted(NamedTuple):
@@ -38,15 +53,20 @@ def fit_mask(mask: Mask, size: tuple[int, int], fit: Fit = "stretch") -> Fitted 
     """
     if not mask.area:
         return None
+    # the frame's place in the image, and the pixel of the frame that each pixel there shows
     (top, bottom), (left, right) = _place_frame(mask.size, size, fit)
     x0, y0, x1, y1 = mask.box
-    rows, columns = _sample(mask.size[0], bottom - top), _sample(mask.size[1], right - left)
+    rows = _sample(mask.size[0], bottom - top)
+    columns = _sample(mask.size[1], right - left)
+    # only the crop of the mask is decoded, so only the samples within its box are looked at
     first, last = np.searchsorted(rows, (y0, y1))
     begin, end = np.searchsorted(columns, (x0, x1))
     image = np.zeros(size, np.bool_)
     inside = mask.crop[np.ix_(rows[first:last] - y0, columns[begin:end] - x0)]
     image[top + first : top + last, left + begin : left + end] = inside
-    scale_y, scale_x = (bottom - top) / mask.size[0], (right - left) / mask.size[1]
+    scale_y = (bottom - top) / mask.size[0]
+    scale_x = (right - left) / mask.size[1]
+    # a small object may lie between all samples: a policy must see it all the same
     if not inside.any():
         pixels = np.argwhere(mask.crop)
         y, x = pixels[len(pixels) // 2]
@@ -61,32 +81,18 @@ def _place_frame(
     """Return (top, bottom) and (left, right) of the frame in an image of `size`."""
     if fit == "stretch":
         return (0, size[0]), (0, size[1])
+    # the side that fills the image, and equal margins at the other; rounded as openpi and tensorflow do
     ratio = max(frame[0] / size[0], frame[1] / size[1])
-    height, width = max(1, int(frame[0] / ratio)), max(1, int(frame[1] / ratio))
-    top, left = (size[0] - height) // 2, (size[1] - width) // 2
+    height = max(1, int(frame[0] / ratio))
+    width = max(1, int(frame[1] / ratio))
+    top = (size[0] - height) // 2
+    left = (size[1] - width) // 2
     return (top, top + height), (left, left + width)
 
 
 def _sample(source: int, target: int) -> npt.NDArray[np.intp]:
     """Return the source pixel at the centre of each target pixel."""
     return ((2 * np.arange(target) + 1) * source // (2 * target)).astype(np.intp)
-
-
-ANY = "*"
-"""Name of a slot for an object of any label."""
-FLAGS = ("usable", "tracked", "visible", "doubtful", "stale")
-FIELDS = (*FLAGS, "confidence", "age_s", "x0", "y0", "x1", "y1")
-"""Elements of each slot in `SlotObservation.vector`. Flags are 0 or 1, the box is in fractions of width and height."""
-MAX_AGE_S = 60.0
-"""Seconds of an age that is greater or not known."""
-CLOCK_TOLERANCE_S = 0.1
-"""Seconds by which the node's clock may be ahead of the policy's."""
-MAX_READS = 64
-"""Most masks that one read takes"""
-COLOURS = np.array(
-    [(255, 60, 60), (60, 220, 60), (80, 120, 255), (255, 210, 0), (0, 220, 220), (230, 60, 230)], np.float32
-)
-"""RGB of the overlay's slots"""
 
 
 class MaskFeed(Protocol):
@@ -133,16 +139,15 @@ class SlotObservation:
     seq: int | None = None
     """of the newest frame; None before the first masks"""
     rivals: Mapping[str, str] = field(default_factory=dict)
-    """names of which more objects are there than `most`, with what is to be said of them"""
+    """What to say of each name that more than `most` sure objects have."""
     name_confidences: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     """[N]; probability in 0..1 that the name is right; 1 where a user gave it, or the node does not send it"""
 
     def __repr__(self) -> str:
-        slots = zip(self.names, self.ids.tolist(), strict=True)
-        objects = ", ".join(
-            f"{name!r} object {number}" if number else f"{name!r} empty" for name, number in slots
-        )
-        return f"SlotObservation({self.camera} #{self.seq}: {objects})"
+        objects = []
+        for name, number in zip(self.names, self.ids.tolist(), strict=True):
+            objects.append(f"{name!r} object {number}" if number else f"{name!r} empty")
+        return f"SlotObservation({self.camera} #{self.seq}: {', '.join(objects)})"
 
     @property
     def usable(self) -> npt.NDArray[np.bool_]:
@@ -162,6 +167,7 @@ class SlotObservation:
         that no slot has.
         """
         usable = self.usable
+        # of two slots for the same name, one that can be used is enough
         for name in names or dict.fromkeys(self.names):
             slots = [slot for slot, known in enumerate(self.names) if known == name]
             if not slots:
@@ -171,6 +177,7 @@ class SlotObservation:
         return None
 
     def _describe(self, slot: int) -> str:
+        # from the most general reason to the most special one
         if self.seq is None:
             return "no masks have come yet"
         if self.stale[slot]:
@@ -184,9 +191,9 @@ class SlotObservation:
             return "not in view"
         if not self.doubtful[slot]:
             return self.rivals[self.names[slot]]
-        sure = "".join(
-            f", of its name {each:.2f}" for each in self.name_confidences[slot : slot + 1] if each < 1
-        )
+        sure = ""
+        if slot < len(self.name_confidences) and self.name_confidences[slot] < 1:
+            sure = f", of its name {self.name_confidences[slot]:.2f}"
         return f"doubtful: confidence {self.confidences[slot]:.2f}{sure}, or not confirmed yet"
 
     def vector(self) -> npt.NDArray[np.float32]:
@@ -217,9 +224,11 @@ class SlotObservation:
             raise PolicyError(
                 f"image: expected uint8 {expected}, found {image.dtype} {image.shape}; give the slots the images' size"
             )
+        # a copy: the camera's image belongs to the caller
         tinted = image.copy()
         for slot in np.flatnonzero(self.usable):
-            mask, tint = self.masks[slot], COLOURS[slot % len(COLOURS)] * np.float32(strength)
+            mask = self.masks[slot]
+            tint = COLOURS[slot % len(COLOURS)] * np.float32(strength)
             tinted[mask] = tinted[mask] * np.float32(1 - strength) + tint
         return tinted
 
@@ -256,6 +265,7 @@ class ObjectSlots:
         camera: str | None = None,
         most: Mapping[str, int] | int | None = None,
     ) -> None:
+        # a mistake here would otherwise show as a policy that never acts
         if isinstance(names, str) or not names:
             raise PolicyError(f"names: expected a list of at least one label, found {names!r}")
         if len(size) != 2 or min(size) < 1:
@@ -266,8 +276,12 @@ class ObjectSlots:
             raise PolicyError(
                 f"max_age_s: expected seconds above 0 and below {MAX_AGE_S:g}, found {max_age_s!r}"
             )
-        self.names, self.size, self.fit = tuple(names), (int(size[0]), int(size[1])), fit
-        self.max_age_s, self.camera = float(max_age_s), camera
+        # plain tuples and numbers: the arguments may be lists of a configuration file
+        self.names = tuple(names)
+        self.size = (int(size[0]), int(size[1]))
+        self.fit = fit
+        self.max_age_s = float(max_age_s)
+        self.camera = camera
         self.most = _check_most(most, self.names)
         self.restarts = 0
         self._slots = [_Slot() for _ in self.names]
@@ -281,6 +295,7 @@ class ObjectSlots:
         cameras, and masks whose pixels are damaged, are passed over. When object ids have begun again, all slots are
         empty and `restarts` has grown.
         """
+        # wait for the first masks only; then take what else waits, so that the newest are in the slots
         deadline_s = time.monotonic() + timeout_ms / 1000
         for _ in range(MAX_READS):
             left_ms = max(0, round(1000 * (deadline_s - time.monotonic())))
@@ -288,6 +303,7 @@ class ObjectSlots:
                 masks = client.latest(left_ms)
             except NodeRestarted as restart:
                 if self.camera not in (None, restart.camera):
+                    # the restart of another camera does not concern these slots
                     continue
                 self.forget()
                 break
@@ -306,24 +322,42 @@ class ObjectSlots:
         """
         if masks is not None:
             self._take(masks)
-        now_ns = time.time_ns() if now_ns is None else now_ns
+        if now_ns is None:
+            now_ns = time.time_ns()
         ages_s = np.array([_compute_age_s(slot.origin_ns, now_ns) for slot in self._slots], np.float32)
         stale = ages_s > self.max_age_s
-        held = [slot.instance for slot in self._slots]
-        names = [item and item.name_confidence for item in held]
-        shown = [None if is_old else slot.fitted for slot, is_old in zip(self._slots, stale, strict=True)]
-        blank, newest = np.zeros(self.size, np.bool_), self._newest
+        # an empty slot keeps these values
+        count = len(self._slots)
+        masks_of_slots = np.zeros((count, *self.size), np.bool_)
+        boxes = np.zeros((count, 4), np.float32)
+        ids = np.zeros(count, np.int64)
+        visible = np.zeros(count, np.bool_)
+        doubtful = np.zeros(count, np.bool_)
+        confidences = np.zeros(count, np.float32)
+        name_confidences = np.ones(count, np.float32)
+        for index, slot in enumerate(self._slots):
+            # a stale mask stays blank: a policy that does not look at the flags must not act on it
+            if slot.fitted is not None and not stale[index]:
+                masks_of_slots[index] = slot.fitted.mask
+                boxes[index] = slot.fitted.box
+                visible[index] = True
+            # id and doubt stay, however old they are
+            if slot.instance is not None:
+                ids[index] = slot.instance.id
+                doubtful[index] = slot.instance.doubtful or slot.instance.state == "tentative"
+                confidences[index] = slot.instance.confidence or 0
+                if slot.instance.name_confidence is not None:
+                    name_confidences[index] = slot.instance.name_confidence
+        newest = self._newest
         return SlotObservation(
             names=self.names,
-            masks=np.stack([fitted.mask if fitted else blank for fitted in shown]),
-            boxes=np.array([fitted.box if fitted else (0, 0, 0, 0) for fitted in shown], np.float32),
-            ids=np.array([item.id if item else 0 for item in held], np.int64),
-            visible=np.array([fitted is not None for fitted in shown]),
-            doubtful=np.array(
-                [item is not None and (item.doubtful or item.state == "tentative") for item in held]
-            ),
+            masks=masks_of_slots,
+            boxes=boxes,
+            ids=ids,
+            visible=visible,
+            doubtful=doubtful,
             stale=stale,
-            confidences=np.array([item.confidence or 0 if item else 0 for item in held], np.float32),
+            confidences=confidences,
             ages_s=ages_s,
             max_age_s=self.max_age_s,
             without_slot=self._without_slot,
@@ -331,11 +365,12 @@ class ObjectSlots:
             camera=self.camera,
             seq=None if newest is None else newest.seq,
             rivals={} if newest is None else self._find_rivals(newest),
-            name_confidences=np.array([1 if sure is None else sure for sure in names], np.float32),
+            name_confidences=name_confidences,
         )
 
     def _find_rivals(self, masks: MaskFrame) -> dict[str, str]:
-        """Return the names of more sure objects than `most`, and what is to be said of them."""
+        """Return what to say of each name that more sure objects have than `most`."""
+        # only sure objects count: a doubtful one is not usable anyway
         rivals = {}
         for name, most in self.most.items():
             sure = [item for item in masks.instances if item.label == name and item.is_sure]
@@ -347,7 +382,8 @@ class ObjectSlots:
         """Empty all slots, because object ids have begun again."""
         self.restarts += 1
         self._slots = [_Slot() for _ in self.names]
-        self._newest, self._without_slot = None, 0
+        self._newest = None
+        self._without_slot = 0
 
     def _take(self, masks: MaskFrame) -> None:
         if self.camera not in (None, masks.camera):
@@ -357,40 +393,57 @@ class ObjectSlots:
         wanted = [item.mask for item in masks.instances if ANY in self.names or item.label in self.names]
         for mask in wanted:
             _ = mask.crop  # decoded now: damage raises WireError before anything is changed
+        # ids of another epoch are those of other objects
         if self._newest is not None and self._newest.epoch != masks.epoch:
             self.forget()
-        self.camera, self._newest = masks.camera, masks
-        held = masks.shed.held if masks.shed is not None else ()
+        self.camera = masks.camera
+        self._newest = masks
+        held: Sequence[int] = ()
+        if masks.shed is not None:
+            held = masks.shed.held
+        # objects keep their slots; those that are left over look for an empty one, lower ids first
         waiting = {instance.id: instance for instance in sorted(masks.instances, key=lambda item: item.id)}
         for name, slot in zip(self.names, self._slots, strict=True):
             if slot.instance is not None and slot.instance.id in held:
                 continue  # not tracked on this frame: what is known of it is as old as it is
-            instance = waiting.get(slot.instance.id) if slot.instance is not None else None
+            instance = None
+            if slot.instance is not None:
+                instance = waiting.get(slot.instance.id)
             if instance is not None and name in (instance.label, ANY):
                 del waiting[instance.id]
-            else:
+            else:  # it is gone, or was renamed
                 instance = None
             self._fill(slot, instance, masks)
         self._without_slot = sum(not self._place(instance, masks) for instance in waiting.values())
 
     def _place(self, instance: Instance, masks: MaskFrame) -> bool:
         """Put a new object into the first empty slot of its name, else of any. Return False if none is left for it."""
+        # a slot of its own name comes first, so that a slot for any label stays free for others
         wanted = [name for name in (instance.label, ANY) if name in self.names]
         for name in wanted:
             for index, slot in enumerate(self._slots):
                 if self.names[index] == name and slot.instance is None:
                     self._fill(slot, instance, masks)
                     return True
+        # an object that no slot is for is none that lacks a slot
         return not wanted
 
     def _fill(self, slot: _Slot, instance: Instance | None, masks: MaskFrame) -> None:
-        slot.instance, slot.origin_ns = instance, masks.age_origin_ns
-        slot.fitted = fit_mask(instance.mask, self.size, self.fit) if instance is not None else None
+        # an empty slot has a time, too: since then the object is known to be gone
+        slot.instance = instance
+        slot.origin_ns = masks.age_origin_ns
+        slot.fitted = None
+        if instance is not None:
+            slot.fitted = fit_mask(instance.mask, self.size, self.fit)
 
 
 def _check_most(most: Mapping[str, int] | int | None, names: Sequence[str]) -> dict[str, int]:
     """Return the largest number of objects for each name that has one."""
-    limits = {n: most for n in names if n != ANY} if isinstance(most, int) else dict(most or {})
+    if isinstance(most, int):
+        limits = {name: most for name in names if name != ANY}
+    else:
+        limits = dict(most or {})
+    # a limit of a name that no slot has would never apply
     for name, limit in limits.items():
         if name not in names or name == ANY:
             raise PolicyError(f"most: expected limits of names of slots, {', '.join(names)}; found {name!r}")
@@ -400,6 +453,9 @@ def _check_most(most: Mapping[str, int] | int | None, names: Sequence[str]) -> d
 
 
 def _compute_age_s(origin_ns: int | None, now_ns: int) -> float:
-    if origin_ns is None or (age_s := (now_ns - origin_ns) / NANOSECONDS) < -CLOCK_TOLERANCE_S:
+    if origin_ns is None:
+        return MAX_AGE_S
+    age_s = (now_ns - origin_ns) / NANOSECONDS
+    if age_s < -CLOCK_TOLERANCE_S:  # the clocks differ, so the age is not known
         return MAX_AGE_S
     return min(max(age_s, 0.0), MAX_AGE_S)

@@ -197,6 +197,7 @@ export class Prompts {
     const { width, height } = tile.shown;
     const isLarge = result && result.mask.area > MAX_PREVIEW_SHARE * width * height;
     const isShown = result && !isLarge && this.under === tile;
+    tile.element.dataset.preview = isShown ? result.seq : ""; // the frame that the preview is of
     tile.showMask(isShown ? result.mask : null, isFrozen(tile) ? null : OLD_PREVIEW_MS);
   }
 

@@ -1,6 +1,6 @@
-"""Replay many recordings at once on workers that Ray places on machines, and report what each took and cost.
+"""Replays many recordings at once on workers that Ray places on machines, and reports what each took and cost.
 
-A lost worker's task goes to another worker. Ray could restart actors and repeat their tasks by itself, but the lost
+A lost worker's task goes to another worker. Ray could restart actors and repeat their tasks by itself. But the lost
 actor may still be running then, and Ray does not report the loss. Here a lost worker is ended first, and its time is
 counted.
 """
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import ReplayError, require
-from ...types import Closeable
+from ...resources import Closeable
 from ..job import Job
 from ..shards import LIMITS, ShardLimits
 from ..store import Summary
@@ -41,6 +41,25 @@ from .tasks import (
 )
 
 HOUR_S = 3600.0
+LOCAL = "local"
+"""Address of a new Ray on this machine."""
+AUTH_MODE = "RAY_AUTH_MODE"
+"""Variable of the environment that says whether Ray asks for a token."""
+OBJECT_STORE_BYTES = 100 << 20
+"""Size of Ray's shared memory. Only small messages go through Ray."""
+CONNECT_TIMEOUT_S = 5.0
+"""Time that a cluster may take to accept a connection. Ray itself would try for minutes."""
+STOP_TIMEOUT_S = 20.0
+"""Time that workers have to write what they have done."""
+LOCAL_WORKERS = 2
+"""Number of workers without GPUs, where none is given."""
+RETRIES = 5
+"""Number of workers that a task may lose, and of workers in a row that may fail to start."""
+POLL_S = 0.2
+"""Time between two looks at running tasks."""
+
+_log = logging.getLogger(__name__)
+_ADDRESS = re.compile(r"(ray://)?\[?(?P<host>[^/\]]+)\]?:(?P<port>\d{1,5})")
 
 
 class RunProgress(NamedTuple):
@@ -59,48 +78,71 @@ class RunProgress(NamedTuple):
     """Estimated time left, None if it is unknown."""
 
 
+@dataclass(slots=True)
+class _TaskFrames:
+    """Numbers of a task's frames: the first and the last one in this run, and the total if it is known."""
+
+    first: int
+    last: int
+    total: int | None = None
+
+
 class ThroughputMeter:
     """Counts the frames that tasks step in this run, and estimates their rate and the time left."""
 
     def __init__(self, tasks: int) -> None:
         self.tasks = tasks
         """Number of tasks that step frames."""
-        self._counts: dict[object, tuple[int, int, int | None]] = {}
-        """The first and the last number of frames of each task in this run, and its total, if that is known."""
+        self._counts: dict[object, _TaskFrames] = {}
         self._begin_s: float | None = None
 
     @property
     def frames(self) -> int:
         """Frames stepped in this run."""
-        return sum(last - first for first, last, _ in self._counts.values())
+        return sum(task.last - task.first for task in self._counts.values())
 
     @property
     def frames_per_s(self) -> float:
         """Rate of all workers together, since the first frame of this run."""
-        seconds = time.monotonic() - self._begin_s if self._begin_s is not None else 0.0
-        return self.frames / seconds if seconds > 0 else 0.0
+        if self._begin_s is None:
+            return 0.0
+        seconds = time.monotonic() - self._begin_s
+        if seconds <= 0:
+            return 0.0
+        return self.frames / seconds
 
     @property
     def left_s(self) -> float | None:
         """Estimated time left, None before the first estimate. Tasks that have not started count as average ones."""
-        totals = [(last, total) for _, last, total in self._counts.values() if total is not None]
+        remaining = 0
+        totals = []
+        for task in self._counts.values():
+            if task.total is not None:
+                totals.append(task.total)
+                remaining += max(task.total - task.last, 0)
         if not totals or not self.frames_per_s:
             return None
-        remaining = sum(max(total - last, 0) for last, total in totals)
-        mean = sum(total for _, total in totals) / len(totals)
-        return (remaining + max(self.tasks - len(totals), 0) * mean) / self.frames_per_s
+        mean = sum(totals) / len(totals)
+        not_started = max(self.tasks - len(totals), 0)
+        return (remaining + not_started * mean) / self.frames_per_s
 
     def update(self, key: object, what: str, done: int, total: int | None) -> None:
         """Set the progress of a task. Only frames that are stepped count."""
-        if what == "replaying":
-            self._begin_s = self._begin_s or time.monotonic()
-            first, last, before = self._counts.get(key, (done, done, None))
-            self._counts[key] = first, max(done, last), before if total is None else total
+        if what != "replaying":
+            return
+        self._begin_s = self._begin_s or time.monotonic()
+        task = self._counts.setdefault(key, _TaskFrames(done, done))
+        # a task that lost its worker begins again at its last shard
+        task.last = max(done, task.last)
+        if total is not None:
+            task.total = total
 
     def finish(self, key: object, frames: int, resumed_from: int) -> None:
-        """Set the result of a replay: its number of frames; earlier runs had done `resumed_from` of them."""
-        first, last, _ = self._counts.get(key, (resumed_from, frames, None))
-        self._counts[key] = min(first, resumed_from), max(frames, last), max(frames, last)
+        """Set the result of a replay: its number of frames, of which earlier runs had done `resumed_from`."""
+        task = self._counts.setdefault(key, _TaskFrames(resumed_from, frames))
+        task.first = min(task.first, resumed_from)
+        task.last = max(frames, task.last)
+        task.total = task.last
 
 
 @dataclass(slots=True)
@@ -150,51 +192,44 @@ class UsageReport:
 
     def cost(self, worker_s: float) -> float | None:
         """Return the cost of this time of one worker, None if the price is unknown."""
-        return None if self.price_per_hour is None else round(worker_s / HOUR_S * self.price_per_hour, 6)
+        if self.price_per_hour is None:
+            return None
+        return round(worker_s / HOUR_S * self.price_per_hour, 6)
 
     def to_json(self) -> str:
         """Return the report as indented JSON."""
-        bags = [
-            {**asdict(bag), "worker_s": round(bag.worker_s, 1), "cost": self.cost(bag.worker_s)}
-            for bag in self.bags
-        ]
+        bags = []
+        for bag in self.bags:
+            rounded_s = round(bag.worker_s, 1)
+            bags.append({**asdict(bag), "worker_s": rounded_s, "cost": self.cost(bag.worker_s)})
         whole = {**asdict(self), "frames": self.frames, "cost": self.cost(self.held_s), "bags": bags}
         return json.dumps(whole, indent=2) + "\n"
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return the report as rows of a table. The row `waiting` has the time that workers were idle."""
         busy_s = sum(bag.worker_s for bag in self.bags)
-        cost = "" if self.price_per_hour is None else f"{'cost':>9}"
-        return [
-            ("", f"{'frames':>8}", f"{'worker s':>10}", cost, ""),
-            *(self._make_row(bag.bag, bag.frames, bag.worker_s, _describe_state(bag)) for bag in self.bags),
-            self._make_row("waiting", "", max(self.held_s - busy_s, 0.0), ""),
-            self._make_row("all", self.frames, max(self.held_s, busy_s), f"in {self.seconds:.0f} s"),
-        ]
+        cost = ""
+        if self.price_per_hour is not None:
+            cost = f"{'cost':>9}"
+        rows: list[tuple[str, ...]] = [("", f"{'frames':>8}", f"{'worker s':>10}", cost, "")]
+        rows += [self._make_row(bag.bag, bag.frames, bag.worker_s, _describe_state(bag)) for bag in self.bags]
+        rows.append(self._make_row("waiting", "", max(self.held_s - busy_s, 0.0), ""))
+        rows.append(self._make_row("all", self.frames, max(self.held_s, busy_s), f"in {self.seconds:.0f} s"))
+        return rows
 
     def _make_row(self, name: str, frames: int | str, worker_s: float, state: str) -> tuple[str, ...]:
         cost = self.cost(worker_s)
-        return name, f"{frames:>8}", f"{worker_s:>10.1f}", "" if cost is None else f"{cost:>9.4f}", state
+        cost_text = "" if cost is None else f"{cost:>9.4f}"
+        return name, f"{frames:>8}", f"{worker_s:>10.1f}", cost_text, state
 
 
 def _describe_state(bag: BagResult) -> str:
-    losses = f", {bag.losses} workers lost" if bag.losses else ""
-    return f"{bag.state}{losses}{f': {bag.error}' if bag.error else ''}"
-
-
-LOCAL = "local"
-AUTH_MODE = "RAY_AUTH_MODE"
-OBJECT_STORE_BYTES = 100 << 20
-"""Size of Ray's shared memory: only small messages go through Ray."""
-CONNECT_TIMEOUT_S = 5.0
-"""Timeout for the address of a cluster; Ray itself would try for minutes."""
-STOP_TIMEOUT_S = 20.0
-"""Time that workers have to write what they have done."""
-LOCAL_WORKERS = 2
-RETRIES = 5
-POLL_S = 0.2
-_log = logging.getLogger(__name__)
-_ADDRESS = re.compile(r"(ray://)?\[?(?P<host>[^/\]]+)\]?:(?P<port>\d{1,5})")
+    text = bag.state
+    if bag.losses:
+        text += f", {bag.losses} workers lost"
+    if bag.error:
+        text += f": {bag.error}"
+    return text
 
 
 def run_many(
@@ -220,6 +255,7 @@ def run_many(
     the same call continues from there, as it does after a kill. Raises ReplayError if jobs cannot be split like this,
     if there is no cluster or no GPU in it, or if workers do not start; MissingExtraError without Ray.
     """
+    # refuse all before the first one costs time of machines
     for job in jobs:
         split.check(job)
     begin_s = time.monotonic()
@@ -235,15 +271,22 @@ def run_many(
 
 def _choose_resources(ray: Any, address: str, workers: int | None, gpus: float | None) -> tuple[int, float]:
     """Return the number of workers, and the number of GPUs of each."""
+    # a cluster elsewhere is taken to have GPUs, because it may start machines with them on demand
     cluster_gpus = ray.cluster_resources().get("GPU", 0.0)
     if gpus is None:
-        gpus = 1.0 if cluster_gpus or address != LOCAL else 0.0
+        gpus = 0.0
+        if cluster_gpus or address != LOCAL:
+            gpus = 1.0
     if workers is None and gpus and not cluster_gpus:
         raise ReplayError(
             "expected GPUs in the cluster, found none: give the number of --workers if the cluster starts machines on "
             "demand, or give --gpus-per-worker 0"
         )
-    return workers or (max(1, int(cluster_gpus / gpus)) if gpus else LOCAL_WORKERS), gpus
+    if workers:
+        return workers, gpus
+    if gpus:
+        return max(1, int(cluster_gpus / gpus)), gpus
+    return LOCAL_WORKERS, gpus
 
 
 @dataclass(slots=True)
@@ -263,17 +306,20 @@ class _Run:
         self, pool: WorkerPool, progress: Callable[[RunProgress], None], plans: Sequence[JobPlan]
     ) -> None:
         self._bags = [_BagState(plan.steps(), BagResult(plan.job.bags[0], plan.job.out)) for plan in plans]
-        self._pool, self._progress = pool, progress
+        self._pool = pool
+        self._progress = progress
         self._meter = ThroughputMeter(len(plans))
         self._tasks: dict[Future[TaskResult], tuple[_BagState, PoolTask]] = {}
         """The tasks that are queued or running."""
 
     def run_until_done(self, stop: threading.Event) -> list[BagResult]:
         """Run all steps, or until `stop` is set and the workers have written what they have done."""
+        # the first steps of all recordings are queued; each end of a step starts the next one of its recording
         for bag in self._bags:
             self._start_step(bag, None)
         while self._tasks:
             self._add_results(wait(self._tasks, POLL_S, FIRST_COMPLETED).done)
+            # workers end their tasks as stopped, with what they have done
             if stop.is_set():
                 self._pool.stop()
                 self._add_results(wait(self._tasks, STOP_TIMEOUT_S).done)
@@ -283,19 +329,26 @@ class _Run:
     def _start_step(self, bag: _BagState, values: list[Any] | None) -> None:
         """Start the next step. `values` come from the previous step's tasks, None for the first step."""
         try:
-            tasks = next(bag.steps) if values is None else bag.steps.send(values)
+            if values is None:
+                tasks = next(bag.steps)
+            else:
+                tasks = bag.steps.send(values)
         except StopIteration as end:
             self._finish_bag(bag, end.value)
             return
         bag.tasks = list(map(PoolTask, tasks))
-        self._meter.tasks += max(sum(task.kind == "replay" for task in tasks) - 1, 0)
-        self._tasks |= {self._pool.submit(task): (bag, task) for task in bag.tasks}
+        # each recording counts as one task until its segments are known
+        replays = sum(task.kind == "replay" for task in tasks)
+        self._meter.tasks += max(replays - 1, 0)
+        for task in bag.tasks:
+            self._tasks[self._pool.submit(task)] = (bag, task)
 
     def _add_results(self, finished: Iterable[Future[TaskResult]]) -> None:
         """Take the results of tasks, and start the steps after them. Raises ReplayError if workers do not start."""
         for future in finished:
             bag, task = self._tasks.pop(future)
-            task.result = result = future.result()
+            result = future.result()
+            task.result = result
             bag.result.worker_s += task.seconds
             bag.result.losses += task.losses
             if isinstance(result.value, Summary) and not result.was_finished:
@@ -303,6 +356,7 @@ class _Run:
             results = [task.result for task in bag.tasks if task.result is not None]
             if len(results) == len(bag.tasks):
                 self._end_step(bag, results)
+        # no task waits for a worker any more: an idle one would cost for nothing
         if all(future.running() for future in self._tasks):
             self._pool.end_idle_workers()
         self._report_progress()
@@ -314,7 +368,8 @@ class _Run:
             self._start_step(bag, [result.value for result in results])
             return
         bag.is_over = True
-        bag.result.state, bag.result.error = "stopped" if failed[0].stopped else "failed", failed[0].error
+        bag.result.state = "stopped" if failed[0].stopped else "failed"
+        bag.result.error = failed[0].error
 
     def _finish_bag(self, bag: _BagState, summaries: Sequence[Summary]) -> None:
         bag.is_over = True
@@ -326,7 +381,8 @@ class _Run:
         meter = self._meter
         for _, task in self._tasks.values():
             meter.update(task, *task.progress)
-        done, ready = sum(bag.is_over for bag in self._bags), self._pool.ready
+        done = sum(bag.is_over for bag in self._bags)
+        ready = self._pool.ready
         self._progress(
             RunProgress(done, len(self._bags), ready, meter.frames, meter.frames_per_s, meter.left_s)
         )
@@ -344,7 +400,8 @@ def connect_ray(address: str, workers: int) -> Iterator[Any]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")
     if address == LOCAL:
-        if "ray" not in sys.modules:  # an imported Ray keeps the mode that it found
+        # an imported Ray keeps the mode that it found
+        if "ray" not in sys.modules:
             os.environ.setdefault(AUTH_MODE, "token")
     elif not _has_token():
         _log.warning(
@@ -354,6 +411,7 @@ def connect_ray(address: str, workers: int) -> Iterator[Any]:
             AUTH_MODE,
         )
     ray = require("ray", "cloud")
+    # a connection that the caller has opened stays open
     if ray.is_initialized():
         yield ray
         return
@@ -375,8 +433,10 @@ def _has_token() -> bool:
 
 
 def _init_ray(ray: Any, address: str, workers: int) -> None:
+    # the logs of workers would hide the progress
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     try:
+        # a Ray of its own here, without the page that would open a port; or an existing cluster
         if address == LOCAL:
             ray.init(
                 "local",
@@ -404,6 +464,7 @@ def _check_address(address: str) -> None:
 @contextmanager
 def _keep_signal_handlers() -> Iterator[None]:
     """Restore the signal handlers that Ray replaces with its own."""
+    # handlers belong to the main thread, and Ray sets them there alone
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -448,7 +509,9 @@ class WorkerPool(Closeable):
     """
 
     def __init__(self, ray: Any, max_workers: int, gpus: float, retries: int) -> None:
-        self._ray, self._retries = ray, retries
+        self._ray = ray
+        self._retries = retries
+        # Ray restarts and repeats nothing by itself, and answers control calls beside a running task
         remote = ray.remote(
             num_cpus=1, num_gpus=gpus, max_restarts=0, max_task_retries=0, concurrency_groups={"control": 1}
         )
@@ -473,7 +536,8 @@ class WorkerPool(Closeable):
     def stop(self) -> None:
         """Have all workers write what they have done, and end those that still start."""
         self._stopping.set()
-        for worker in [worker for worker in self._workers if worker.ready_s is None]:
+        starting = [worker for worker in self._workers if worker.ready_s is None]
+        for worker in starting:
             self._end_worker(worker)
 
     def end_idle_workers(self) -> None:
@@ -483,6 +547,7 @@ class WorkerPool(Closeable):
 
     def close(self) -> None:
         """End all workers. Idempotent."""
+        # a worker that is killed ends the call that its thread waits for
         self._stopping.set()
         while self._workers:
             self._end_worker(self._workers[0])
@@ -495,10 +560,15 @@ class WorkerPool(Closeable):
             try:
                 result = self._await_result(worker, task)
             except self._ray.exceptions.RayError as error:
+                # end it first: a worker that seems lost may still run, and hold the results
                 self._end_worker(worker)
-                if not self._stopping.is_set() and (failed := self._count_loss(worker, task, error)):
+                if self._stopping.is_set():
+                    continue
+                failed = self._count_loss(worker, task, error)
+                if failed is not None:
                     return failed
                 continue
+            # the worker stays for the next task, with its model loaded
             if self._stopping.is_set() or not result.interrupted:
                 self._idle.append(worker)
                 return result
@@ -515,10 +585,12 @@ class WorkerPool(Closeable):
         return worker
 
     def _await_result(self, worker: _WorkerHandle, task: PoolTask) -> TaskResult:
-        """Run a task once. Asks for its progress meanwhile, and passes a stop on. Raises RayError for a lost worker."""
+        """Run a task once. Ask for its progress meanwhile, and pass a stop on. Raises RayError for a lost worker."""
+        # a worker that answers has started; its time costs from here on
         if worker.ready_s is None:
             self._ray.get(worker.actor.pid.remote())
-            worker.ready_s, self._failed_starts = time.monotonic(), 0
+            worker.ready_s = time.monotonic()
+            self._failed_starts = 0
         begin_s = time.monotonic()
         try:
             call = worker.actor.run.remote(task.task)
@@ -536,6 +608,7 @@ class WorkerPool(Closeable):
 
         Raises ReplayError if too many workers in a row did not start.
         """
+        # a worker that never was ready says nothing about the task
         reason = str(error).strip().splitlines()[-1]
         if worker.ready_s is None:
             self._failed_starts += 1

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 LOCK_TIMEOUT_S = 30.0
 """Time that a worker waits until an abandoned worker releases its results."""
+LOCK_POLL_S = 0.5
+"""Time between two tries meanwhile."""
 
 
 class Split(NamedTuple):
@@ -42,17 +44,20 @@ class Split(NamedTuple):
 
     def check(self, job: Job) -> None:
         """Raise ReplayError if the job cannot be divided like this."""
+        # a segment must have frames of its own
         if self.frames is not None and not 0 <= self.overlap < self.frames:
             raise ReplayError(
                 f"expected an overlap of 0 to {self.frames - 1} frames, less than a segment has, found {self.overlap}"
             )
         if (self.by_camera or self.frames) and job.mode == "as-recorded":
             raise ReplayError("as-recorded replays a recording as a whole: use --every to divide it")
+        # objects must begin in each segment
         if self.frames and (job.objects or job.everything or not job.names):
             raise ReplayError(
                 "segments need names to detect (--prompt), which are detected again in each segment; objects marked on "
                 "a frame, and recorded edits, exist in one segment only"
             )
+        # what is asked for must be known for each camera
         if self.by_camera and not (job.names or job.objects or job.everything):
             raise ReplayError(
                 "recorded edits may apply to all cameras at once: to divide a recording by camera, give names to "
@@ -78,8 +83,8 @@ class ProbeResult(NamedTuple):
 class Task:
     """A task for one worker.
 
-    replay returns a Summary; probe returns a ProbeResult; clear (delete results) returns None; join (stitch `segments`
-    to the job's results) returns a Summary.
+    `replay` returns a Summary, `probe` a ProbeResult. `clear` deletes results, and returns None. `join` stitches
+    `segments` to the job's results, and returns a Summary.
     """
 
     kind: Literal["replay", "probe", "clear", "join"]
@@ -90,8 +95,11 @@ class Task:
 
 
 PlanStep = list[Task]
+"""Tasks that may run at the same time."""
 StepValues = list[Any]
+"""The values of a step's tasks, in their order."""
 PlanSteps = Generator[PlanStep, StepValues, list[Summary]]
+"""A plan: it yields steps, receives their values, and returns the summaries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,26 +112,38 @@ class JobPlan:
     limits: ShardLimits = LIMITS
 
     def steps(self) -> PlanSteps:
-        """Yield the steps, and receive the values of each step's tasks in their order. Returns the summaries.
+        """Yield the steps, and receive the values of each step's tasks in their order. Return the summaries.
 
         A task may run several times in part: it continues where it stopped.
         """
-        jobs = (yield from self._split_by_camera()) if self.split.by_camera else [self.job]
+        jobs = [self.job]
+        if self.split.by_camera:
+            jobs = yield from self._split_by_camera()
         if self.split.frames is None:
             return (yield from self._replay(jobs))
+
+        # cut each job into segments, which needs its number of frames
         sizes = yield [Task("probe", job) for job in jobs]
         divided = [self._cut(job, size) for job, size in zip(jobs, sizes, strict=True)]
-        if self.again:  # joined results are deleted before their segments
+        # joined results are deleted before their segments
+        if self.again:
             yield [Task("clear", job) for job in jobs]
-        yield from self._replay([segment for segments in divided for segment in segments])
-        pairs = zip(jobs, divided, strict=True)
-        return (yield [Task("join", job, tuple(segments), self.split) for job, segments in pairs])
+
+        # replay the segments of all jobs at once, then join those of each job
+        segments = [segment for parts in divided for segment in parts]
+        yield from self._replay(segments)
+        return (
+            yield [
+                Task("join", job, tuple(parts), self.split) for job, parts in zip(jobs, divided, strict=True)
+            ]
+        )
 
     def _split_by_camera(self) -> Generator[PlanStep, StepValues, list[Job]]:
-        size: ProbeResult = (yield [Task("probe", self.job)])[0]
+        (size,) = yield [Task("probe", self.job)]
         jobs = [_select_camera(self.job, camera) for camera in size.cameras]
         prompted = [job for job in jobs if job.names or job.objects or job.everything]
-        return prompted or [self.job]  # which notes the objects that are on no camera
+        # without any, the whole job notes the objects that are on no camera
+        return prompted or [self.job]
 
     def _replay(self, jobs: list[Job]) -> PlanSteps:
         if self.again:
@@ -140,11 +160,13 @@ class JobPlan:
 
 
 def _select_camera(job: Job, camera: str) -> Job:
+    # each camera has results of its own, in a folder below the recording's
     objects = tuple(marked for marked in job.objects if marked.camera == camera)
     return replace(job, topics=(camera,), objects=objects, out=f"{job.out.rstrip('/')}/{camera}")
 
 
 def _select_frames(job: Job, frames: Segment) -> Job:
+    # segments are no results: they lie in the folder of work, and write no outputs
     folder = f"{job.out.rstrip('/')}/{WORK}/segments/{frames.start:09}-{frames.stop:09}"
     return replace(job, start=frames.start, stop=frames.stop, out=folder, outputs=())
 
@@ -171,17 +193,19 @@ class TaskProgress(NamedTuple):
 
 
 NOT_STARTED = TaskProgress()
+"""The progress of a task before it begins."""
 
 
 class Worker:
     """Runs tasks for a driver whose working directory is `folder`, and uses that directory if it exists here.
 
-    Other threads may ask for the progress meanwhile, and stop the worker. After SIGTERM it writes what it has done,
-    and hands the task back. Ray's own handler would let the task run on until the machine is gone.
+    Other threads may ask for the progress meanwhile, and stop the worker. After SIGTERM the worker writes what it has
+    done, and hands the task back. Ray's own handler would let the task run on until the machine is gone.
     """
 
     def __init__(self, folder: str) -> None:
-        if os.path.isdir(folder):  # relative paths of jobs refer to it
+        # relative paths of jobs refer to the driver's folder
+        if os.path.isdir(folder):
             os.chdir(folder)
         self._load = PerceptionCache()
         self._stop = threading.Event()
@@ -207,9 +231,10 @@ class Worker:
         self._stop.set()
 
     def run(self, task: Task) -> TaskResult:
-        """Run a task. Returns errors instead of raising them."""
+        """Run a task. Return errors instead of raising them."""
         self._progress = NOT_STARTED
         try:
+            # a finished recording needs no model
             if task.kind == "replay" and (summary := read_finished_summary(task.job)):
                 return TaskResult(summary, was_finished=True)
             return TaskResult(_retry_while_held(lambda: self._run(task)))
@@ -236,7 +261,8 @@ class Worker:
 
 
 def _retry_while_held(action: Callable[[], Any]) -> Any:
-    """Retry while another process holds the results: an abandoned worker may take a moment to end."""
+    """Carry out an action, again while another process holds the results. An abandoned worker may end late."""
+    # a worker that was ended may hold its lock until its process is gone
     deadline = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         try:
@@ -244,11 +270,11 @@ def _retry_while_held(action: Callable[[], Any]) -> Any:
         except HeldError:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(0.5)
+            time.sleep(LOCK_POLL_S)
 
 
 def probe_recording(job: Job, progress: ProgressCallback, stop: threading.Event) -> ProbeResult:
-    """Return the cameras and the number of frames of a job. Reads the whole recording if its index does not tell."""
+    """Return the cameras and the number of frames of a job. Read the whole recording if its index does not tell."""
     with open_schedule(job) as schedule:
         count = schedule.count_frames()
         if count is None:
@@ -267,10 +293,12 @@ def join_segments(
 
     Raises ReplayError if the job's folder has results of another job or of other segments.
     """
+    # the division belongs to the job's identity: other segments give other masks
     division = {"frames": split.frames, "overlap": split.overlap}
     with job_session(job, progress, stop, segments=division) as session:
         min_score = session.schedule.settings.detector.min_track_score
 
+        # each pass stitches anew, because the masks of a recording do not fit into memory
         def masks() -> Iterator[MaskFrame]:
             parts = (read_results(open_store(segment.out), min_score) for segment in segments)
             return stitch(parts, split.overlap)
@@ -288,10 +316,19 @@ def _summarize(session: JobSession, segments: Sequence[Job], masks: Iterator[Mas
         session.progress("writing summary", count, None)
         if session.stop.is_set():
             raise StoppedError(count)
-    failed, refused = sum(part.failed for part in parts), sum(part.refused for part in parts)
+
+    # masks tell only the frames whose step did not fail; failures in an overlap count twice
+    failed = sum(part.failed for part in parts)
+    refused = sum(part.refused for part in parts)
     frames = sum(totals.frames.values()) + failed
     totals.counts = Counter(frames=frames, failed=failed, refused=refused)
-    notes = dict.fromkeys(note for part in parts for note in part.notes)
+
+    # segments have equal notes, and a name that one of them lacks may be in another
+    notes: dict[str, None] = {}
+    unfound: dict[str, str] = {}
+    for part in parts:
+        notes |= dict.fromkeys(part.notes)
+        unfound |= {name: line for name, line in part.unfound.items() if name not in totals.labels}
     return Summary.from_counts(
         totals,
         session.schedule.job,
@@ -299,7 +336,5 @@ def _summarize(session: JobSession, segments: Sequence[Job], masks: Iterator[Mas
         device=parts[0].device,
         lost=next((part.lost for part in parts if part.lost), None),
         notes=[f"stitched from {len(parts)} segments", *notes],
-        unfound={
-            name: line for part in parts for name, line in part.unfound.items() if name not in totals.labels
-        },
+        unfound=unfound,
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import psutil
 import pytest
 
 from sam3_node.bags import open_bag
@@ -18,8 +19,9 @@ from sam3_node.wire import decode_image
 from tests.support.damaged_recordings import damaged
 from tests.support.hdf5_files import HEIGHT, WIDTH, make_pictures, write_aloha, write_robomimic
 from tests.support.hostility import damage
+from tests.support.node_rig import until
 from tests.support.paths import ROOT
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 from tests.support.repeats import repetitions
 
 
@@ -126,7 +128,7 @@ def test_data_in_other_files_is_not_read(tmp_path: Path) -> None:
         file["observations/images/linked"] = h5py.ExternalLink("other.h5", "/data")
     with open_bag(tmp_path / "a.h5") as bag:
         assert {frame.camera for frame in bag} == {"inside"}
-        assert "found a reference to others" in str(bag.lost)
+        assert mentions(str(bag.lost), "reference")
 
 
 def test_rows_that_were_never_written_are_not_read(tmp_path: Path) -> None:
@@ -149,7 +151,7 @@ def test_large_chunks_are_refused(tmp_path: Path) -> None:
     assert (tmp_path / "a.h5").stat().st_size < 2 << 20
     with open_bag(tmp_path / "a.h5") as bag:
         assert not list(bag)
-        assert "expected chunks of at most 67108864 bytes, found 90000000" in str(bag.lost)
+        assert mentions(str(bag.lost), "67108864", "90000000")
 
 
 DATA = ROOT / "tests" / "data" / "lerobot"
@@ -182,7 +184,8 @@ def test_damaged_hdf5_episodes(layout: str, tmp_path: Path) -> None:
         write_robomimic(path, {0: make_pictures(4), 1: make_pictures(4)})
     else:
         write_aloha(path, {"high": make_pictures(8), "low": make_pictures(8)}, layout == "jpeg", fps=50)
-    data, outcomes = path.read_bytes(), set()
+    data = path.read_bytes()
+    outcomes = set()
     for case in range(CASES):
         path.write_bytes(damage(data, random.Random(case)))
         outcomes.add(read_damaged(path))
@@ -194,12 +197,19 @@ def aloha(tmp_path: Path) -> Path:
     return write_aloha(tmp_path / "a.hdf5", {"high": make_pictures(3)})
 
 
+def new_children(before: set[psutil.Process]) -> list[psutil.Process]:
+    """Return the processes that this one has started since."""
+    return [child for child in psutil.Process().children() if child not in before]
+
+
 def test_a_child_that_ends_is_replaced_for_other_files(aloha: Path, tmp_path: Path) -> None:
     other = write_aloha(tmp_path / "b.hdf5", {"low": make_pictures(3)})
+    before = set(psutil.Process().children())
     with IsolatedCalls("h5py", "hdf5") as calls:
         assert "observations/images/high" in calls.call("list_hdf5", aloha)["datasets"]
-        calls._child.send_signal(signal.SIGSEGV)
-        calls._child.wait()
+        (child,) = new_children(before)
+        child.send_signal(signal.SIGSEGV)
+        until(lambda: child.status() == psutil.STATUS_ZOMBIE, "the child's end")
         with refuses(BagError, field=("a.hdf5", "h5py")):
             calls.call("list_hdf5", aloha)
         assert "observations/images/low" in calls.call("list_hdf5", other)["datasets"]
@@ -208,9 +218,11 @@ def test_a_child_that_ends_is_replaced_for_other_files(aloha: Path, tmp_path: Pa
 
 
 def test_an_interrupt_of_the_terminal_does_not_reach_the_child(aloha: Path) -> None:
+    before = set(psutil.Process().children())
     with IsolatedCalls("h5py", "hdf5") as calls:
         calls.call("list_hdf5", aloha)
-        assert os.getpgid(calls._child.pid) != os.getpgid(0)
+        (child,) = new_children(before)
+        assert os.getpgid(child.pid) != os.getpgid(0)
 
 
 def test_a_closed_one_can_be_used_again(aloha: Path) -> None:

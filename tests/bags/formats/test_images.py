@@ -17,7 +17,7 @@ from sam3_node.wire import decode_depth
 from tests.support.damaged_recordings import write_bop, write_picture, write_tum
 from tests.support.paths import SHARED
 from tests.support.recordings import read_bag
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 
 DATA = SHARED / "data"
 SIZE = (24, 32)
@@ -161,8 +161,8 @@ def test_what_is_no_image_is_passed_over_and_told(tmp_path: Path) -> None:
     period = 10**9 / FPS
     assert [round(item.stamp_ns / period) for item in found["/desk/image"]] == [0, 1, 4, 6]
     assert [round(item.stamp_ns / period) for item in found["/desk/depth"]] == [0, 2, 3, 4, 5, 6]
-    assert "skipped 3 of /desk/image (first error: 2.jpg" in str(lost)
-    assert "skipped 1 of /desk/depth (first error: 1.png" in str(lost)
+    assert mentions(str(lost), "3", "/desk/image", "2.jpg")
+    assert mentions(str(lost), "1", "/desk/depth", "1.png")
 
 
 @pytest.mark.verifies("recording", "DAVIS", "real data", "five sequences of DAVIS")
@@ -184,7 +184,7 @@ def test_depth_of_the_images_size_is_taken_as_aligned_and_told(tmp_path: Path) -
     with open_bag(tmp_path / "desk") as bag:
         assert [frame.depth is not None and frame.depth.aligned for frame in bag] == [True] * 3
         (note,) = bag.notes
-        assert "taken as aligned" in note
+        assert mentions(note, "aligned")
         assert bag.lost is None
 
 
@@ -196,7 +196,7 @@ def test_depth_of_another_size_is_aligned_only_if_that_is_stated(tmp_path: Path,
         cv2.imwrite(str(tmp_path / "desk/color" / path.name), picture(0, (2 * SIZE[0], 2 * SIZE[1])))
     with open_bag(tmp_path / "desk", depth_aligned=stated) as bag:
         assert [frame.depth is not None and frame.depth.aligned for frame in bag] == [stated] * 2
-        assert "32 x 24, the colour images 64 x 48" in bag.notes[0]
+        assert mentions(bag.notes[0], "32 x 24", "64 x 48")
 
 
 def test_depth_that_belongs_to_no_image_is_told(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_depth_that_belongs_to_no_image_is_told(tmp_path: Path) -> None:
     write(tmp_path / "desk/depth", ["x.png", "y.png", "z.png"], depth=True)
     with open_bag(tmp_path / "desk") as bag:
         assert [frame.depth for frame in bag] == [None, None]
-        assert "skipped 3 of the depth images of desk" in str(bag.lost)
+        assert mentions(str(bag.lost), "3", "depth", "desk")
 
 
 @pytest.mark.skipif(not (DATA / "rgbd/kitchen").is_dir(), reason="data not present")
@@ -212,7 +212,7 @@ def test_depth_of_a_real_folder_is_aligned() -> None:
     with open_bag(DATA / "rgbd/kitchen") as bag:
         frames = list(bag)
         assert all(frame.depth is not None and frame.depth.aligned for frame in frames)
-        assert "taken as aligned" in bag.notes[0]
+        assert mentions(bag.notes[0], "aligned")
 
 
 def with_orientation(jpeg: bytes, orientation: int) -> bytes:
@@ -226,14 +226,15 @@ def with_orientation(jpeg: bytes, orientation: int) -> bytes:
 def test_photos_that_ask_for_different_turns_are_warned_about(
     tmp_path: Path, orientations: tuple[int, ...]
 ) -> None:
-    jpeg, is_mixed = cv2.imencode(".jpg", picture(0))[1].tobytes(), len(set(orientations) - {0}) > 1
+    jpeg = cv2.imencode(".jpg", picture(0))[1].tobytes()
+    is_mixed = len(set(orientations) - {0}) > 1
     for index, orientation in enumerate(orientations):
         (tmp_path / f"{index}.jpg").write_bytes(with_orientation(jpeg, orientation))
     with ImagesBag(tmp_path) as bag:
         for _ in range(2):
             sizes = {(item.payload.width, item.payload.height) for item in bag.samples({bag.topics[0].name})}
             assert sizes == {SIZE[::-1]}  # these turns are not made
-        assert [("different EXIF orientations" in note) for note in bag.notes] == [True] * is_mixed
+        assert [(mentions(note, "EXIF")) for note in bag.notes] == [True] * is_mixed
     expected = cv2.imdecode(np.frombuffer(jpeg, np.uint8), cv2.IMREAD_COLOR)
     for image in sample_images(tmp_path, 3):
         assert np.array_equal(image, expected)
@@ -245,8 +246,8 @@ def test_pointers_and_links_to_absent_files_are_told(tmp_path: Path) -> None:
     (tmp_path / "3.png").symlink_to("../.git/annex/objects/00/3.png")
     found, lost = read(tmp_path)
     assert [len(samples) for samples in found.values()] == [2]
-    assert "2 of " in str(lost)
-    assert "run `git lfs pull`" in str(lost)
+    assert mentions(str(lost), "2 of")
+    assert mentions(str(lost), "git lfs pull")
 
 
 SECOND = 10**9
@@ -290,7 +291,8 @@ def test_a_damaged_list_is_refused_by_name(tmp_path: Path, line: str) -> None:
 
 def write_euroc(root: Path) -> Path:
     for camera in range(2):
-        folder, rows = root / "mav0" / f"cam{camera}", ["#timestamp [ns],filename"]
+        folder = root / "mav0" / f"cam{camera}"
+        rows = ["#timestamp [ns],filename"]
         for index in range(3):
             stamp = 1403636579763555584 + index * 50_000_000 + camera * 1000
             write_picture(folder / "data" / f"{stamp}.png")

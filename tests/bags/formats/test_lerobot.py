@@ -21,7 +21,7 @@ from sam3_node.types import NANOSECONDS, JointState
 from sam3_node.wire import decode_depth, decode_image
 from tests.support.paths import ROOT
 from tests.support.recordings import read_bag
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 from tools.lerobot_roundtrip.__main__ import EPISODES, MAX_DEPTH_ERROR_MM, save_frames
 
 DATA = ROOT / "tests" / "data" / "lerobot"
@@ -106,11 +106,11 @@ def test_what_is_absent_is_left_out_and_told(dataset: Path) -> None:
     next(iter(sorted((dataset / "videos").rglob("*.mp4")))).write_bytes(b"no video")
     frames, lost = read_bag(dataset)
     assert {frame.camera for frame in frames} >= {"wrist"}
-    assert "/front/image (first error: " in str(lost)
+    assert mentions(str(lost), "/front/image")
     table.write_bytes(table.read_bytes()[:-5])
     frames, lost = read_bag(dataset, topics=["wrist"])
     assert len(frames) == (11 if "v2.1" in str((dataset / "meta/info.json").read_text()) else 0)
-    assert "skipped 1 of episodes (first error: episode 0:" in str(lost) or not frames
+    assert mentions(str(lost), "1", "episode 0") or not frames
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_depth_in_a_video_is_left_out(dataset: Path) -> None:
     change_info(dataset, features=features)
     frames, lost = read_bag(dataset)
     assert {frame.camera for frame in frames} == {"wrist"}
-    assert "skipped observation.images.front: depth" in str(lost)
+    assert mentions(str(lost), "observation.images.front", "depth")
 
 
 @pytest.mark.parametrize("names", [[*POSE, "ee.gripper_pos"], {"motors": ["ee.gripper_pos", *POSE]}])
@@ -180,7 +180,7 @@ def test_a_compressed_cell_of_much_memory_is_refused(tmp_path: Path) -> None:
     assert path.stat().st_size < 64 << 10
     frames, lost = read_bag(dataset, topics=["wrist"])
     assert [frame.seq for frame in frames] == list(range(4, 15))
-    assert "skipped 1 of episodes (first error: episode 0:" in str(lost)
+    assert mentions(str(lost), "1", "episode 0")
 
 
 def test_endless_rows_without_pictures_end(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_endless_rows_without_pictures_end(tmp_path: Path) -> None:
     (dataset / "meta/episodes.jsonl").write_text("\n".join(lines))
     frames, lost = read_bag(dataset, topics=["wrist"])
     assert len(frames) == sum(count for _, count in EPISODES[1:])
-    assert "expected pictures in its rows, found none before the row 2000" in str(lost)
+    assert mentions(str(lost), "2000")
 
 
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
@@ -217,7 +217,7 @@ def test_absent_videos_cost_only_their_own_frames(dataset: Path, stand_in: str |
     assert [frame.seq for frame in frames if frame.camera == "wrist"] == list(range(15))
     assert lacking == (15 if len(videos) == 1 else STARTS[1])
     assert str(videos[0]) in str(lost)
-    assert stand_in != LFS or "run `git lfs pull`" in str(lost)
+    assert stand_in != LFS or mentions(str(lost), "git lfs pull")
     frames, lost = read_bag(dataset, topics=["front"])
     assert len(frames) == 15 - lacking
     assert str(videos[0]) in str(lost)
@@ -257,7 +257,7 @@ def test_an_absent_table_or_description_is_named(dataset: Path, content: str | N
         except BagError as error:
             text = str(error)
         assert path.name in str(text)
-        assert content is None or "run `git lfs pull`" in str(text)
+        assert content is None or mentions(str(text), "git lfs pull")
         if path == table:
             assert str(table) in str(text)
 
@@ -361,7 +361,7 @@ def test_depth_without_its_metres_is_left_out_and_told(
     add_depth(dataset, {**info, "is_depth_map": True})
     frames, lost = read_bag(dataset)
     assert {(frame.camera, frame.depth) for frame in frames} == {("front", None), ("wrist", None)}
-    assert "skipped observation.images.front_depth: depth in a video" in str(lost)
+    assert mentions(str(lost), "observation.images.front_depth", "video")
     assert expected in str(lost)
 
 
@@ -377,7 +377,7 @@ def test_depth_of_eight_bits_is_told_and_a_false_flag_means_colour(tmp_path: Pat
     change_info(dataset, features=features)
     frames, lost = read_bag(dataset)
     assert {(frame.camera, frame.depth) for frame in frames} == {("wrist", None)}
-    assert "expected depth in a video of 12 bits, found one of yuv420p" in str(lost)
+    assert mentions(str(lost), "12", "yuv420p")
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ from tests.support.mcap_files import (
     write_protobuf,
     write_ros2,
 )
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 
 FORMATS = sorted(WRITERS)
 TOPICS = {COLOUR, DEPTH, INFO}
@@ -236,7 +236,8 @@ class Padded:
 )
 def test_of_a_file_cut_anywhere_every_complete_chunk_is_read(tmp_path: Path, options: dict) -> None:
     path = write_protobuf(tmp_path / "whole.mcap", rgbd(12), **options)
-    data, random = path.read_bytes(), np.random.default_rng(0)
+    data = path.read_bytes()
+    random = np.random.default_rng(0)
     ends = chunk_ends(path)
     for length in sorted(int(at) for at in random.integers(200, len(data), 60)):
         cut = tmp_path / f"cut{length}.mcap"
@@ -255,7 +256,9 @@ def test_of_a_file_cut_anywhere_every_complete_chunk_is_read(tmp_path: Path, opt
 
 def chunk_ends(path: Path) -> list[tuple[int, int]]:
     """Return the end of each chunk, and the number of messages up to it."""
-    data, ends, count = path.read_bytes(), [], 0
+    data = path.read_bytes()
+    ends = []
+    count = 0
     for index in make_reader(io.BytesIO(data)).get_summary().chunk_indexes:
         end = index.chunk_start_offset + index.chunk_length
         record = ReadDataStream(io.BytesIO(data[index.chunk_start_offset + 9 : end]))
@@ -290,7 +293,7 @@ def test_a_changed_byte_ends_the_reading_before_its_chunk(tmp_path: Path) -> Non
     path.write_bytes(data)
     samples, lost = read(path, {COLOUR})
     assert 0 < len(samples) < 12
-    assert "is damaged (crc validation failed in Chunk" in str(lost)
+    assert mentions(str(lost), "crc", "Chunk")
 
 
 def test_an_index_that_is_cut_off_costs_nothing(tmp_path: Path) -> None:
@@ -326,7 +329,7 @@ def test_a_damaged_message_is_passed_over(tmp_path: Path) -> None:
     for write in WRITERS.values():
         samples, lost = read(write(tmp_path / "some.mcap", [good, short, good]))
         assert len(samples) == 2
-        assert "skipped 1 of /cam/image_raw" in str(lost)
+        assert mentions(str(lost), "1", "/cam/image_raw")
 
 
 @pytest.mark.parametrize("encoding", ["json", "protobuf", "cdr", "ros1"])
@@ -341,7 +344,7 @@ def test_bytes_that_are_no_message_are_passed_over(tmp_path: Path, encoding: str
     write_mcap(path, [Moment("/cam/image", "raw", T0)], encoding, encoding, lambda _: (name, schema, data))
     samples, lost = read(path)
     assert not samples
-    assert "skipped 1 of /cam/image" in str(lost)
+    assert mentions(str(lost), "1", "/cam/image")
 
 
 @pytest.mark.parametrize("format_", FORMATS)
@@ -358,7 +361,8 @@ def test_an_image_in_an_unknown_encoding_is_an_error(tmp_path: Path, format_: st
 def test_an_unknown_encoding_of_messages_and_a_damaged_schema_are_errors(
     tmp_path: Path, encoding: str, schema: bytes, field: Any
 ) -> None:
-    path, moment = tmp_path / "odd.mcap", Moment("/cam/image", "raw", T0)
+    path = tmp_path / "odd.mcap"
+    moment = Moment("/cam/image", "raw", T0)
     write_mcap(path, [moment], encoding, encoding, lambda _: ("foxglove.RawImage", schema, b"x"))
     with refuses(BagError, field=field):
         read(path)

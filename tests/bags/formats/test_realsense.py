@@ -143,7 +143,8 @@ def test_images_whose_metadata_is_lost_still_come(tmp_path: Path, recording: Pat
 
 
 def test_a_cut_database_gives_what_lies_before_the_cut(tmp_path: Path, recording: Path) -> None:
-    content, path = recording.read_bytes(), tmp_path / "take.db3"
+    content = recording.read_bytes()
+    path = tmp_path / "take.db3"
     rng = random.Random(4)
     for size in sorted(rng.randrange(30_000, len(content) - 5000) for _ in range(10)):
         path.write_bytes(content[:size])
@@ -191,8 +192,14 @@ def test_other_recordings_are_refused(tmp_path: Path) -> None:
 def test_lenses_project_as_the_sdk_does(model: str) -> None:
     rs = load_rs()
     lens = rs.intrinsics()
-    lens.width, lens.height, lens.fx, lens.fy, lens.ppx, lens.ppy = 1280, 720, 640.0, 641.0, 643.0, 357.0
-    lens.model, lens.coeffs = getattr(rs.distortion, model), [-0.055, 0.066, -0.0003, 0.0008, -0.021]
+    lens.width = 1280
+    lens.height = 720
+    lens.fx = 640.0
+    lens.fy = 641.0
+    lens.ppx = 643.0
+    lens.ppy = 357.0
+    lens.model = getattr(rs.distortion, model)
+    lens.coeffs = [-0.055, 0.066, -0.0003, 0.0008, -0.021]
     name = model.replace("_", " ").title()
     found = make_intrinsics((1280, 720), (640.0, 641.0, 643.0, 357.0), name, lens.coeffs)
     camera = np.array([[found.fx, 0, found.cx], [0, found.fy, found.cy], [0, 0, 1]])

@@ -11,7 +11,7 @@ from sam3_node.bags.formats.video import VideoBag
 from sam3_node.errors import BagError
 from tests.support.paths import ROOT, SHARED
 from tests.support.recordings import write_film
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 
 VIDEOS = SHARED / "data" / "video"
 SIZE = (48, 64)
@@ -38,7 +38,8 @@ def write_by_ffmpeg(path: Path, begins_s: int = 0, interlaced: bool = False) -> 
     with av.open(str(path), "w") as container:
         stream = container.add_stream("mpeg2video", rate=FPS)
         stream.height, stream.width = SIZE
-        stream.pix_fmt, stream.bit_rate = "yuv420p", 2_000_000
+        stream.pix_fmt = "yuv420p"
+        stream.bit_rate = 2_000_000
         if interlaced:
             stream.codec_context.options = {"flags": "+ildct+ilme"}
         for index in range(FRAMES):
@@ -50,7 +51,8 @@ def write_by_ffmpeg(path: Path, begins_s: int = 0, interlaced: bool = False) -> 
 
 
 def read(path: Path) -> tuple[list[int], list[np.ndarray], str | None]:
-    stamps, images = [], []
+    stamps = []
+    images = []
     with VideoBag(path) as bag:
         for item in bag.samples({topic.name for topic in bag.topics}):
             assert item.payload.encoding == "bgr8"
@@ -76,7 +78,8 @@ def check(images: list[np.ndarray]) -> None:
     """Check the middle of each square, because codecs are lossy."""
     assert len(images) == FRAMES
     for index, image in enumerate(images):
-        found, expected = image[12::24, 16::32].astype(int), frame(index)[12::24, 16::32].astype(int)
+        found = image[12::24, 16::32].astype(int)
+        expected = frame(index)[12::24, 16::32].astype(int)
         assert np.abs(found - expected).max() < 25
 
 
@@ -109,7 +112,7 @@ def test_a_cut_video_gives_what_can_be_decoded(tmp_path: Path, suffix: str) -> N
     stamps, images, lost = read(path)
     assert FRAMES // 4 < len(images) < FRAMES
     assert stamps == sorted(stamps)
-    assert "of 1.2 s" in str(lost)
+    assert mentions(str(lost), "1.2")
 
 
 def test_more_pictures_than_a_file_can_hold_are_lost_and_told(
@@ -119,7 +122,7 @@ def test_more_pictures_than_a_file_can_hold_are_lost_and_told(
     monkeypatch.setattr(video, "max_video_pixels", lambda _: 10 * frame(0).shape[0] * frame(0).shape[1])
     _, images, lost = read(path)
     assert len(images) == 10
-    assert "more pictures than a file of its size can hold" in str(lost)
+    assert mentions(str(lost), "pictures")
 
 
 def test_files_without_a_frame_are_refused(tmp_path: Path) -> None:

@@ -19,12 +19,13 @@ from sam3_node.wire import decode_depth, decode_image
 from tests.support.hostile_media import declare
 from tests.support.hostile_recordings import pack_rvl
 from tests.support.mcap_files import T0, WRITERS, Moment
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 from tests.support.ros_recordings import decoded
 
 SIZE = (12, 16)
 IMAGE, COMPRESSED, INFO = (f"sensor_msgs/msg/{name}" for name in ("Image", "CompressedImage", "CameraInfo"))
-COLOUR_TOPIC, DEPTH_TOPIC = "/camera/color/image_raw", "/camera/depth/image_rect_raw"
+COLOUR_TOPIC = "/camera/color/image_raw"
+DEPTH_TOPIC = "/camera/depth/image_rect_raw"
 BGR = np.random.default_rng(3).integers(0, 256, (*SIZE, 3), dtype=np.uint8)
 MILLIMETRES = np.random.default_rng(4).integers(0, 5000, SIZE, dtype=np.uint16)
 
@@ -158,7 +159,8 @@ def test_compressed_depth_passes_through() -> None:
 
 def test_inverse_depth_becomes_millimetres() -> None:
     # depth = a / (value - b), as compressed_depth_image_transport quantises it
-    a, b = 25_600.0, -2500.0
+    a = 25_600.0
+    b = -2500.0
     values = np.random.default_rng(5).integers(1, 60_000, SIZE, dtype=np.uint16)
     values[0, 0] = 0
     data = struct.pack("<iff", 0, a, b) + cv2.imencode(".png", values)[1].tobytes()
@@ -263,7 +265,9 @@ def test_planes_of_yuv_keep_their_colours(encoding: str) -> None:
 def encode_rvl(pixels: np.ndarray) -> bytes:
     """Encode as RvlCodec does, number by number."""
     numbers: list[int] = []
-    values, place, previous = pixels.ravel().astype(int).tolist(), 0, 0
+    values = pixels.ravel().astype(int).tolist()
+    place = 0
+    previous = 0
     while place < len(values):
         for is_zero in (True, False):
             begin = place
@@ -271,7 +275,8 @@ def encode_rvl(pixels: np.ndarray) -> bytes:
                 place += 1
             numbers.append(place - begin)
         for value in values[begin:place]:
-            difference, previous = value - previous, value
+            difference = value - previous
+            previous = value
             numbers.append(difference * 2 if difference >= 0 else -difference * 2 - 1)
     return np.array(pixels.shape[::-1], "<u4").tobytes() + pack_rvl(numbers)
 
@@ -300,7 +305,8 @@ def test_rvl_depth_is_what_was_encoded(pixels: np.ndarray) -> None:
 
 
 def test_damaged_rvl_depth_costs_its_message() -> None:
-    data, random = encode_rvl(depth_images()[0]), np.random.default_rng(1)
+    data = encode_rvl(depth_images()[0])
+    random = np.random.default_rng(1)
     cut = [data[:length] for length in (0, 7, 8, 12, len(data) // 2)]
     sizes = [np.array([side, side], "<u4").tobytes() + data[8:] for side in (0, 8191, 1 << 31)]
     noise = [data[:8] + random.bytes(64) for _ in range(200)]
@@ -352,7 +358,8 @@ def test_projection_region_and_binning_are_read() -> None:
         roi=region,
     )
     found = read_payload(message, INFO, "/c/camera_info")
-    lens, projection = Intrinsics(60.0, 61.0, 7.5, 5.5), Intrinsics(50.0, 51.0, 8.0, 6.0)
+    lens = Intrinsics(60.0, 61.0, 7.5, 5.5)
+    projection = Intrinsics(50.0, 51.0, 8.0, 6.0)
     assert found == CameraInfo(lens, projection, (16, 12), (2, 1), (2, 4, 8, 6))
 
 
@@ -368,20 +375,21 @@ def test_a_projection_that_is_not_set_is_none(p: list[float]) -> None:
 def test_a_projection_that_is_none_leaves_the_raw_lens(p: list[float]) -> None:
     found = read_info(p=p)
     assert isinstance(found.lens, Intrinsics)
-    assert "expected P of 12" in str(found.projection)
+    assert mentions(str(found.projection), "P", "12")
 
 
 def test_an_unknown_lens_leaves_the_projection() -> None:
     p = [50.0, 0.0, 8.0, 0.0, 0.0, 51.0, 6.0, 0.0, 0.0, 0.0, 1.0, 0.0]
     found = read_info(p=p, distortion_model="ds", d=[0.1] * 6)
     assert isinstance(found.projection, Intrinsics)
-    assert "expected a distortion model" in str(found.lens)
+    assert mentions(str(found.lens), "distortion")
 
 
 @pytest.mark.parametrize("values", [np.full(SIZE, 1000.0), MILLIMETRES.astype(np.float64) + 150])
 def test_floats_that_cannot_be_metres_are_millimetres(values: np.ndarray) -> None:
     pixels = values.astype(np.float32)
-    pixels[0, 0], pixels[0, 1] = np.nan, 0
+    pixels[0, 0] = np.nan
+    pixels[0, 1] = 0
     payload = read_payload(image(pixels, "32FC1"), IMAGE, DEPTH_TOPIC)
     assert isinstance(payload, MillimetreDepth)
     expected = np.rint(np.nan_to_num(pixels)).astype(np.uint16)
@@ -428,7 +436,8 @@ def check(frame: Frame, data: bytes) -> None:
 )
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_folder_of_images_is_what_opencv_decodes(tmp_path: Path, name: str) -> None:
-    data, folder = encode(name), tmp_path / "desk"
+    data = encode(name)
+    folder = tmp_path / "desk"
     (folder / "depth").mkdir(parents=True)
     for index in range(2):
         (folder / f"{index}.{name.split()[0]}").write_bytes(data)
@@ -445,10 +454,8 @@ def test_a_folder_of_images_is_what_opencv_decodes(tmp_path: Path, name: str) ->
 @pytest.mark.parametrize("format_", WRITERS)
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_compressed_message_is_what_opencv_decodes(tmp_path: Path, name: str, format_: str) -> None:
-    good, (colour, depth) = (
-        encode(name),
-        (f"/camera/{kind}/image_raw/compressed" for kind in ("color", "depth")),
-    )
+    good = encode(name)
+    (colour, depth) = (f"/camera/{kind}/image_raw/compressed" for kind in ("color", "depth"))
     moments = [
         Moment(depth, "compressed", T0, encode("tiff", STILL_DEPTH), "16UC1; tiff compressed"),
         Moment(colour, "compressed", T0, good, name.split()[0]),

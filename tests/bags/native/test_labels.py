@@ -18,13 +18,14 @@ from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import decode_depth, decode_image, pack_masks
 from tests.support.mcap_files import T0, Moment, write_mcap
 from tests.support.recordings import SIZE, frame_at, make_pose, make_truth, write_recording
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 from tests.support.wire_examples import plain
 
 LARGE = 60_000
 
 FRAMES = ["d3e7dea781b2aa4c", "2ce53ac33156f746", "362108418c86128c"]
-TRUTH, POSES = "6ea48a19bfdd8c7b", "532b8aed1322a6e0"
+TRUTH = "6ea48a19bfdd8c7b"
+POSES = "532b8aed1322a6e0"
 
 
 def large_frame(seq: int) -> Frame:
@@ -41,7 +42,9 @@ def hash_frame(frame: Frame) -> str:
 
 def test_the_bundled_clip_keeps_its_content() -> None:
     reader = RecordingReader([TABLETOP])
-    frames, truth, poses = list(reader.frames()), list(reader.truth()), list(reader.poses())
+    frames = list(reader.frames())
+    truth = list(reader.truth())
+    poses = list(reader.poses())
     assert [len(frames), len(truth), len(poses)] == [225, 225, 225]
     assert [hash_frame(frames[seq]) for seq in (0, 100, 224)] == FRAMES
     masks = b"".join(item.mask.full().tobytes() for seq in (0, 100, 224) for item in truth[seq].instances)
@@ -90,7 +93,7 @@ def test_a_truncated_file_gives_what_is_whole_then_says_so(tmp_path: Path) -> No
     seqs = [frame.seq for frame in reader.frames()]
     assert seqs == list(range(len(seqs)))
     assert len(seqs) > 60 * 2 // 3 - (1 << 20) // LARGE - 2  # at most the chunk that was cut is lost
-    assert "table.mcap is cut off" in str(reader.lost)
+    assert mentions(str(reader.lost), "table.mcap")
 
 
 def test_a_byte_changed_in_the_pixels_is_damage(tmp_path: Path) -> None:
@@ -100,7 +103,7 @@ def test_a_byte_changed_in_the_pixels_is_damage(tmp_path: Path) -> None:
     path.write_bytes(data)
     reader = RecordingReader([path])
     assert not list(reader.frames())
-    assert "crc validation failed" in str(reader.lost)
+    assert mentions(str(reader.lost), "crc")
 
 
 def test_an_existing_file_is_overwritten_only_on_request(tmp_path: Path) -> None:
@@ -119,7 +122,7 @@ def test_poses_that_are_malformed_are_passed_over(tmp_path: Path, matrix: object
         writer._add("pose/table", body, 0, 0, 0)
     reader = RecordingReader([writer.path])
     assert not list(reader.poses())
-    assert "pose/table: skipped malformed messages" in str(reader.lost)
+    assert mentions(str(reader.lost), "pose/table")
 
 
 def test_a_frame_that_contradicts_itself_is_not_written(tmp_path: Path) -> None:
@@ -162,7 +165,7 @@ def test_messages_that_are_no_frames_are_passed_over(tmp_path: Path, body: bytes
         writer.write_frame(frame_at(1), 1)
     reader = RecordingReader([tmp_path / "bad.mcap"])
     assert [frame.seq for frame in reader.frames()] == [1]
-    assert "/table/header: skipped malformed messages" in str(reader.lost)
+    assert mentions(str(reader.lost), "/table/header")
 
 
 @pytest.mark.parametrize("topics", [["masks/wrist-1"], ["/cam/other"], []])

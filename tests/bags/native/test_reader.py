@@ -257,7 +257,9 @@ def test_damage_in_the_middle_ends_the_reading(whole: Path, tmp_path: Path) -> N
 
 
 def test_random_damage_never_raises(whole: Path, tmp_path: Path) -> None:
-    content, rng, path = whole.read_bytes()[:200_000], np.random.default_rng(7), tmp_path / "damaged.mcap"
+    content = whole.read_bytes()[:200_000]
+    rng = np.random.default_rng(7)
+    path = tmp_path / "damaged.mcap"
     for _ in range(60):
         damaged = bytearray(content)
         for position in rng.integers(120, len(damaged), 3):

@@ -26,7 +26,8 @@ class Reach(gymnasium.Env):  # type: ignore[misc]
 
     def __init__(self, keyed: bool = False) -> None:
         space = Box(-1, 1, (2,), np.float32)
-        self.action_space, self.observation_space = space, Dict({"arm": space}) if keyed else space
+        self.action_space = space
+        self.observation_space = Dict({"arm": space}) if keyed else space
         self._keyed = keyed
         self._arm = np.zeros(2, np.float32)
 

@@ -115,7 +115,8 @@ def test_gymnasium(rig: Rig) -> None:
     class Arm(gymnasium.Env):  # type: ignore[misc]
         """An environment whose steps are the robot's: to hold still without an action, else to move."""
 
-        observation_space = action_space = gymnasium.spaces.Box(-1, 1, (7,), np.float32)
+        observation_space = gymnasium.spaces.Box(-1, 1, (7,), np.float32)
+        action_space = observation_space
 
         def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
             return np.zeros(7, np.float32), {}

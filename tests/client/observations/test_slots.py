@@ -16,7 +16,7 @@ from sam3_node.errors import NodeRestarted, PolicyError, WireError
 from sam3_node.transport import MaskPublisher
 from sam3_node.types import NANOSECONDS, Mask, MaskFrame, Shed
 from tests.support.observations import T0, Client, make_frame, make_instance
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 
 SIZE = (48, 64)
 
@@ -90,7 +90,7 @@ def test_masks_from_the_future_are_stale() -> None:
     slots = ObjectSlots(["mug"], SIZE)
     ahead = slots.observe(make_frame(make_instance(1, "mug")), seconds(-1))
     assert ahead.ages_s.tolist() == [MAX_AGE_S]
-    assert "clock that differs" in (ahead.refusal() or "")
+    assert mentions(ahead.refusal() or "", "clock")
     assert slots.observe(now_ns=seconds(-0.05)).ages_s.tolist() == [0]
 
 
@@ -251,7 +251,8 @@ def test_masks_with_damaged_pixels_leave_the_slots_as_they_were() -> None:
         def crop(self) -> Any:  # type: ignore[override]
             raise WireError("masks: instance 0: mask: expected whole data")
 
-    good, other = make_instance(1, "mug"), make_instance(2, "cup")
+    good = make_instance(1, "mug")
+    other = make_instance(2, "cup")
     damaged = object.__new__(Damaged)
     object.__setattr__(damaged, "size", good.mask.size)
     later = seconds(3.0)
@@ -291,7 +292,8 @@ SIZES = [((481, 643), (224, 224)), ((96, 128), (96, 128)), ((37, 53), (64, 200))
 def random_mask(size: tuple[int, int], seed: int = 0) -> Mask:
     rng = np.random.default_rng(seed)
     full = np.zeros(size, np.bool_)
-    top, left = size[0] // 4, size[1] // 3
+    top = size[0] // 4
+    left = size[1] // 3
     full[top:-3, left:-5] = rng.random((size[0] - top - 3, size[1] - left - 5)) < 0.5
     return Mask.from_full(full)
 

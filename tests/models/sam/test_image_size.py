@@ -11,7 +11,7 @@ from sam3_node.errors import ModelError
 from sam3_node.models import load_tracker
 from sam3_node.models.checkpoints import set_image_size, size_step, suggest_sizes
 from sam3_node.models.sam.edgetam import EdgeTamConfig
-from sam3_node.perception.perception import load_model
+from sam3_node.perception.loading import load_model
 from sam3_node.settings import ModelSettings, TrackerSettings
 from sam3_node.tracking import ObjectPrompt, Tracker
 from tests.support import tiny

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from sam3_node.cli.main import main
-from sam3_node.detection.detectors import load_detector
+from sam3_node.detection.loading import load_detector
 from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.errors import ModelError
 from sam3_node.models.yolo.convert import convert_checkpoint, read_checkpoint

@@ -28,7 +28,7 @@ from sam3_node.settings import Settings
 from sam3_node.types import MaskFrame
 from sam3_node.wire import pack_masks
 from tests.support.live import BOX, chosen, moving_frame
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 from tests.support.threads import in_thread
 
 pytestmark = pytest.mark.timeout(1200)
@@ -61,7 +61,8 @@ def bags(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def expected(bags: list[Path], settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder with the results of plain replays."""
-    out, load = tmp_path_factory.mktemp("expected"), PerceptionCache()
+    out = tmp_path_factory.mktemp("expected")
+    load = PerceptionCache()
     for job in job_of(bags, out, settings).split_by_recording():
         run_job(job, load)
     return out
@@ -163,7 +164,7 @@ def test_an_interrupted_worker_hands_its_task_on(
     interrupt = SignalOneWorker(signal.SIGTERM)
     report = run(job_of(bags[:2], out, settings), workers=1, retries=0, progress=interrupt)
     assert interrupt.sent
-    assert "its worker was interrupted, another one continues" in caplog.text
+    assert mentions(caplog.text, "interrupted")
     assert report.is_complete
     assert [bag.losses for bag in report.bags] == [0, 0]
     for name in "ab":
@@ -174,19 +175,20 @@ def test_an_interrupted_worker_hands_its_task_on(
 def test_lost_and_stopped_jobs_continue(
     bags: list[Path], settings: Settings, expected: Path, tmp_path: Path
 ) -> None:
-    out, stop = tmp_path / "out", threading.Event()
+    out = tmp_path / "out"
+    stop = threading.Event()
     job = job_of(bags[:2], out, settings)
     kill = SignalOneWorker(signal.SIGKILL)
     lost = run(job, retries=0, progress=kill)
     assert kill.sent
     assert [bag.state for bag in lost.bags].count("failed") == 1
-    assert "lost 1 workers" in "".join(bag.error or "" for bag in lost.bags)
+    assert mentions("".join(bag.error or "" for bag in lost.bags), "1", "workers")
 
     job = job_of(bags, out, settings)
     stopped = run(job, progress=lambda found: stop.set() if found.frames > 5 else None, stop=stop)
     assert stopped.is_stopped
     assert not stopped.is_complete
-    assert any("they are saved" in (bag.error or "") for bag in stopped.bags)
+    assert any(mentions(bag.error or "", "saved") for bag in stopped.bags)
 
     seen: list[RunProgress] = []
     bill = run(job, progress=seen.append)
@@ -223,14 +225,15 @@ def test_the_command_reports_the_cost_of_each_recording(
 ) -> None:
     fields = [(section, *item) for section, values in chosen(settings).items() for item in values.items()]
     options = [f"--{section}.{name}={value}" for section, name, value in fields]
-    out, objects = tmp_path / "out", tmp_path / "objects.json"
+    out = tmp_path / "out"
+    objects = tmp_path / "objects.json"
     shown = tuple(ObjectOnFrame(camera=camera, box=tuple(BOX)) for camera in ("left", "right"))  # type: ignore[arg-type]
     objects.write_text(json.dumps([{"camera": one.camera, "box": one.box} for one in shown]))
     command = ["replay", str(bags[0]), str(tmp_path / "none.mcap"), "-o", str(out), *options]
     command += ["--objects", str(objects), "--by-camera"]
     assert cli.main(command) == 2
     assert cli.main([*command, "--ray", "local", "--price-per-hour", "1"]) == 1
-    assert "failed: expected a recording, found no file at" in capsys.readouterr().out
+    assert mentions(capsys.readouterr().out, "failed", "recording")
     bill = json.loads((out / "bill.json").read_text())
     assert [bag["state"] for bag in bill["bags"]] == ["done", "failed"]
     assert bill["frames"] == FRAMES

@@ -6,7 +6,8 @@
 
 A set is a folder of clips in DAVIS' layout: rendered ones that the fit has not seen (`python -m tools.scenes --split
 val --clips 14 --frames 80 --seed 931 --scenario free=3,occlusion=3,leave=2,lookalike=3 -o out/scenes/doubt`), or real
-video with pseudo-masks (`tools.doubt.pseudo`), moved and bent (`python -m tools.doubt.moved FOLDER -o out/moved`).
+video with pseudo-masks (`training.doubt.pseudo`), moved and bent (`python -m training.doubt.moved FOLDER -o
+out/moved`).
 Each object is prompted by its mask on its first frame. A mask is wrong if its IoU with the truth is below 0.5. Frames
 on which no mask is published do not count. The tracks are recorded once; remove the folder of records to track again.
 Names are measured on clips of similar things that the fit has not seen (`python -m tools.scenes --split test --scenario

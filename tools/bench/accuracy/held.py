@@ -15,10 +15,11 @@ import numpy as np
 
 from sam3_node.calibration import Calibration
 from sam3_node.geometry import Array, invert, pose_of, rigid, rotation_from_vector, transform_points
-from sam3_node.perception.spatial import SpatialStage
+from sam3_node.perception.robot import RobotPixels
 from sam3_node.settings import SpatialSettings
-from sam3_node.types import NANOSECONDS, Frame, Instance, Intrinsics, Mask, Plane
+from sam3_node.types import NANOSECONDS, Frame, Instance, Intrinsics, JointState, Mask, Plane
 from sam3_node.wire import GRASPED, encode_depth
+from tests.support.measuring import Measuring
 from tools.bench.accuracy.robot import Scene
 from tools.bench.accuracy.spatial import add_noise, compute_truth
 from tools.bench.common import Figures, make_parser
@@ -150,7 +151,7 @@ def run_clip(random: Rng, passes: bool, found: dict[str, list[float]]) -> None:
     hand_eye = {"kind": "eye_to_hand", "translation_m": mount.position_m}
     hand_eye["rotation_quaternion_xyzw"] = mount.quaternion_xyzw
     calibration = Calibration(intrinsics=PINHOLE, hand_eye=hand_eye)
-    stages = [SpatialStage(SpatialSettings(table=on), calibration) for on in (False, True)]
+    stages = [Measuring(SpatialSettings(table=on), calibration) for on in (False, True)]
     for seq, now_s in enumerate(TIMES):
         for index, pose in enumerate(clip.poses):
             scene.data.mocap_pos[index] = pose[seq, :3, 3]
@@ -161,12 +162,14 @@ def run_clip(random: Rng, passes: bool, found: dict[str, list[float]]) -> None:
         frame = Frame("cam0", seq, stamp_ns, *SIZE[::-1], "bgr8", b"", depth=packed)
         gripper = pose_of(base @ clip.poses[-1][seq], "gripper", "base", stamp_ns, "system")
         instances, spent = [see(index, geoms == FIRST + index, random) for index in range(TRACKED)], []
+        robot = RobotPixels(JointState("robot", stamp_ns, {}), geoms >= FIRST + THINGS, np.eye(4))
         for stage, given in zip(stages, (None, gripper), strict=True):
             begin = time.process_time()
-            measured, place = stage.measure(frame, instances, given, geoms >= FIRST + THINGS)
+            step = stage.measure(frame, instances, given, robot=robot)
             spent.append(1000 * (time.process_time() - begin))
         found["table and held, 3 objects: time of one core ms"].append(spent[1] - spent[0])
-        grasped += [index for event, index in stages[1].held.changes if event == GRASPED]
+        grasped += [event.id for event in step.events if event.op == GRASPED]
+        measured = step.instances
         held.append([item.held for item in measured])
         body, target, inside = base @ clip.poses[0][seq], measured[0], geoms == FIRST
         if target.area and inside.any():
@@ -174,7 +177,7 @@ def run_clip(random: Rng, passes: bool, found: dict[str, list[float]]) -> None:
         elif target.held and not target.area and target.position_m is not None:
             error_m = np.linalg.norm(transform_points(body, seen_m) - target.position_m)
             found["position of a held object while it is hidden mm"].append(1000 * float(error_m))
-        judge_table(base, place.table, measured[2].heights_m, clip.poses[2][0, 2, 3], found)
+        judge_table(base, step.table, measured[2].heights_m, clip.poses[2][0, 2, 3], found)
     scene.renderer.close()
     count_held(np.array(held), passes, found)
     found["passing" if passes else "strange"].append(len(grasped) - (not passes) * grasped.count(0))

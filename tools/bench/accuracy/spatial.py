@@ -24,14 +24,15 @@ from sam3_node.calibration import Calibration
 from sam3_node.cameras.camera_source import CapturedImage
 from sam3_node.cameras.publish import frame_from
 from sam3_node.geometry import Array, quaternion_from_rotation
-from sam3_node.perception.perception import load_model
-from sam3_node.perception.pipeline import Pipeline
-from sam3_node.perception.spatial import SpatialStage
+from sam3_node.perception.loading import load_model
+from sam3_node.perception.pipeline import Pipeline, Surroundings
+from sam3_node.perception.step import StepFrame
 from sam3_node.perception.surfaces import DepthMap, Float, RayMap, measure_surfaces
-from sam3_node.settings import CameraSettings, EngineSettings, ModelSettings, SpatialSettings, TrackerSettings
+from sam3_node.settings import CameraSettings, EngineSettings, ModelSettings, TrackerSettings
 from sam3_node.types import NANOSECONDS, Frame, FramePose, Instance, Intrinsics, Mask, RobotState
 from sam3_node.wire import decode_depth, encode_depth
 from sam3_node.wire.frame_prompt import FramePrompt
+from tests.support.measuring import Measuring
 from tools.bench.common import SHARED, Figures, make_parser, time_cpu
 from tools.scenes.clips import Clip
 
@@ -132,8 +133,7 @@ def make_frame(
 
 def make_pipeline(calibration: Calibration | None = None) -> Pipeline:
     model = load_model(ModelSettings(device="cpu"), TrackerSettings(), EngineSettings())
-    spatial = SpatialStage(SpatialSettings(), calibration)
-    return Pipeline(model, TrackerSettings(), "cam0", spatial=spatial)
+    return Pipeline(model, TrackerSettings(), "cam0", surroundings=Surroundings(calibration=calibration))
 
 
 def measure_rendered(figures: Figures, count: int) -> None:
@@ -183,16 +183,12 @@ def measure_clip(clip: Clip, random: np.random.Generator) -> list[tuple[str, flo
             if truth is None or truth[2] > MAX_DISTANCE_M:
                 continue
             exact_mask = Instance(object_id, "", 1.0, "tracked", 0, 0, Mask.from_full(inside))
-            own = SpatialStage(SpatialSettings(), None).measure(frame, [exact_mask], None)[0][0]
+            (own,) = Measuring().measure(frame, [exact_mask], None).instances
             pairs = (("true masks", own), ("the tracker's masks", tracked.get(object_id)))
             for kind, item in pairs:
                 if item is not None and item.position_m is not None:
                     found.append((kind, float(np.linalg.norm(truth - item.position_m))))
     return found
-
-
-def _find(robot: RobotState, _: object) -> RobotState:
-    return robot
 
 
 def measure_kitchen(figures: Figures, folder: Path) -> None:
@@ -218,7 +214,7 @@ def measure_kitchen(figures: Figures, folder: Path) -> None:
         x, y, z, w = quaternion_from_rotation(pose[:3, :3]).tolist()
         gripper = FramePose("gripper", "base", seq, tuple(pose[:3, 3].tolist()), (x, y, z, w))
         frame = make_frame(image, depth, calibration.intrinsics_for(SIZE), seq, 30.0)
-        masks = pipeline.step(frame, find_robot=partial(_find, RobotState(gripper)))
+        masks = pipeline.step(StepFrame(frame, robot_state=RobotState(gripper)))
         if seq == 0:
             prompts = {name: FramePrompt(box=list(box)) for name, box in KITCHEN_BOXES.items()}
             added = {pipeline.add(prompt, seq=0).id: name for name, prompt in prompts.items()}
@@ -263,7 +259,7 @@ def measure_time(figures: Figures) -> None:
     cv2.setNumThreads(1)
     for encoding in ("z16", "z16+zstd"):
         spent: dict[str, list[float]] = {"without": [], "with": [], "decoding": []}
-        stage, depth = SpatialStage(SpatialSettings(), None), encode_depth(noisy, encoding, 0.001, True)
+        stage, depth = Measuring(), encode_depth(noisy, encoding, 0.001, True)
         for seq in range(TIMED_RUNS):
             frame = make_frame(image, noisy, CAMERA, seq, 30.0)
             for name, given in (("without", None), ("with", depth)):

@@ -31,13 +31,14 @@ from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.cameras.publish import frame_from
 from sam3_node.cameras.sources import open_camera
 from sam3_node.models import TrackerModel
-from sam3_node.perception.perception import load_model
+from sam3_node.perception.loading import load_model
 from sam3_node.perception.pipeline import Pipeline
-from sam3_node.perception.spatial import SpatialStage
-from sam3_node.settings import CameraSettings, ModelSettings, SpatialSettings, TrackerSettings
+from sam3_node.resources import Closeable
+from sam3_node.settings import CameraSettings, ModelSettings, TrackerSettings
 from sam3_node.transport import FramePublisher
-from sam3_node.types import Closeable, Frame, Instance, Mask, MaskFrame
+from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.wire.frame_prompt import FramePrompt
+from tests.support.measuring import Measuring
 from tools.bench.common import SHARED, Figures, make_parser, objects_text
 from tools.bench.processes import Processes, next_masks
 from tools.command import errors_in_one_line
@@ -86,7 +87,7 @@ class Scores:
         captures = [frame.capture_ns for frame in frames]
         ends = [*captures[1:], 2 * captures[-1] - captures[-2]]
         scores: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
-        stage = SpatialStage(SpatialSettings(), None)
+        stage = Measuring()
         for index, true in islice(enumerate(truth), 1, None):
             now_ns = captures[index]
             newest = find_newest(arrivals, now_ns)
@@ -117,7 +118,7 @@ def find_newest(arrivals: Sequence[Arrival], now_ns: int) -> MaskFrame:
 
 
 def measure_truth(
-    stage: SpatialStage, frame: Frame, true: TrueFrame, masks: MaskFrame
+    stage: Measuring, frame: Frame, true: TrueFrame, masks: MaskFrame
 ) -> Mapping[int, np.ndarray]:
     """Return the position [3] of each object under its true mask, in metres; none without depth."""
     if frame.depth is None:
@@ -126,7 +127,7 @@ def measure_truth(
         replace(item, mask=Mask.from_full(true.truth(item.id)), state="tracked", position_m=None)
         for item in masks.instances
     ]
-    measured = stage.measure(frame, exact, None)[0]
+    measured = stage.measure(frame, exact, None).instances
     return {item.id: np.array(item.position_m) for item in measured if item.position_m is not None}
 
 
@@ -209,7 +210,7 @@ def track_offline(
     model: TrackerModel, frames: Sequence[Frame], prompts: Mapping[int, Mask]
 ) -> list[MaskFrame]:
     """Step through every frame, as a replay does, with the prompts on the first; return their masks."""
-    pipeline = Pipeline(model, TrackerSettings(), CAMERA, spatial=SpatialStage(SpatialSettings(), None))
+    pipeline = Pipeline(model, TrackerSettings(), CAMERA)
     found = [pipeline.step(frames[0])]
     ids = {pipeline.add(FramePrompt(mask=mask), seq=frames[0].seq).id: key for key, mask in prompts.items()}
     found += [pipeline.step(frame) for frame in frames[1:]]

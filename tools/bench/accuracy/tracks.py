@@ -25,7 +25,7 @@ from sam3_node.cameras.publish import frame_from
 from sam3_node.detection.detectors import Detector, prepare_prompts
 from sam3_node.errors import CameraError
 from sam3_node.models import TrackerModel
-from sam3_node.perception.perception import load_configured_detector, load_model
+from sam3_node.perception.loading import load_configured_detector, load_model
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.settings import DetectorSettings, ModelSettings, TrackerSettings
 from sam3_node.types import NANOSECONDS, MaskFrame

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from sam3_node.models import TrackerModel
-from sam3_node.perception.perception import load_model
+from sam3_node.perception.loading import load_model
 from sam3_node.settings import ModelSettings, TrackerSettings
 from tools.bench.common import STDOUT, Figures, make_parser
 from tools.command import errors_in_one_line

@@ -18,7 +18,7 @@ from sam3_node.cameras.publish import frame_from
 from sam3_node.cameras.scene import Scene
 from sam3_node.detection.detectors import prepare_prompts
 from sam3_node.errors import ModelError
-from sam3_node.perception.perception import load_configured_detector, load_model
+from sam3_node.perception.loading import load_configured_detector, load_model
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.settings import CameraSettings, DetectorSettings, ModelSettings, TrackerSettings
 from sam3_node.types import Frame, Mask

@@ -31,7 +31,7 @@ def start(args: argparse.Namespace) -> str:
     import torch
 
     from sam3_node.engines.build import build_engines
-    from sam3_node.perception.perception import load_model, warm_up
+    from sam3_node.perception.loading import load_model, warm_up
     from sam3_node.settings import Settings
 
     kind = "inductor" if args.how in (BUILD_PACKAGES, PACKAGES) else "torch"

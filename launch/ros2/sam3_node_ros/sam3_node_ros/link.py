@@ -31,8 +31,9 @@ from sam3_node.errors import (
     UnknownFrameError,
     UnknownObjectError,
 )
+from sam3_node.resources import Closeable
 from sam3_node.transport import FramePublisher, PosePublisher
-from sam3_node.types import Clock, Closeable, Depth, FrameKey, Instance, JointState, MaskFrame
+from sam3_node.types import Clock, Depth, FrameKey, Instance, JointState, MaskFrame
 from sam3_node.wire import frame_topic, joints_topic
 from sam3_node.wire.images import MAX_FRAME_PIXELS
 

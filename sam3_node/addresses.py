@@ -1,0 +1,50 @@
+"""Addresses of sockets: host and port, and whether only this machine reaches them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+MAX_PORT = 65535
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if only this machine reaches a socket on `host`, an address without brackets or a name."""
+    import ipaddress  # here, because it slows the start of a client
+
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    # an IPv4 address in IPv6 form is that of IPv4
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+class Address(NamedTuple):
+    """Host and port to listen on."""
+
+    host: str
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        """True if only this machine can connect."""
+        return is_loopback(self.host)
+
+    def make_url(self, scheme: str, port: int) -> str:
+        """Return the URL of the port that was bound."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{scheme}://{host}:{port}"
+
+
+def split_address(text: str) -> Address | None:
+    """Return the parts of HOST:PORT or [IPV6]:PORT, None for anything else."""
+    host, _, port = text.rpartition(":")
+    host = host.strip("[]")
+    return Address(host, int(port)) if host and port.isdecimal() and int(port) <= MAX_PORT else None
+
+
+def split_host(endpoint: str) -> str:
+    """Return the host of a tcp endpoint, without the brackets of IPv6 and without a source address; else ""."""
+    scheme, _, address = endpoint.partition("://")
+    host = address.rpartition(";")[2].rpartition(":")[0].removeprefix("[").removesuffix("]")
+    return host if scheme == "tcp" else ""

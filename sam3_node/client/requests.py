@@ -1,0 +1,417 @@
+"""The requests of a client, one method each, and the same awaited.
+
+A new operation that users call has its method in ClientRequests, and a line in AwaitedRequests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
+from ..errors import NodeRestarted
+from ..transport import ControlClient, MaskSubscriber, ask_server
+from ..transport.sockets import SocketOwner
+from ..types import Priority
+from ..wire import Fields
+from ..wire import operations as ops
+from . import values
+from .mask_reader import Deadline, KnownEpochs
+
+GRASPGEN_ENDPOINT = "tcp://127.0.0.1:5556"
+GRASP_POINTS = 2000
+"""Points of an object's surface that a GraspGen server gets."""
+POINTS_FRAME_MS = 1000
+"""Longest time to wait for the masks of the frame that points are of."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+OfObject = ops.RefineObject | ops.RemoveObject | ops.RenameObject | ops.ReadPoints
+"""Requests that name an object's id"""
+WithEpoch = OfObject | ops.AddObject | ops.PinFrame
+"""Requests that the node refuses if ids have begun again"""
+
+
+class ClientRequests(SocketOwner):
+    """Requests to one node. Base of PerceptionClient, which has the connections and knows the epochs."""
+
+    _control: ControlClient
+    _epochs: KnownEpochs
+    _masks: MaskSubscriber
+    _on_restart: Callable[[NodeRestarted], object] | None
+    _timeout_ms: int
+
+    def _require_open(self) -> None:
+        """Raise TransportError after `close`."""
+        raise NotImplementedError
+
+    def _require_newest(self, name: str) -> None:
+        """Raise TransportError with lossless delivery."""
+        raise NotImplementedError
+
+    def _report(self, restart: NodeRestarted | None) -> None:
+        """Raise the error, or call `on_restart` with it. None is no error."""
+        raise NotImplementedError
+
+    def add_object(
+        self,
+        *,
+        points: values.Points | None = None,
+        labels: Sequence[int] | None = None,
+        box: values.PixelBox | None = None,
+        mask: values.MaskLike | None = None,
+        label: str | None = None,
+        seq: int | None = None,
+        camera: str | None = None,
+        priority: Priority | None = None,
+        choice: int | None = None,
+    ) -> values.AddedObject:
+        """Track a new object. The result holds its id.
+
+        Prompts are `points` [n, 2] with `labels` [n] (1 inside, 0 outside; default all 1), `box` (x0, y0, x1, y1) or
+        `mask` [height, width] of bool, of 0 and 1, or of 0 and 255. Of a box that reaches beyond the frame, the node
+        uses the part inside, and the result's `note` says so. A box outside raises RequestError. With `seq`, the prompt
+        applies at once to that recent frame, and the result holds the mask. Without `seq`, it applies to the next frame
+        that arrives. An object of `priority` "low" is tracked on every second frame while the node exceeds its latency
+        budget. With `choice`, it begins with that one of the `candidates` that `segment` finds for this prompt, counted
+        from 0: the part, or the whole.
+        """
+        values.check_begins(points, labels, box, mask)
+        prompt = values.make_prompt(points, labels, box, mask)
+        add = ops.AddObject(
+            prompt=prompt, label=label, seq=seq, priority=priority, choice=choice, camera=camera
+        )
+        deadline = Deadline(self._timeout_ms)
+        try:
+            result = self._call_with_epoch(add)
+        except NodeRestarted:
+            # with `on_restart`, which was called, a new object has no old id: add it to the new epoch
+            if self._on_restart is None:
+                raise
+            result = self._call_with_epoch(add, deadline=deadline)
+        added = values.read_added(result)
+        self._report(self._epochs.meet(added.camera, added.epoch))
+        # the size of the frame, against which the box was clipped: of the mask, or of the newest masks
+        newest = self._masks.newest.get(added.camera)
+        size = None
+        if added.segmentation is not None:
+            size = added.segmentation.mask.size
+        elif newest is not None:
+            size = (newest.height, newest.width)
+        return values.note_clipping(added, box, size)
+
+    def refine_object(
+        self,
+        id: int,
+        *,
+        points: values.Points | None = None,
+        labels: Sequence[int] | None = None,
+        box: values.PixelBox | None = None,
+        mask: values.MaskLike | None = None,
+        seq: int | None = None,
+        camera: str | None = None,
+        epoch: int | None = None,
+    ) -> values.Segmentation:
+        """Correct a tracked object at once. It takes the same prompts as `add_object`.
+
+        They apply to the recent frame `seq` (default: the latest). Points correct the mask of the object on that
+        frame. Raises RequestError for an object that has not been on a frame yet.
+        """
+        prompt = values.make_prompt(points, labels, box, mask)
+        refine = ops.RefineObject(prompt=prompt, id=id, seq=seq, camera=camera, epoch=epoch)
+        segmentation = values.read_segmentation(self._call_on_object(refine))
+        return values.note_clipping(segmentation, box, segmentation.mask.size)
+
+    def remove_object(self, id: int, *, camera: str | None = None, epoch: int | None = None) -> None:
+        """Stop tracking an object."""
+        self._call_on_object(ops.RemoveObject(id=id, camera=camera, epoch=epoch))
+
+    def rename_object(
+        self, id: int, label: str, *, camera: str | None = None, epoch: int | None = None
+    ) -> None:
+        """Change the label of an object. Detections no longer change it afterwards."""
+        self._call_on_object(ops.RenameObject(id=id, label=label, camera=camera, epoch=epoch))
+
+    def list_objects(self, *, camera: str | None = None) -> list[values.TrackedObject]:
+        """Return the objects that are tracked now."""
+        objects = self._call(ops.ListObjects(camera=camera)).sequence("objects")
+        tracked = [values.read_object(Fields(value, "list_objects: object")) for value in objects]
+        # the list may be the first to show a new epoch
+        for item in tracked:
+            self._report(self._epochs.meet(item.camera, item.epoch))
+        return [values.with_doubt(item, self._masks.newest.get(item.camera)) for item in tracked]
+
+    def segment(
+        self,
+        *,
+        points: values.Points | None = None,
+        labels: Sequence[int] | None = None,
+        box: values.PixelBox | None = None,
+        seq: int | None = None,
+        camera: str | None = None,
+        multimask: bool = False,
+    ) -> values.Segmentation:
+        """Segment once, without tracking, on the recent frame `seq` (default: the latest).
+
+        With `multimask`, the result also holds `candidates`: the masks that this prompt may mean, of a part, a larger
+        part and the whole, the surest first. SAM 1, 2 and 3 give three, bundled nano one.
+        """
+        # checked here, so that a wrong prompt costs no time of the node
+        values.check_begins(points, labels, box)
+        prompt = values.make_prompt(points, labels, box)
+        segment = ops.SegmentFrame(prompt=prompt, seq=seq, camera=camera, multimask=bool(multimask))
+        segmentation = values.read_segmentation(self._call(segment))
+        return values.note_clipping(segmentation, box, segmentation.mask.size)
+
+    def pin_frame(self, seq: int, *, lease_s: float = 60.0, camera: str | None = None) -> None:
+        """Keep the recent frame `seq` for prompts, for up to 120 seconds by the camera's clock; 0 lets it go.
+
+        At most four frames are kept so. Raises RequestError for a further one, or a frame that is gone.
+        """
+        self._call_with_epoch(ops.PinFrame(seq=seq, lease_s=lease_s, camera=camera))
+
+    def segment_everything(
+        self,
+        *,
+        grid: int | None = None,
+        min_iou: float | None = None,
+        min_stability: float | None = None,
+        max_overlap: float | None = None,
+        most: int | None = None,
+        seq: int | None = None,
+        camera: str | None = None,
+    ) -> values.Segmentations:
+        """Segment everything on the recent frame `seq` (default: the latest) without prompts, the surest first.
+
+        A grid of `grid` x `grid` points (1 to 32, default 16) gives three masks each: a part, a larger part, the whole.
+        Masks are kept whose predicted IoU exceeds `min_iou` and whose stability exceeds `min_stability`; without these,
+        the node's settings and the model's own limits hold. Of masks whose boxes have an IoU above `max_overlap` (0.7),
+        the best is kept; at most `most` (100) in all. A mask may lie within another. The list's `note` says why it is
+        empty. The node steps frames meanwhile, and works on this between them: set `timeout_ms` for large grids. If the
+        frame is to be prompted on afterwards and may no longer be cached then, `pause` before.
+        """
+        search = ops.SegmentEverything(
+            grid=grid,
+            min_iou=min_iou,
+            min_stability=min_stability,
+            max_overlap=max_overlap,
+            most=most,
+            seq=seq,
+            camera=camera,
+        )
+        return values.read_segmentations(self._call(search))
+
+    def points(
+        self, id: int, *, count: int = 1000, camera: str | None = None, epoch: int | None = None
+    ) -> values.SurfacePoints:
+        """Return up to `count` points of an object's visible surface on the latest frame, in metres.
+
+        Raises RequestError for an object without a mask or without depth on that frame.
+        """
+        request = ops.ReadPoints(id=id, count=count, camera=camera, epoch=epoch)
+        return values.read_points(self._call_on_object(request))
+
+    def grasps(
+        self,
+        id: int,
+        *,
+        server: str = GRASPGEN_ENDPOINT,
+        count: int = 100,
+        max_age_ms: float = 500,
+        timeout_ms: int = 60_000,
+        camera: str | None = None,
+        epoch: int | None = None,
+    ) -> values.Grasps:
+        """Return up to `count` grasps that a GraspGen server plans for an object's visible surface, latest frame.
+
+        The server gets GRASP_POINTS points in the robot's base, over a connection without keys, and has `timeout_ms`.
+        Nothing checks for collisions or reach. Raises RequestError for an object without depth, and PolicyError for a
+        mask that is hidden, doubtful or older than `max_age_ms` when the server is asked, for points that are not in
+        the base, because no hand-eye calibration is set, and for an error or a malformed reply of the server. Raises
+        NoAnswerError without a reply, and TransportError with lossless delivery. Source: the protocol of GraspGen's
+        ZeroMQ server (NVlabs/GraspGen).
+        """
+        self._require_open()
+        self._require_newest("grasps")
+        request = ops.ReadPoints(id=id, count=GRASP_POINTS, camera=camera, epoch=epoch)
+        reply = self._call_on_object(request)
+        surface = values.read_points(reply)
+        name = reply.text("camera")
+        # the masks of the frame of these points may still be on their way
+        newest = self._masks.newest
+        masks = newest.wait(lambda: values.find_frame(newest.get(name), surface.seq), POINTS_FRAME_MS / 1000)
+        masks = values.check_graspable(id, surface, masks, max_age_ms)
+        # here, because numpy slows the start of a client
+        from .observations.policies import pack_graspgen, unpack_graspgen
+
+        answer = ask_server(server, pack_graspgen(surface.points_m, count), timeout_ms)
+        return values.Grasps(*unpack_graspgen(answer, count), masks)
+
+    def set_prompts(
+        self,
+        prompts: Sequence[str],
+        *,
+        scores: Mapping[str, float] | None = None,
+        most: Mapping[str, int] | int | None = None,
+        priorities: Mapping[str, Priority] | None = None,
+    ) -> None:
+        """Replace the names of the objects to look for. An empty list stops the search.
+
+        Objects whose name stays in the list keep their ids. For each name, `scores` may set the minimum score of a
+        detection to start an object, `most` the maximum number of objects, and `priorities` their priority. A number
+        as `most` holds for every name.
+        """
+        names = values.check_names(prompts, "prompts", '["red mug"]')
+        # one number for all names is a convenience of the client; the node takes a map
+        if isinstance(most, int):
+            most = dict.fromkeys(names, most)
+        self._ask(
+            ops.SetPrompts(
+                prompts=tuple(names),
+                scores=values.check_limits(scores, "scores"),
+                most=values.check_limits(most, "most"),
+                priorities=values.check_limits(priorities, "priorities"),
+            )
+        )
+
+    def add_exemplar(
+        self,
+        name: str,
+        boxes: Sequence[values.PixelBox],
+        labels: Sequence[int] | None = None,
+        *,
+        text: str | None = None,
+        photo: bytes | None = None,
+        seq: int | None = None,
+        camera: str | None = None,
+    ) -> None:
+        """Look for all that is like `boxes` too, and call it `name`.
+
+        Boxes with label 1 (default: all) show what is meant, boxes with label 0 what is not. They are in pixels of the
+        recent frame `seq` (default: the latest), or of `photo`, the bytes of a JPEG or PNG file. `text` says in words
+        what is meant; without it, a name that is looked for already is the text. Boxes are added to those that the name
+        has; `set_prompts` without the name ends it. Raises RequestError for a detector that finds names only.
+        """
+        values.check_label(name, "name")
+        self._ask(
+            ops.AddExemplar(
+                name=name,
+                boxes=tuple(values.make_prompt(box=box) for box in boxes),
+                labels=None if labels is None else tuple(labels),
+                text=text,
+                photo=photo,
+                seq=seq,
+                camera=camera,
+            )
+        )
+
+    def reset(self, *, camera: str | None = None) -> None:
+        """Remove all objects, of one camera or of all."""
+        self._ask(ops.Reset(camera=camera))
+
+    def pause(self) -> None:
+        """Stop processing frames until `resume`."""
+        self._ask(ops.Pause())
+
+    def resume(self) -> None:
+        """Process frames again."""
+        self._ask(ops.Resume())
+
+    def status(self) -> dict[str, Any]:
+        """Return the status of the node."""
+        return cast(dict[str, Any], self._ask(ops.ReadStatus()))
+
+    def snapshot(self, name: str) -> values.SnapshotInfo:
+        """Let the node keep a snapshot of all that it tracks, in a file `name` beside its `snapshot.path`.
+
+        It takes no longer than a frame from the node's work. Raises SnapshotError if it cannot be written.
+        """
+        self._require_open()
+        return values.make_snapshot(self._control, name)
+
+    def fetch_snapshot(self) -> bytes:
+        """Return a snapshot of all that the node tracks, for a file that `sam3-node run --restore-from` takes."""
+        self._require_open()
+        return values.fetch_snapshot(self._control)
+
+    def restore(self, name: str) -> None:
+        """Let the node track again what it tracked at the snapshot `name`. Object ids begin again.
+
+        Raises RequestError if there is no such snapshot, and SnapshotError if it does not fit the node.
+        """
+        self._ask(ops.RestoreSnapshot(name=name))
+
+    def _call_on_object(self, operation: OfObject) -> Fields:
+        """Send a request that names an object's id, of its `epoch` or of the one that this client knows."""
+        self._require_open()
+        return self._call_with_epoch(replace(operation, camera=self._epochs.name_camera(operation.camera)))
+
+    def _call_with_epoch(self, operation: WithEpoch, deadline: Deadline | None = None) -> Fields:
+        """Send a request that the node refuses if the ids of the camera have begun again."""
+        self._require_open()
+        # an epoch that the caller names is checked by the node alone; else the one seen last goes with the request
+        known = self._epochs.find(operation.camera)
+        if operation.epoch is not None and (known is None or known.epoch != operation.epoch):
+            return self._call(operation)
+        checked = replace(operation, epoch=known.epoch if known else None)
+        try:
+            return self._call(checked, deadline)
+        except NodeRestarted as error:
+            if known is not None:
+                error.camera, error.old_epoch = known
+                self._epochs.end(known)
+            if self._on_restart is not None:
+                self._on_restart(error)
+            raise
+
+    def _call(self, operation: ops.Operation, deadline: Deadline | None = None) -> Fields:
+        return Fields(self._ask(operation, deadline), operation.op)
+
+    def _ask(self, operation: ops.Operation, deadline: Deadline | None = None) -> Any:
+        """Send a request, and return its result."""
+        self._require_open()
+        timeout_ms = (deadline or Deadline(None)).limit_ms(self._timeout_ms)
+        return self._control.call_within(timeout_ms, operation.op, **operation.to_args())
+
+
+def _awaited(
+    method: Callable[Concatenate[ClientRequests, P], T],
+) -> Callable[Concatenate[AwaitedRequests, P], Coroutine[Any, Any, T]]:
+    """Return a request of the client as a coroutine that runs in a thread."""
+
+    @wraps(method)
+    async def call(self: AwaitedRequests, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._run(partial(method, self._client, *args, **kwargs))
+
+    return call
+
+
+class AwaitedRequests:
+    """The requests of ClientRequests as coroutines. Base of AsyncPerceptionClient, which runs them in threads."""
+
+    _client: ClientRequests
+
+    async def _run(self, call: Callable[[], T]) -> T:
+        """Run a call of the client in a thread, and return its result."""
+        raise NotImplementedError
+
+    add_object = _awaited(ClientRequests.add_object)
+    refine_object = _awaited(ClientRequests.refine_object)
+    remove_object = _awaited(ClientRequests.remove_object)
+    rename_object = _awaited(ClientRequests.rename_object)
+    list_objects = _awaited(ClientRequests.list_objects)
+    pin_frame = _awaited(ClientRequests.pin_frame)
+    segment = _awaited(ClientRequests.segment)
+    segment_everything = _awaited(ClientRequests.segment_everything)
+    points = _awaited(ClientRequests.points)
+    grasps = _awaited(ClientRequests.grasps)
+    set_prompts = _awaited(ClientRequests.set_prompts)
+    add_exemplar = _awaited(ClientRequests.add_exemplar)
+    reset = _awaited(ClientRequests.reset)
+    pause = _awaited(ClientRequests.pause)
+    resume = _awaited(ClientRequests.resume)
+    status = _awaited(ClientRequests.status)
+    snapshot = _awaited(ClientRequests.snapshot)
+    fetch_snapshot = _awaited(ClientRequests.fetch_snapshot)
+    restore = _awaited(ClientRequests.restore)

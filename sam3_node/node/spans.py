@@ -1,0 +1,79 @@
+"""Send spans of published frames to an OpenTelemetry collector."""
+
+import threading
+import time
+from typing import NamedTuple
+
+from ..errors import require
+from ..resources import Closeable
+from ..transport import ReceivedFrame
+from ..types import MaskFrame
+
+OTEL = "otel"
+"""The extra of this package that installs the SDK."""
+EXPORT_S = 2.0
+"""Longest time in seconds for which one export, and the last one at the end, wait for the collector."""
+
+
+class TracedSpan(NamedTuple):
+    """A part of the time from a frame's capture to its publication."""
+
+    name: str
+    begin_ns: int
+    """Unix time"""
+    end_ns: int
+
+
+class FrameSpans(Closeable):
+    """Sends a span of each published frame, and one of each stage within it, to an OpenTelemetry collector.
+
+    A thread sends them in batches over OTLP/HTTP. While the collector is away, spans wait in a bounded queue, and later
+    ones are lost. The OTEL_* variables of the SDK apply. Raises MissingExtraError without the extra `otel`.
+    """
+
+    def __init__(self, endpoint: str, node: str) -> None:
+        sdk = require("opentelemetry.sdk.trace", OTEL)
+        export = require("opentelemetry.sdk.trace.export", OTEL)
+        otlp = require("opentelemetry.exporter.otlp.proto.http.trace_exporter", OTEL)
+        resource = require("opentelemetry.sdk.resources", OTEL).Resource
+        about = resource.create({"service.name": "sam3-node", "service.instance.id": node})
+        self._provider = sdk.TracerProvider(resource=about, shutdown_on_exit=False)
+        exporter = otlp.OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=EXPORT_S)
+        self._provider.add_span_processor(export.BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("sam3_node")
+        self._within = require("opentelemetry.trace", OTEL).set_span_in_context
+
+    def record(self, masks: MaskFrame, received: ReceivedFrame) -> None:
+        """Send the spans of published masks.
+
+        The frame's span begins with its capture, or its arrival if the camera's clock is not Unix time. Stages have
+        durations alone: their spans follow one another, and end where publication begins.
+        """
+        end_ns = time.time_ns()
+        frame = received.frame
+        attributes = {"camera": masks.camera, "seq": masks.seq, "epoch": masks.epoch}
+        # the packing of a message is measured after it was sent: "pack" is that of the message before
+        stages = [(name, 1000 * us) for name, us in masks.stages_us.items() if name != "pack"]
+        begin_ns = masks.published_ns - sum(duration_ns for _, duration_ns in stages)
+        spans = [TracedSpan("wait", received.received_ns, begin_ns)]
+        if frame.clock == "system":
+            spans.insert(0, TracedSpan("receive", frame.capture_ns, received.received_ns))
+        for name, duration_ns in stages:
+            spans.append(TracedSpan(name, begin_ns, begin_ns + duration_ns))
+            begin_ns += duration_ns
+        spans.append(TracedSpan("publish", masks.published_ns, end_ns))
+        about = {"objects": len(masks.instances), "skipped": received.skipped}
+        whole = self._tracer.start_span("frame", start_time=spans[0].begin_ns, attributes=attributes | about)
+        context = self._within(whole)
+        for span in spans:
+            begun = self._tracer.start_span(
+                span.name, context, start_time=span.begin_ns, attributes=attributes
+            )
+            begun.end(span.end_ns)
+        whole.end(end_ns)
+
+    def close(self) -> None:
+        """Send what waits, for EXPORT_S at most."""
+        ending = threading.Thread(target=self._provider.shutdown, daemon=True)
+        ending.start()
+        ending.join(EXPORT_S)

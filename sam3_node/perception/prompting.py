@@ -1,0 +1,208 @@
+"""Do what users ask of one camera's objects between two steps, on its cached frames.
+
+`Pipeline` adds the steps to it.
+"""
+
+import torch
+
+from ..errors import RequestError
+from ..models import TrackerModel
+from ..resumable import Resumable
+from ..settings import TrackerSettings
+from ..tracking import Tracker
+from ..tracking.confidence import ConfidenceEstimator
+from ..tracking.everything import Census, EverythingOptions, segment_everything
+from ..tracking.tracks import PromptTensors
+from ..types import Priority
+from ..wire.frame_prompt import FramePrompt
+from .catch_up import MAX_CORRECTIONS, CachedFrame, CacheLimits, CatchUps, CaughtUp, FrameCache
+from .objects import Objects, ObjectStatus
+from .output_masks import copy_masks, to_prompt_results, to_results_job
+from .prompts import PromptOutcome, PromptResult, check_choice, to_model
+from .stage import PerObject
+
+
+class Prompting:
+    """The objects of one camera, and the frames on which they can be added, corrected and asked about.
+
+    Prompts and masks are in pixels of the frame. A prompt takes effect at once, on the cached features of frame `seq`
+    or of the latest frame; `CacheLimits` says which frames are cached. All methods with a `seq` raise UnknownFrameError
+    if the frame is not cached. An object that was prompted on an earlier frame catches up from there, in calls of
+    `catch_up`, and then joins the next step. An object added without `seq` enters on the next frame.
+    """
+
+    def __init__(self, model: TrackerModel, settings: TrackerSettings, camera: str) -> None:
+        self.camera = camera
+        self.epoch: int | None = None
+        """Set by a live node: ids of another epoch name other objects."""
+        self.registry = Objects(settings.max_objects)
+        self._model = model
+        self._tracker = Tracker(
+            model,
+            settings.max_objects,
+            settings.bank_size,
+            settings.selection,
+            history=1,
+            corrections=MAX_CORRECTIONS,
+        )
+        self._confidence = ConfidenceEstimator(
+            settings.max_objects + MAX_CORRECTIONS, model.mask_size[0], model.hidden
+        )
+        self._frame_cache = FrameCache(camera, CacheLimits.from_settings(settings, model.device))
+        self._pending = self.registry.register(PerObject("pending", PromptTensors))
+        # rows of memory are given again in the order in which they become free, which the order here decides
+        self.catch_ups = CatchUps(self._tracker, self._frame_cache, self.registry, self._confidence)
+        self.registry.on_remove(self._frame_cache.remove_object)
+        self.registry.on_remove(self._confidence.remove)
+        self.registry.on_remove(self._stop_tracking)
+
+    @property
+    def objects(self) -> list[ObjectStatus]:
+        """The objects, in the order in which they were added."""
+        return list(self.registry)
+
+    @property
+    def cache_usage(self) -> dict[str, int]:
+        """Number of cached and of pinned frames, of objects that catch up, and bytes of cache and memory bank."""
+        return {
+            "cached_frames": len(self._frame_cache),
+            "pinned_frames": sum(frame.lease_ns > 0 for frame in self._frame_cache),
+            "cached_bytes": self._frame_cache.nbytes,
+            "catching_up": len(self.catch_ups),
+            "bank_bytes": self._tracker.bank.nbytes,
+        }
+
+    def warm_up_reads(self) -> None:
+        """Run the read of the memory bank once in every shape that it will have, if shapes are static."""
+        self._tracker.warm_up_reads()
+
+    def add(
+        self,
+        prompt: FramePrompt,
+        label: str = "object",
+        seq: int | None = None,
+        priority: Priority = "normal",
+        stride: int | None = None,
+        choice: int | None = None,
+    ) -> PromptOutcome:
+        """Start to track an object: at once on the cached frame `seq`, or on the next frame if `seq` is None.
+
+        Objects of low `priority` are the first to be held under load. An object that has to catch up is tracked on
+        every `stride`-th frame, by default `catch_ups.stride`. With `choice`, it begins with that one of `candidates`.
+        Raises RequestError for a bad prompt, CapacityError if all slots are taken.
+        """
+        # all that may be refused comes first, so that a refused prompt changes nothing
+        object_id = self.registry.reserve()
+        cached = self.find(seq)
+        checked = to_model(prompt, object_id, cached.scaling)
+        if choice is not None:
+            checked = checked._replace(choice=check_choice(choice, prompt, self._model.candidates))
+        result = self._prompt(cached, checked, stride) if seq is not None else None
+        if result is None:
+            self._pending[object_id] = checked
+        self.registry.add(object_id, label, priority)
+        return PromptOutcome(object_id, result)
+
+    def refine(
+        self, object_id: int, prompt: FramePrompt, seq: int | None = None, stride: int | None = None
+    ) -> PromptResult:
+        """Correct an object on the cached frame `seq`, or on the latest for None. Points correct its mask there.
+
+        Raises the errors of `add`, UnknownObjectError, and RequestError for an object that has not entered yet.
+        """
+        self.registry.require(object_id)
+        if object_id in self._pending:
+            raise RequestError(
+                f"object {object_id} has no mask to refine: expected an object on a frame, found one that enters on "
+                "the next frame; try again when masks show it"
+            )
+        cached = self.find(seq)
+        checked = to_model(prompt, object_id, cached.scaling, cached.logits.get(object_id))
+        return self._prompt(cached, checked, stride)
+
+    def remove(self, object_id: int) -> None:
+        """Remove an object; UnknownObjectError if there is none with this id."""
+        self.registry.remove(object_id)
+
+    def reset(self) -> None:
+        """Remove all objects. Cached frames stay, so prompts on them still work."""
+        for status in self.objects:
+            self.remove(status.id)
+
+    def pin(self, seq: int, lease_s: float) -> None:
+        """Keep the cached frame `seq` for prompts until later frames are `lease_s` newer; 0 lets it go."""
+        self._frame_cache.pin(seq, round(1e9 * lease_s))
+
+    def find(self, seq: int | None = None) -> CachedFrame:
+        """Return the cached frame `seq`, or the latest for None."""
+        return self._frame_cache.get(seq)
+
+    @torch.inference_mode()
+    def segment(self, prompt: FramePrompt, seq: int | None = None) -> PromptResult:
+        """Segment the cached frame `seq`, or the latest for None, from points and/or a box, without tracking."""
+        cached = self.find(seq)
+        features = cached.features_on(self._model.device)
+        logits, score = self._tracker.segment(features, to_model(prompt, 0, cached.scaling))
+        return to_prompt_results(cached.seq, cached.scaling, logits[None], score)[0]
+
+    @torch.inference_mode()
+    def candidates(self, prompt: FramePrompt, seq: int | None = None) -> list[PromptResult]:
+        """Segment as `segment` does, to all masks that may be meant, by falling score: a part, a larger one, the whole.
+
+        Weights that were not trained for it have one.
+        """
+        cached = self.find(seq)
+        features = cached.features_on(self._model.device)
+        masks = self._tracker.segment_candidates(features, to_model(prompt, 0, cached.scaling))
+        return to_prompt_results(cached.seq, cached.scaling, *masks)
+
+    def find_everything(
+        self, options: EverythingOptions, seq: int | None
+    ) -> Resumable[tuple[int, list[PromptResult], str]]:
+        """Segment everything on the cached frame `seq`, or the latest for None.
+
+        Return its seq, the masks, and the reason for an empty result. Steps and removals in between change nothing.
+        """
+        cached = self.find(seq)
+        features = cached.features_on(self._model.device)
+        census = Census()
+        masks = yield from segment_everything(self._model, features, options, census)
+        results = yield from to_results_job(cached.seq, cached.scaling, *masks)
+        note = "" if results else census.explain(options.complete(self._model))
+        return cached.seq, results, note
+
+    @property
+    def behind(self) -> int:
+        """Number of calls of `catch_up` until all objects have caught up."""
+        return self.catch_ups.behind
+
+    def catch_up(self) -> CaughtUp | None:
+        """Track the first object that catches up on its next frame. Return it if it has arrived, or failed to."""
+        return self.catch_ups.advance()
+
+    def end_catch_ups(self) -> None:
+        """Let all objects catch up at once."""
+        self.catch_ups.end_all()
+
+    def get_stride(self, object_id: int) -> int | None:
+        """Return the stride with which an object catches up; None if it does not."""
+        return self.catch_ups.get_stride(object_id)
+
+    @torch.inference_mode()
+    def _prompt(self, cached: CachedFrame, prompt: PromptTensors, stride: int | None) -> PromptResult:
+        """Add or correct an object. On an earlier frame than the latest, it begins to catch up."""
+        # on the latest frame there is nothing to catch up on, unless a prompt on an earlier frame still does
+        is_latest = cached is self._frame_cache.get(None)
+        if is_latest and prompt.object_id not in self.catch_ups:
+            features = cached.features_on(self._model.device)
+            logits, score = self._tracker.prompt_at(features, cached.frame_number, prompt)
+            self._confidence.start(prompt.object_id, copy_masks(logits[None])[0].levels)
+        else:
+            logits, score = self.catch_ups.begin(cached, prompt, stride)
+        # later points on this frame correct this mask
+        cached.set_logits(prompt.object_id, logits)
+        return to_prompt_results(cached.seq, cached.scaling, logits[None], score)[0]
+
+    def _stop_tracking(self, object_id: int) -> None:
+        if object_id in self._tracker.ids:
+            self._tracker.remove(object_id)

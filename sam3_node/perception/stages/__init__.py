@@ -1,0 +1,1 @@
+"""The stages of a step. No stage imports another: they meet in the StepFrame."""

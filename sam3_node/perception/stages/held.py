@@ -1,0 +1,161 @@
+"""Notice which objects the gripper holds, and where it has those that are hidden in it.
+
+A held object stands still in the gripper's frame while both rise. A pushed one stands still there, too, but does not
+rise. A held object is released when several frames show that it stays where it is while the gripper moves, or that it
+is far from its place in the gripper.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from ...geometry import Array, invert, matrix_of, transform_points
+from ...types import NANOSECONDS, Instance
+from ...wire import GRASPED, RELEASED
+from ..objects import Objects
+from ..stage import PerObject, Stage
+from ..step import BASE, ObjectEvent, StepFrame
+
+WINDOW_S = 1.5
+"""Time over which an object's motion is compared with the gripper's."""
+MAX_SIGHTS = 60
+"""Frames of that time that are compared at most: the newest."""
+STILL_M = 0.02
+"""Largest distance of an object from its place in the gripper while it stands still there."""
+LIFT_M = 0.03
+"""Height along the base's z by which an object was lifted that counts as held."""
+LEFT_M = 0.05
+"""Least way in the gripper of an object that has left it. The part of a surface that is seen changes, and so moves the
+position of a held object."""
+LEFT_FRAMES = 3
+"""Frames in a row that must show that an object has left the gripper."""
+SLIP_MPS = 0.005
+"""Growth of the standard deviation of a hidden object's place in the gripper."""
+DIGITS = 6
+"""Digits of positions in metres: a micrometre."""
+
+
+class GripSight(NamedTuple):
+    """An object with a position on one frame."""
+
+    stamp_ns: int
+    position_m: tuple[float, ...]
+    """in the base"""
+    place_m: tuple[float, ...]
+    """in the gripper"""
+    covariance_m2: tuple[float, ...]
+    """of the position's error: xx, xy, xz, yy, yz, zz"""
+
+
+@dataclass(slots=True)
+class Grip:
+    """What is known of one object and the gripper."""
+
+    sights: list[GripSight] = field(default_factory=list)
+    """of the last frames; while it is held, the first is of the grasp, and those that contradict it are left out"""
+    is_held: bool = False
+    contradictions: int = 0
+    """frames in a row that contradict that it is held"""
+
+    def see(self, sight: GripSight, size_m: float) -> None:
+        """Take the newest sight of the object, whose longest side is `size_m`."""
+        if self.is_held and self._has_left(sight, max(LEFT_M, size_m / 2)):
+            self.contradictions += 1
+            if self.contradictions == LEFT_FRAMES:
+                self.sights = []
+                self.is_held = False
+                self.contradictions = 0
+            return
+        self.contradictions = 0
+        # the sight of the grasp stays, others while they are recent; a camera's clock may begin again
+        grasp = self.sights[: int(self.is_held)]
+        others = self.sights[int(self.is_held) :]
+        oldest_ns = sight.stamp_ns - WINDOW_S * NANOSECONDS
+        recent = [old for old in others[-MAX_SIGHTS:] if oldest_ns < old.stamp_ns < sight.stamp_ns]
+        self.sights = [*grasp, *recent, sight]
+        if not self.is_held and self._is_lifted():
+            self.sights = [sight]
+            self.is_held = True
+
+    def _is_lifted(self) -> bool:
+        """Return True if the object was lifted while it stood still in the gripper."""
+        places_m = np.array([sight.place_m for sight in self.sights])
+        moved = np.flatnonzero(np.linalg.norm(places_m - places_m[-1], axis=1) > STILL_M)
+        # from the first sight on since which it has stood still
+        first = int(moved[-1]) + 1 if moved.size else 0
+        heights_m = np.array([sight.position_m[2] for sight in self.sights[first:]])
+        return bool(heights_m[-1] - heights_m.min() > LIFT_M)
+
+    def _has_left(self, sight: GripSight, least_m: float) -> bool:
+        """Return True if it moved in the gripper but not in the base, or is far from where it was grasped."""
+        in_base_m = _measure_ways([old.position_m for old in self.sights], sight.position_m)
+        in_gripper_m = _measure_ways([old.place_m for old in self.sights], sight.place_m)
+        stayed = (in_gripper_m > least_m) & (in_base_m < in_gripper_m / 2)
+        return bool(stayed.any() or in_gripper_m[0] > 2 * least_m)
+
+    def predict(self, stamp_ns: int, base_from_gripper: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return the position in the base of the hidden object, and the covariance of its error, which grows."""
+        last = self.sights[-1]
+        slip_m = SLIP_MPS * (stamp_ns - last.stamp_ns) / NANOSECONDS
+        covariance_m2 = np.add(last.covariance_m2, slip_m**2 * np.array([1, 0, 0, 1, 0, 1]))
+        position_m = np.round(transform_points(base_from_gripper, last.place_m), DIGITS)
+        return tuple(position_m.tolist()), tuple(covariance_m2.tolist())
+
+
+class FindHeld(Stage):
+    """Says which objects the gripper holds, and gives the hidden ones of them a position.
+
+    Without the gripper's pose in the base, nothing is known to be held.
+    """
+
+    name = "held"
+    timed = "host"
+    needs_depth = True
+    counts_as = "spatial"
+
+    def __init__(self, objects: Objects) -> None:
+        self._grips = objects.register(PerObject("grips", Grip))
+
+    def run(self, step: StepFrame) -> None:
+        """Set `held` of the instances, and add an event for each object that was grasped or released."""
+        gripper = None if step.robot_state is None else step.robot_state.pose
+        if gripper is None or step.camera_pose is None:
+            return
+        base_from_gripper = matrix_of(gripper)
+        held = list[Instance]()
+        for instance in step.instances:
+            grip = self._grips.get(instance.id)
+            was_held = grip is not None and grip.is_held
+            sight = _make_sight(instance, gripper.stamp_ns, base_from_gripper)
+            if sight is not None and instance.extent_m is not None:
+                grip = self._grips.setdefault(instance.id, Grip())
+                grip.see(sight, max(instance.extent_m))
+            is_held = grip is not None and grip.is_held
+            if is_held != was_held:
+                step.events.append(ObjectEvent(GRASPED if is_held else RELEASED, instance.id))
+            held.append(_complete(instance, grip if is_held else None, gripper.stamp_ns, base_from_gripper))
+        step.instances = held
+
+
+def _make_sight(instance: Instance, stamp_ns: int, base_from_gripper: Array) -> GripSight | None:
+    """Return the sight of an instance; None if it has no position."""
+    if instance.position_m is None or instance.covariance_m2 is None:
+        return None
+    place_m = transform_points(invert(base_from_gripper), instance.position_m)
+    return GripSight(stamp_ns, instance.position_m, tuple(place_m.tolist()), instance.covariance_m2)
+
+
+def _complete(instance: Instance, grip: Grip | None, stamp_ns: int, base_from_gripper: Array) -> Instance:
+    """Return an instance with `held`, and if it is hidden in the grip, with its position."""
+    if grip is None or instance.position_m is not None:
+        return replace(instance, held=grip is not None)
+    (x, y, z), covariance_m2 = grip.predict(stamp_ns, base_from_gripper)
+    return replace(instance, held=True, frame=BASE, position_m=(x, y, z), covariance_m2=covariance_m2)
+
+
+def _measure_ways(points_m: Sequence[Sequence[float]], target_m: Sequence[float]) -> Array:
+    """Return the distances [n] of points to a target."""
+    ways_m: Array = np.linalg.norm(np.subtract(points_m, target_m), axis=1)
+    return ways_m

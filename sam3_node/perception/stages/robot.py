@@ -1,0 +1,137 @@
+"""Find the robot's pixels on each frame, and keep the objects that it covers from being lost."""
+
+from __future__ import annotations
+
+import cv2
+import numpy as np
+
+from ...errors import CalibrationError
+from ...geometry import invert, matrix_of
+from ...models import TrackerModel
+from ...settings import RobotSettings
+from ...tracking.host_copy import copy_to_device
+from ...tracking.tracks import Cover
+from ...types import Mask
+from ..objects import Objects
+from ..robot import LensView, Place, RobotBody, RobotPixels, crop_to
+from ..stage import PerObject, Stage
+from ..step import StepFrame
+
+GROWTH = 1.2
+"""A place of more than this many times the area of the whole object has been left: the object has moved."""
+COVERED_VALUE = 127
+"""Value of 255 above which the robot fills most of a pixel of low resolution."""
+
+
+class Places:
+    """Where each object was last, and what the robot has hidden of it since."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._places = objects.register(PerObject("places", Place))
+
+    def find_covered(self, robot: RobotPixels) -> frozenset[int]:
+        """Return the objects whose last place is mostly under the robot."""
+        return frozenset(object_id for object_id, place in self._places.items() if robot.hides(place))
+
+    def observe(self, object_id: int, mask: Mask, robot: RobotPixels | None) -> None:
+        """Take an object's mask in view, without pixels of the robot.
+
+        Its place is the mask, and what it was before where the robot is now: an arm that comes slowly hides it little
+        by little. A place that so becomes larger than the object is one that the object has left. Without the robot,
+        its place is forgotten.
+        """
+        before = self._places.pop(object_id, None)
+        if robot is None:
+            return
+        place = Place(mask, mask.area, robot.camera_from_base)
+        if before is not None and before.mask.size == mask.size and robot.looks_at(before):
+            # what the robot hides now was the object's place before, so it probably still is
+            hidden = before.mask.crop & crop_to(robot.inside, before.mask)
+            hidden_px = np.count_nonzero(hidden)
+            if hidden_px:
+                # the whole was seen before the robot came, not now
+                place = place._replace(whole_px=before.whole_px)
+                if mask.area + hidden_px <= GROWTH * before.whole_px:
+                    both = mask.full()
+                    crop_to(both, before.mask)[hidden] = True
+                    place = place._replace(mask=Mask.from_full(both))
+        self._places[object_id] = place
+
+
+class FindRobot(Stage):
+    """Finds the robot's pixels, and if the settings exclude it, which objects are behind them.
+
+    If joints or a calibration are missing, the step's `problem` says so, and nothing is excluded.
+    """
+
+    name = "robot"
+    timed = "host"
+
+    def __init__(
+        self, body: RobotBody, settings: RobotSettings, model: TrackerModel, places: Places, exclude: bool
+    ) -> None:
+        self._body = body
+        self._margin_m = settings.depth_margin_m
+        self._model = model
+        self._places = places
+        self._exclude = exclude
+        self._view: LensView | None = None
+
+    def run(self, step: StepFrame) -> None:
+        """Fill `robot` and `cover`."""
+        try:
+            step.robot = self.see(step)
+        except CalibrationError as error:
+            step.problem = step.problem or f"no mask of the robot: {error}"
+            step.lacks_robot |= step.robot_state is None or step.robot_state.joints is None
+            return
+        if self._exclude:
+            # the tracker needs the robot at the size of its own masks: pixels that it fills by more than half
+            bright = step.robot.inside.view(np.uint8) * np.uint8(255)
+            low = (
+                cv2.resize(bright, self._model.mask_size[::-1], interpolation=cv2.INTER_AREA) > COVERED_VALUE
+            )
+            pixels = copy_to_device(low, self._model.device)
+            step.cover = Cover(pixels, self._places.find_covered(step.robot))
+
+    def see(self, step: StepFrame) -> RobotPixels:
+        """Return the robot's pixels on a frame. Raises CalibrationError if something is missing."""
+        joints = None if step.robot_state is None else step.robot_state.joints
+        if joints is None:
+            raise CalibrationError("expected joints at the time of the image, found none")
+        if step.intrinsics is None or step.camera_pose is None:
+            raise CalibrationError("expected a calibration with hand_eye in spatial.calibration, found none")
+        size = (step.frame.height, step.frame.width)
+        # what a lens can show is computed again only when the lens or the size changes
+        if self._view is None or (self._view.intrinsics, self._view.size) != (step.intrinsics, size):
+            self._view = LensView(step.intrinsics, size)
+        camera_from_base = invert(matrix_of(step.camera_pose))
+        camera_from_link = camera_from_base @ self._body.place(joints.positions)
+        inside = self._body.draw(camera_from_link, self._view, step.depth, self._margin_m)
+        return RobotPixels(joints, inside, camera_from_base)
+
+
+class CutRobot(Stage):
+    """Takes the robot's pixels out of the masks, and marks the objects that it covers."""
+
+    name = "cover"
+    timed = "host"
+    counts_as = "masks"
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+
+    def run(self, step: StepFrame) -> None:
+        """Change the masks of what is seen, if the robot is excluded. Objects in view get a new place."""
+        cover = step.cover
+        excluded = None if cover is None else step.robot
+        for seen in step.seen:
+            if cover is not None and excluded is not None:
+                seen.mask = seen.mask.without(excluded.inside)
+                # a detection may have found it elsewhere
+                seen.covered = seen.id in cover.ids and not seen.visible
+                if seen.covered:
+                    seen.mask = Mask.empty(seen.mask.size)
+                seen.in_view = seen.visible and seen.mask.area > 0
+            if seen.in_view:
+                self._places.observe(seen.id, seen.mask, excluded)

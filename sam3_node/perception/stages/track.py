@@ -1,0 +1,69 @@
+"""Track all objects on a frame, and start those whose prompts wait for it."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from ...tracking import Tracker
+from ...tracking.tracks import PromptTensors
+from ..catch_up import CatchUps
+from ..objects import Objects
+from ..shedding import choose_shed
+from ..stage import PerObject, Stage
+from ..step import StepFrame
+
+log = logging.getLogger(__name__)
+
+
+class TrackObjects(Stage):
+    """Tracks the objects of one camera. `pending` holds the prompts of the objects that enter on the next frame."""
+
+    name = "track"
+    timed = "device"
+
+    def __init__(
+        self,
+        camera: str,
+        tracker: Tracker,
+        objects: Objects,
+        pending: PerObject[PromptTensors],
+        catch_ups: CatchUps,
+    ) -> None:
+        self._camera = camera
+        self._tracker = tracker
+        self._objects = objects
+        self._pending = pending
+        self._catch_ups = catch_ups
+
+    def run(self, step: StepFrame) -> None:
+        """Fill `frame_number`, `shed` and `tracks`."""
+        step.frame_number = self._tracker.frame_number
+        # where the detector runs, it would find a held object as a new one
+        objects = () if step.detects else self._objects
+        step.shed = choose_shed(step.shed_level, objects, self._tracker.ids, step.frame_number)
+        held = step.shed.held if step.shed is not None else ()
+        with self._pending_prompts() as prompts:
+            step.tracks = self._tracker.step_features(step.features, prompts, held, step.cover)
+
+    @contextmanager
+    def _pending_prompts(self) -> Iterator[Sequence[PromptTensors]]:
+        """Yield the prompts of the objects that enter on this frame. The objects are removed if the frame fails."""
+        # before the tracker runs: prompts of a frame that fails must not enter on the next one
+        prompts = list(self._pending.values())
+        self._pending.clear()
+        try:
+            yield prompts
+        except Exception:
+            self._remove_untracked()
+            raise
+
+    def _remove_untracked(self) -> None:
+        tracked = set(self._tracker.ids)
+        for status in list(self._objects):
+            if status.id not in tracked and status.id not in self._catch_ups:
+                log.warning(
+                    "%s: object %d was removed: the frame on which it would have entered failed",
+                    self._camera,
+                    status.id,
+                )
+                self._objects.remove(status.id)

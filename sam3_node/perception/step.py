@@ -1,0 +1,122 @@
+"""The record that travels through the stages of a step.
+
+The caller fills the first fields. Each stage reads what the stages before it have filled, and fills its own. A field
+that no stage has filled yet raises AttributeError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ..geometry import Scaling
+from ..models import Features
+from ..tracking import Tracks
+from ..tracking.tracks import Cover
+from ..types import Frame, FramePose, Image, Instance, Intrinsics, Mask, Plane, RobotState, Shed
+from .output_masks import HostTracks
+from .preparing import PreparedFrame
+from .robot import RobotPixels
+from .surfaces import DepthMap, Float
+
+CAMERA = "camera"
+"""Frame of coordinates whose origin is the camera."""
+BASE = "base"
+"""Frame of coordinates whose origin is the robot's base."""
+GRIPPER = "gripper"
+"""Frame of coordinates whose origin is the robot's gripper."""
+
+
+class ObjectEvent(NamedTuple):
+    """What has happened to an object on a frame."""
+
+    op: str
+    """the event's name on the wire"""
+    id: int
+
+
+@dataclass(slots=True, eq=False)
+class Seen:
+    """An object on a frame, from its mask until its status is known."""
+
+    id: int
+    mask: Mask
+    score: float
+    visible: bool
+    confidence: float
+    """probability in 0..1 that the mask is right"""
+    in_view: bool = False
+    """True if it is visible and its mask is not empty"""
+    covered: bool = False
+    """True if the robot is in front of it"""
+    tentative: bool = False
+    """True if the detector has not confirmed it yet"""
+    name_confidence: float | None = None
+    """probability in 0..1 that the label is right; None if a user gave it"""
+    doubtful: bool = False
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class StepFrame:
+    """A frame on its way through a step."""
+
+    frame: Frame
+    received_ns: int = 0
+    """Unix time"""
+    skipped: int = 0
+    """number of frames of this camera since the one before"""
+    shed_level: int = 0
+    """see `shedding`"""
+    robot_state: RobotState | None = None
+    """the robot at the frame's capture; None: the first stage that needs it looks it up"""
+    prepared: PreparedFrame | None = None
+    """this frame, if a thread has decoded it already"""
+
+    # filled by encode
+    image: Image = field(init=False)
+    scaling: Scaling = field(init=False)
+    pixels: Tensor = field(init=False)
+    features: Features = field(init=False)
+
+    # filled by depth
+    intrinsics: Intrinsics | None = None
+    camera_pose: FramePose | None = None
+    """in the base; None: 3-D fields are in the camera's frame"""
+    depth: DepthMap | None = None
+    """at the size of colour"""
+    problem: str | None = None
+    """why 3-D fields are missing, or none are in the base; None if nothing is missing"""
+    lacks_robot: bool = False
+    """True if that is because the gripper's pose or the joints are not known"""
+
+    # filled by robot
+    robot: RobotPixels | None = None
+    cover: Cover | None = None
+    """the robot before the objects; None also where the settings do not exclude it"""
+
+    # filled by track and detect
+    detects: bool = False
+    """True if the detector runs on this frame"""
+    shed: Shed | None = None
+    frame_number: int = field(init=False)
+    """the tracker's step"""
+    tracks: Tracks = field(init=False)
+
+    # filled by masks, doubt and status
+    host: HostTracks = field(init=False)
+    seen: list[Seen] = field(init=False)
+    instances: Sequence[Instance] = ()
+
+    # filled by spatial, table and held
+    surfaces: dict[int, Float] = field(default_factory=dict)
+    """by object: measured points [n, 3] in the camera's frame"""
+    table: Plane | None = None
+    events: list[ObjectEvent] = field(default_factory=list)
+
+
+def list_measured(instances: Sequence[Instance]) -> list[Instance]:
+    """Return the instances that are measured in 3-D: those with a mask that is not doubtful."""
+    return [seen for seen in instances if seen.mask.crop.size and not seen.doubtful]

@@ -1,0 +1,25 @@
+"""Tests of the console's requests that need no browser."""
+
+from sam3_node.console.controls import MAX_LINE, RESULT, RecorderLines
+
+
+def test_the_output_of_a_long_recording_is_not_kept() -> None:
+    lines = RecorderLines()
+    for number in range(1000):
+        print(f"{number} frames, {'x' * 2 * MAX_LINE}", file=lines, flush=True)
+    print("1000 frames", file=lines)
+    assert lines.shown == "1000 frames"
+    lines.write("x" * 10 * MAX_LINE)  # a line without an end
+    kept = [value for value in vars(lines).values() if isinstance(value, str)]
+    assert sum(map(len, kept)) <= 3 * MAX_LINE
+    assert lines.getvalue() == ""
+
+
+def test_the_line_of_the_finished_recording_is_shown_to_the_end() -> None:
+    lines = RecorderLines()
+    assert lines.shown == ""
+    print("\nno node answers yet", file=lines)
+    assert lines.shown == "no node answers yet"
+    print(f"{RESULT}5 frames in a.mcap", file=lines)
+    print("5.0 frames/s", file=lines)
+    assert lines.shown == f"{RESULT}5 frames in a.mcap"

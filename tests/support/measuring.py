@@ -1,0 +1,46 @@
+"""The stages that measure objects in 3-D, alone, on masks that the caller has."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sam3_node.calibration import Calibration
+from sam3_node.perception.objects import Objects
+from sam3_node.perception.pipeline import Surroundings, make_spatial_stages
+from sam3_node.perception.stages.spatial import MeasuredPoints, MeasureObjects
+from sam3_node.perception.step import StepFrame
+from sam3_node.settings import SpatialSettings
+from sam3_node.types import Frame, FramePose, Instance, RobotState, State
+
+
+class Measuring:
+    """The stages of one camera, and the values that they keep for its objects."""
+
+    def __init__(
+        self, settings: SpatialSettings | None = None, calibration: Calibration | None = None
+    ) -> None:
+        self.objects = Objects(16)
+        surroundings = Surroundings(settings or SpatialSettings(), calibration)
+        self._stages = list(make_spatial_stages(self.objects, surroundings))
+
+    def measure(
+        self, frame: Frame, instances: Sequence[Instance], pose: FramePose | None, **given: Any
+    ) -> StepFrame:
+        """Return the step of a frame with these instances, with the gripper at a pose."""
+        step = StepFrame(frame, robot_state=RobotState(pose), instances=instances, **given)
+        for stage in self._stages:
+            stage.run(step)
+        return step
+
+    def points(self, object_id: int, count: int) -> MeasuredPoints | None:
+        (measured,) = [stage for stage in self._stages if isinstance(stage, MeasureObjects)]
+        return measured.points(object_id, count)
+
+    def state(self) -> State:
+        stages = {stage.name: stage.state() for stage in self._stages if stage.SAVED}
+        return {"objects": self.objects.state(), "stages": stages}
+
+    def restore(self, state: State) -> None:
+        self.objects.restore(state["objects"])
+        for stage in self._stages:
+            if stage.SAVED:
+                stage.restore(state["stages"][stage.name])

@@ -1,0 +1,162 @@
+"""The operations: what their fields say about requests, and that those of wire version 1 stay as they are."""
+
+from dataclasses import fields
+from typing import Any
+
+import msgpack
+import pytest
+
+from sam3_node.errors import RequestError
+from sam3_node.types import Mask
+from sam3_node.wire import Request, pack_request, unpack_request
+from sam3_node.wire.frame_prompt import FramePrompt
+from sam3_node.wire.operations import (
+    ARGUMENTS,
+    CHANGES,
+    OPERATIONS,
+    PROMPT,
+    AddExemplar,
+    AddObject,
+    ConfirmHandOver,
+    PinFrame,
+    Reset,
+    SegmentFrame,
+    SetPrompts,
+    read_operation,
+)
+from tests.support.refuses import refuses
+from tests.support.wire_examples import EXAMPLES, golden
+
+# required arguments, then optional ones; * stands for those of a prompt
+WIRE_1 = {
+    "add_object": ("*", "camera choice epoch label priority seq stride"),
+    "refine_object": ("* id", "camera epoch seq stride"),
+    "pin_frame": ("seq", "camera epoch lease_s"),
+    "remove_object": ("id", "camera epoch"),
+    "rename_object": ("id label", "camera epoch"),
+    "set_prompts": ("prompts", "most priorities scores"),
+    "add_exemplar": ("boxes name", "camera epoch labels photo seq text"),
+    "reset": ("", "camera"),
+    "pause": ("", ""),
+    "resume": ("", ""),
+    "list_objects": ("", "camera"),
+    "segment": ("*", "camera multimask seq"),
+    "segment_everything": ("", "camera grid max_overlap min_iou min_stability most seq"),
+    "points": ("id", "camera count epoch"),
+    "status": ("", ""),
+    "describe": ("", ""),
+    "snapshot": ("", "name"),
+    "read_snapshot": ("offset snapshot", ""),
+    "restore": ("name", ""),
+    "hand_over": ("", "taker token"),
+    "confirm_hand_over": ("token", "accepted"),
+}
+# a mask may be packed in another encoding, so that one has a test of its own
+REQUESTS = [name for name in EXAMPLES if name.startswith("request-") and name != "request-add-object-mask"]
+BOX = (16.0, 12.0, 48.0, 36.0)
+
+
+@pytest.mark.parametrize("op", WIRE_1)
+def test_operations_of_wire_version_1_are_frozen(op: str) -> None:
+    arguments = ARGUMENTS[op]
+    schema = arguments.schema
+    required = [*(["*"] if arguments.takes_prompt else []), *sorted(schema.required)]
+    optional = sorted(schema.readers.keys() - schema.required)
+    assert (" ".join(required), " ".join(optional)) == WIRE_1[op]
+
+
+def test_every_change_is_an_operation_and_names_are_unique() -> None:
+    assert len({kind.op for kind in OPERATIONS.values()}) == len(OPERATIONS)
+    assert set(CHANGES) < OPERATIONS.keys()
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_golden_request_is_an_operation_that_packs_the_same_bytes(name: str) -> None:
+    (data,) = golden(name)
+    request = unpack_request(data)
+    args = request.operation.to_args()
+    assert args == {key: request.args[key] for key in args}
+    assert args.keys() == request.args.keys()
+    # clients may name the arguments in any order
+    ordered = {key: args[key] for key in request.args}
+    assert pack_request(Request(request.id, request.op, ordered, request.request_id)) == data
+
+
+@pytest.mark.parametrize(
+    ("operation", "args"),
+    [
+        (AddObject(prompt=FramePrompt(box=BOX)), {"box": list(BOX)}),
+        (
+            AddObject(prompt=FramePrompt(points=[(1, 2)], labels=[1]), label="", choice=0),
+            {"points": [[1.0, 2.0]], "labels": [1], "label": "", "choice": 0},
+        ),
+        (SegmentFrame(prompt=FramePrompt(points=[(1, 2)])), {"points": [[1.0, 2.0]]}),
+        (
+            SegmentFrame(prompt=FramePrompt(points=[(1, 2)]), multimask=True),
+            {"points": [[1.0, 2.0]], "multimask": True},
+        ),
+        (PinFrame(seq=3, lease_s=0.0), {"seq": 3, "lease_s": 0.0}),
+        (SetPrompts(prompts=()), {"prompts": []}),
+        (SetPrompts(prompts=("mug",), most={"mug": 1}), {"prompts": ["mug"], "most": {"mug": 1}}),
+        (
+            AddExemplar(name="nut", boxes=(FramePrompt(box=BOX),), labels=(1,)),
+            {"name": "nut", "boxes": [list(BOX)], "labels": [1]},
+        ),
+        (Reset(), {}),
+        (ConfirmHandOver(token="t"), {"token": "t"}),
+        (ConfirmHandOver(token="t", accepted=False), {"token": "t", "accepted": False}),
+    ],
+    ids=lambda value: value.op if hasattr(value, "op") else "",
+)
+def test_a_request_has_the_arguments_that_were_given(operation: Any, args: dict[str, Any]) -> None:
+    assert operation.to_args() == args
+    assert read_operation(operation.op, msgpack.unpackb(msgpack.packb(args))).to_args() == args
+
+
+def test_the_mask_of_a_prompt_is_packed_and_read() -> None:
+    mask = Mask((4, 6), (1, 1, 3, 3), Mask.from_full(_square()).crop)
+    args = AddObject(prompt=FramePrompt(mask=mask), camera="left").to_args()
+    read = AddObject.read(args)
+    assert (read.prompt.mask.full() == mask.full()).all()
+    assert read.camera == "left"
+
+
+def _square() -> Any:
+    import numpy as np
+
+    full = np.zeros((4, 6), dtype=bool)
+    full[1:3, 1:3] = True
+    return full
+
+
+def test_nil_counts_as_absent() -> None:
+    operation = read_operation("add_object", {"box": list(BOX), "points": None, "label": None, "seq": None})
+    assert (operation.to_args(), operation.op) == ({"box": list(BOX)}, "add_object")
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "field"),
+    [
+        ("add_objet", {}, ("add_objet", "add_object")),
+        ("add_object", {"box": list(BOX), "labl": "mug"}, ("labl", "label", *PROMPT)),
+        ("add_object", {}, ("points", "box", "mask")),
+        ("add_object", {"box": list(BOX), "stride": 99}, ("stride", "99")),
+        ("add_object", {"box": list(BOX), "priority": "high"}, ("priority", "high")),
+        ("remove_object", {}, ("id", "nothing")),
+        ("remove_object", {"id": "1"}, ("id", "1")),
+        ("pause", {"camera": "left"}, ("camera", "none")),
+        ("set_prompts", {"prompts": ["mug"], "scores": {"mug": 2.0}}, ("mug", "0.01..1.0")),
+        ("add_exemplar", {"name": "nut", "boxes": [list(BOX)], "labels": [1, 0]}, ("labels", "1")),
+        ("points", {"id": 1, "count": 0}, ("count", "10000")),
+        ("read_snapshot", {"snapshot": 1}, ("offset",)),
+    ],
+)
+def test_a_wrong_request_names_the_field(op: str, args: dict[str, Any], field: tuple[str, ...]) -> None:
+    with refuses(RequestError, field=field):
+        read_operation(op, args)
+
+
+@pytest.mark.parametrize("kind", OPERATIONS.values(), ids=OPERATIONS)
+def test_an_operation_cannot_be_changed(kind: type[Any]) -> None:
+    assert kind.__dataclass_params__.frozen
+    assert all(part.kw_only for part in fields(kind))

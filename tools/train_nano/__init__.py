@@ -1,1 +1,0 @@
-"""Training of the bundled nano tracker: `python -m tools.train_nano`."""

@@ -1,0 +1,1 @@
+"""Training of the bundled nano tracker: `python -m training.nano`."""
