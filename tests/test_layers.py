@@ -35,8 +35,6 @@ LAYERS = (
     {"cli"},
     {"__main__"},
 )
-# until the read of the memory bank is one Protocol
-KNOWN_CIRCLE = {"sam3_node.models.sam.memory_read", "sam3_node.models.sam.read_kernel"}
 TORCH = ("models", "tracking", "detection", "engines", "perception")
 LIGHT = ("cameras", "recording", "console", "bridges", "visualization", "bags", "calibration", "cli")
 FORBIDDEN = {
@@ -183,7 +181,7 @@ def test_no_import_circle() -> None:
 def test_no_import_circle_inside_a_package(module: str) -> None:
     """Imports for types alone and imports in functions count: a circle of files is one file, however it is hidden."""
     circle = find_circle(module, list_siblings)
-    assert circle is None or set(circle) <= KNOWN_CIRCLE, " -> ".join(circle)
+    assert circle is None, " -> ".join(circle)
 
 
 def test_no_two_classes_have_one_name() -> None:
