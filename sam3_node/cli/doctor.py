@@ -90,7 +90,7 @@ def run_checks(settings: Settings) -> Iterator[CheckResult]:
     yield _check_version("python", python, PYTHON, "fix", "install Python 3.11 or newer")
     yield from _check_dependencies()
     yield from _check_opencv()
-    yield from _check_torch()
+    yield from _check_torch(settings.model.device)
     yield from _check_options(settings)
     yield _check_realsense()
     yield CheckResult("cpu", "ok", f"{_count_cpus()} threads for this process")
@@ -187,8 +187,11 @@ def _check_opencv() -> Iterator[CheckResult]:
     yield _check_version("cv2", cv2.__version__, OPENCV, "fix", f"pip install 'opencv-python{OPENCV}'")
 
 
-def _check_torch() -> Iterator[CheckResult]:
-    """Check torch and its GPUs. torch may be missing, because cameras and policies do not need it."""
+def _check_torch(device: str) -> Iterator[CheckResult]:
+    """Check torch and its GPUs; `model.device` may ask for one.
+
+    torch may be missing, because cameras and policies do not need it.
+    """
     try:
         torch = importlib.import_module("torch")
     except ImportError as error:
@@ -200,6 +203,13 @@ def _check_torch() -> Iterator[CheckResult]:
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             yield _check_gpu(torch, index)
+    elif device.startswith("cuda"):
+        yield CheckResult(
+            "gpu",
+            "fix",
+            f"model.device {device}: expected a GPU, torch {torch.__version__} finds none",
+            "check nvidia-smi and that torch is built for CUDA, or take --model.device auto",
+        )
     elif shutil.which("nvidia-smi"):
         build = "CPU only"
         if torch.version.cuda:
@@ -221,7 +231,7 @@ def _check_gpu(torch: object, index: int) -> CheckResult:
     memory = f"{properties.total_memory / 2**30:.0f} GiB"
     detail = f"{properties.name}, capability {capability}, {memory}"
     if properties.major < 8:
-        detail += ", no units for bfloat16: leave model.dtype auto, which then takes float16"
+        detail += ", no units for bfloat16: leave model.dtype auto, which then takes float32"
     return CheckResult(f"gpu {index}", "ok", detail)
 
 
@@ -311,10 +321,15 @@ def _check_weights(what: str, settings: Settings) -> CheckResult:
     if what == "detector" and settings.detector.kind == "none":
         return CheckResult("weights", "ok", "detector: none")
     try:
-        from ..models.weight_files import locate_weights
+        from ..models.weight_files import is_gated, is_logged_in, locate_weights
     except ImportError:
         return CheckResult(
             "weights", "warn", f"{what}: not checked, which needs torch", install_advice("node")
+        )
+    if is_gated(name) and not is_logged_in():
+        hint = f"ask for access on the page of {name}, then: hf auth login"
+        return CheckResult(
+            "weights", "warn", f"{what}: {name} is gated, and nobody is logged in to the hub", hint
         )
     return _check("weights", lambda: f"{what}: {locate_weights(name)}")
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import huggingface_hub
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
@@ -24,6 +25,8 @@ from ..errors import ModelError, did_you_mean, summarize_error
 from ..files import describe_stand_in, explain_os_error
 
 CONFIG = "config.json"
+GATED = ("facebook/sam3",)
+"""Weights on the hub that users have to ask for."""
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 _READ = (".json", ".safetensors", ".txt", ".bin")
@@ -47,6 +50,16 @@ def check_weight_files(folder: Path) -> None:
         raise ModelError(
             f"{folder}: expected weights that lie in their folder, found {'; '.join(reasons[:3])}; copy them there"
         )
+
+
+def is_gated(name: str) -> bool:
+    """Return True for weights that the hub gives to users with access alone, and that are not in the cache."""
+    return name in GATED and not os.path.isdir(name) and _find(name, CONFIG, local_files_only=True) is None
+
+
+def is_logged_in() -> bool:
+    """Return True if this user has a token of the hub."""
+    return huggingface_hub.get_token() is not None
 
 
 def locate_weights(name: str) -> str:

@@ -300,6 +300,27 @@ def test_doctor_says_what_was_chosen_for_the_gpu_and_estimates_its_memory(
     assert mentions(next(iter(doctor._check_options(settings))).detail, "7.0 ms with 4 objects")
 
 
+def test_doctor_asks_for_the_gpu_that_the_settings_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    asked = {check.name: check for check in doctor._check_torch("cuda:1")}["gpu"]
+    assert asked.status == "fix"
+    assert mentions(asked.detail, "model.device", "cuda:1")
+    assert {check.status for check in doctor._check_torch("auto")} <= {"ok", "warn"}
+
+
+@pytest.mark.parametrize("token", [None, "hf_secret"])
+def test_doctor_warns_of_gated_weights_without_a_login(
+    token: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight_files = pytest.importorskip("sam3_node.models.weight_files")
+    monkeypatch.setattr(weight_files.huggingface_hub, "get_token", lambda: token)
+    monkeypatch.setattr(weight_files, "_find", lambda *args, **options: None)
+    check = doctor._check_weights("model", load_settings(overrides={"model.name": "facebook/sam3"}))
+    assert (check.status == "warn") == (token is None)
+    assert mentions(check.hint, "hf auth login") == (token is None)
+
+
 def test_the_estimate_of_memory_counts_the_bank_as_it_is() -> None:
     memory = pytest.importorskip("sam3_node.tracking.memory")
     tiny = pytest.importorskip("tests.support.tiny")
