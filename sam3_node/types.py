@@ -91,7 +91,8 @@ class SavedFields:
     def restore(self, state: State) -> None:
         """Continue from the moment at which `state` was called."""
         for name in self.SAVED:
-            saved, part = state[name.lstrip("_")], getattr(self, name)
+            saved = state[name.lstrip("_")]
+            part = getattr(self, name)
             if hasattr(part, "restore"):
                 part.restore(saved)
             else:
@@ -253,10 +254,14 @@ class Mask:
     def from_full(cls, full: np.typing.NDArray[np.bool_]) -> Mask:
         """Create a mask from a bool image [height, width], cropped to its tight box."""
         height, width = full.shape
-        rows, columns = np.flatnonzero(full.any(axis=1)), np.flatnonzero(full.any(axis=0))
+        rows = np.flatnonzero(full.any(axis=1))
+        columns = np.flatnonzero(full.any(axis=0))
         if rows.size == 0:
             return cls.empty((height, width))
-        x0, y0, x1, y1 = int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
+        x0 = int(columns[0])
+        y0 = int(rows[0])
+        x1 = int(columns[-1]) + 1
+        y1 = int(rows[-1]) + 1
         return cls((height, width), (x0, y0, x1, y1), np.ascontiguousarray(full[y0:y1, x0:x1]))
 
     @classmethod
@@ -283,13 +288,15 @@ class Mask:
     def shifted(self, dx: int, dy: int) -> Mask:
         """Return the mask moved by whole pixels to the right and down; what leaves the image is cut off."""
         height, width = self.size
-        left, top = self.box[0] + dx, self.box[1] + dy
+        left = self.box[0] + dx
+        top = self.box[1] + dy
         rows = slice(max(0, -top), max(0, height - top))
         kept = Mask.from_full(self.crop[rows, max(0, -left) : max(0, width - left)])
         if not kept.crop.size:
             return Mask.empty(self.size)
         x0, y0, x1, y1 = kept.box
-        left, top = max(0, left), max(0, top)
+        left = max(0, left)
+        top = max(0, top)
         return Mask(self.size, (x0 + left, y0 + top, x1 + left, y1 + top), kept.crop)
 
     def paint(self, image: np.typing.NDArray[Any], value: object) -> None:
@@ -374,13 +381,13 @@ class Instance:
 
     def collision_object(self) -> dict[str, Any] | None:
         """Return the upright box as a map of the shape of MoveIt's moveit_msgs/CollisionObject; None without a box."""
-        centre, quaternion, size = self.upright_centre_m, self.upright_quaternion_xyzw, self.upright_size_m
+        centre = self.upright_centre_m
+        quaternion = self.upright_quaternion_xyzw
+        size = self.upright_size_m
         if centre is None or quaternion is None or size is None:
             return None
-        position, orientation = (
-            dict(zip("xyz", centre, strict=True)),
-            dict(zip("xyzw", quaternion, strict=True)),
-        )
+        position = dict(zip("xyz", centre, strict=True))
+        orientation = dict(zip("xyzw", quaternion, strict=True))
         return {
             "header": {"frame_id": self.frame},
             "id": f"object_{self.id}",
@@ -412,7 +419,8 @@ class Instance:
         opposite directions (the minmod limiter): then its shape has changed. The covariance becomes that of a line
         through two positions with white noise of acceleration, an upper bound, as the node filters velocities.
         """
-        ratio, shift = ahead_s / gap_s, []
+        ratio = ahead_s / gap_s
+        shift = []
         for axis in (0, 1):
             sides = [self.box[side] - before.box[side] for side in (axis, axis + 2)]
             shift.append(round(ratio * min(sides, key=abs)) if sides[0] * sides[1] > 0 else 0)
@@ -535,7 +543,8 @@ class MaskFrame:
         gap_s = (self.capture_ns - before.capture_ns) / NANOSECONDS
         is_close = 0 < gap_s <= MAX_MOTION_S and before.epoch == self.epoch
         earlier = {instance.id: instance for instance in before.instances if is_close}
-        moved, unmoved = list(self.instances), dict[int, Unmoved]()
+        moved = list(self.instances)
+        unmoved = dict[int, Unmoved]()
         for index, instance in enumerate(moved):
             then = earlier.get(instance.id)
             why = "too far" if abs(ahead_s) * 1000 > max_ms else instance._why_unmoved(then)

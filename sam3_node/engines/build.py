@@ -20,7 +20,8 @@ from .tensorrt.runtime import require_fused
 OBJECTS_A_CALL = {"read": OPTIMAL_OBJECTS}
 """Largest number of objects of a call, by stage: so many fill a GPU, and each needs memory (256 MB at 1008 pixels)."""
 TIMINGS = "timing.cache"
-USUAL_SIDE, MAX_PLAN_BYTES = 1008, 2e9
+USUAL_SIDE = 1008
+MAX_PLAN_BYTES = 2e9
 """A plan for an image of that side that needs more device memory holds the scores of the read: 4 objects x 5184 x
 51,964 of two bytes are 2.15 GB. With fused attention it needs about half."""
 
@@ -96,7 +97,8 @@ def _build_stages(
 ) -> tuple[dict[str, bytes], dict[str, float]]:
     """Return the plan of each stage, and the seconds that it took."""
     stages = tracker_stages(model, key.bank_size)
-    plans, build_s = {}, {}
+    plans = {}
+    build_s = {}
     for number, (name, stage) in enumerate(stages.items(), start=1):
         title = f"{name} ({number} of {len(stages)})"
         step = BuildStep(title, progress, store.expected_s(key, name))

@@ -44,7 +44,9 @@ class FixedPhrases:
     """A replacement for YoloWorld: `run` looks for up to PHRASES phrases, the network itself for more."""
 
     def __init__(self, run: Run, stage: StageSpec, net: YoloWorld) -> None:
-        self.run, self.stage, self.net = run, stage, net
+        self.run = run
+        self.stage = stage
+        self.net = net
 
     def __call__(self, pixels: Tensor, text: Tensor) -> Detections:
         """Detect on RGB pixels [1, 3, S, S] in 0..1 with vectors [K, D], as YoloWorld does; raise what `run` raises."""
@@ -111,10 +113,12 @@ def build_detector(
     settings: Settings, gpu: str = LOCAL, progress: ReportProgress = ignore_progress
 ) -> StoredEngine:
     """Build and store the engine of the YOLO-World that `settings` name; see `build_engines`."""
-    store, folder = EngineStore(settings.engine.folder), resolve_folder(settings.detector)
+    store = EngineStore(settings.engine.folder)
+    folder = resolve_folder(settings.detector)
     with reraise_out_of_memory(EngineError, "while the detector's engine was built"):
         net = load_yolo_world(folder, device=settings.model.device, dtype=resolve_detector_dtype(settings))
-        stage, key = specify_network(net), compute_detector_key(settings, net.config.image_size, gpu)
+        stage = specify_network(net)
+        key = compute_detector_key(settings, net.config.image_size, gpu)
         step = BuildStep("detect (by name)", progress, store.expected_s(key, DETECT))
         with tempfile.TemporaryDirectory(prefix="sam3_node_engine_") as temporary:
             path = export(stage, Path(temporary) / f"{DETECT}.onnx")
@@ -191,14 +195,16 @@ class DetectorSlot(EngineSlot):
         text = self.detector.prepare(choose_phrases(self.settings.detector)).vectors.float()
         folder = resolve_folder(self.settings.detector)
         reference = load_yolo_world(folder, device=text.device, dtype="float32")
-        run, spec = engines.runs[DETECT], engines.specs[DETECT]
+        run = engines.runs[DETECT]
+        spec = engines.specs[DETECT]
         report = compare_detector(reference, run, spec, clip.frames, text, self.settings.engine.min_cosine)
         own = self.detector.model
         network = FixedPhrases(run, spec, own)
         return replace(report, times=time_detector(network, own, clip.frames, text, self.clock))
 
     def install(self, engines: LoadedEngines) -> None:
-        run, spec = engines.runs[DETECT], engines.specs[DETECT]
+        run = engines.runs[DETECT]
+        spec = engines.specs[DETECT]
         run(*spec.examples())  # so that an engine that fails does so now, not on a frame
         self.detector.network = FixedPhrases(run, spec, self.detector.model)
 

@@ -65,7 +65,8 @@ class EngineKey(Section):
 
     def describe_differences(self, required: EngineKey) -> list[str]:
         """Return each reason why engines of this key cannot serve as `required`; empty if they can."""
-        own, other = self.model_dump(exclude=INFORMATIVE), required.model_dump(exclude=INFORMATIVE)
+        own = self.model_dump(exclude=INFORMATIVE)
+        other = required.model_dump(exclude=INFORMATIVE)
         if self.max_objects > required.max_objects:
             del own["max_objects"]
         return [
@@ -125,7 +126,8 @@ class StoredEngine(NamedTuple):
         with explain_os_error(EngineError, f"cannot read {path}", f"; {BUILD_HINT}"):
             _require_private(self.folder.parent, self.folder)
             plan = read_private(path)
-        expected, digest = self.manifest.plans.get(stage), hashlib.sha256(plan).hexdigest()
+        expected = self.manifest.plans.get(stage)
+        digest = hashlib.sha256(plan).hexdigest()
         if digest != expected:
             raise EngineError(f"{path} is damaged: expected sha256 {expected}, found {digest}; {BUILD_HINT}")
         return plan
@@ -257,9 +259,11 @@ def compute_key(model: TrackerModel, settings: Settings, gpu: str = LOCAL) -> En
         require_compilable(engine, model.device)
         target = find_inductor_target(model.device, gpu)
         hardware = {"gpu": target.generation, "gpu_name": target.name, "cpu": describe_processor()}
-        most, fields = MAX_OBJECTS, {"library": INDUCTOR, "version": str(torch.__version__), **hardware}
+        most = MAX_OBJECTS
+        fields = {"library": INDUCTOR, "version": str(torch.__version__), **hardware}
     else:
-        most, fields = round_up_objects(settings.tracker.max_objects), describe_tensorrt(gpu)
+        most = round_up_objects(settings.tracker.max_objects)
+        fields = describe_tensorrt(gpu)
         _require_arithmetic(engine.arithmetic, fields["gpu"])
     return EngineKey(
         model=model.name,
@@ -315,7 +319,8 @@ def choose_model_dtype(settings: Settings) -> str | torch.dtype:
 
     Nothing is rounded then between the stages, and torch answers prompts in the same arithmetic.
     """
-    model, engine = settings.model, settings.engine
+    model = settings.model
+    engine = settings.engine
     if engine.kind == "torch" or model.dtype != "auto" or pick_device(model.device).type != "cuda":
         return model.dtype
     return resolve_dtype(engine.arithmetic)
@@ -349,7 +354,8 @@ def checkpoint_digest(name: str) -> str:
     if not folder.is_dir():
         config = cached_file(name, CONFIG, _raise_exceptions_for_missing_entries=False)
         folder = Path(config).parent if config else folder
-    digest, path = hashlib.sha256(), folder
+    digest = hashlib.sha256()
+    path = folder
     try:
         check_weight_files(folder)
         for path in list_weight_files(folder):

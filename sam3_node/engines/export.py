@@ -204,8 +204,10 @@ class BuildStep:
         expected_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._title, self._report = title, report
-        self._expected_s, self._clock = expected_s, clock
+        self._title = title
+        self._report = report
+        self._expected_s = expected_s
+        self._clock = clock
         self._start_s = clock()
         report(title, 0.0)
 

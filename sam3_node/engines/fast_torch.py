@@ -205,9 +205,11 @@ class Fp8Linear(nn.Module):
         # multiple of 256 (pytorch issue 133334), and SAM 3 has 5184. Fast accumulation errs by at most 2 % for 4096
         # inputs (arXiv 2412.19437, sec. 3.3.2), less than the rounding to FP8 (3.7 % RMS of a product), and the gate
         # judges both together.
-        left, right = self.input_scale, self.one
+        left = self.input_scale
+        right = self.one
         if x.device.type == "cpu":  # many processors multiply FP8 with a scale for each row alone
-            left, right = left.repeat(len(flat), 1), right.repeat(1, len(self.weight))
+            left = left.repeat(len(flat), 1)
+            right = right.repeat(1, len(self.weight))
         product = torch._scaled_mm(
             flat, self.weight.T, scale_a=left, scale_b=right, out_dtype=x.dtype, use_fast_accum=True
         )

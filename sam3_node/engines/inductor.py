@@ -211,7 +211,8 @@ class CompiledArtifacts:
     """
 
     def __init__(self, folder: Path, key: str) -> None:
-        self._folder, self._name = folder, f"{key}{ARTIFACTS}"
+        self._folder = folder
+        self._name = f"{key}{ARTIFACTS}"
         self._loaded: frozenset[tuple[str, str]] = frozenset()
 
     def load(self) -> None:
@@ -272,7 +273,8 @@ class GraphedStage:
     """
 
     def __init__(self, run: Run, capture: Capture) -> None:
-        self.run, self._capture = run, capture
+        self.run = run
+        self._capture = capture
         self.limits = find_limits(run)
         self._graphs: dict[tuple[object, ...], CapturedGraph] = {}
         self._places: dict[tuple[int, tuple[int, ...], torch.dtype], Tensor] = {}
@@ -333,7 +335,8 @@ def capture_cuda_graph(run: Run, inputs: Inputs, pool: Any) -> CapturedGraph:
 
 def _warm_up(run: Run, inputs: Inputs) -> None:
     """Run the stage on a side stream, because a capture must not contain the work of first calls."""
-    current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    current = torch.cuda.current_stream()
+    side = torch.cuda.Stream()
     side.wait_stream(current)
     with torch.cuda.stream(side):
         for _ in range(WARM_UP_CALLS):

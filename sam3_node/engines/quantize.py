@@ -73,7 +73,8 @@ class Recipe(Section):
                 f"FP8: expected an encoder with layers of the kinds {', '.join(self.kinds)}, found none, as in "
                 "EdgeTAM's of convolutions alone; use --engine.precision bfloat16"
             )
-        names, excluded = list(find_layers(stage)), set[str]()
+        names = list(find_layers(stage))
+        excluded = set[str]()
         for exclusion in self.exclude:
             matches = fnmatch.filter(names, exclusion.layers)
             if not matches:
@@ -115,7 +116,8 @@ EXTRA = "quantize"
 MAX_E4M3 = 448.0
 MIN_SCALE = 2.0**-14  # smaller scales gain nothing, because FP8 has its own exponents
 CALIBRATE_HINT = "make them: sam3-node calibrate fp8 SOURCE -o FILE"
-SCALES_FILE, RECIPE_FILE = "scales.json", "recipe.json"
+SCALES_FILE = "scales.json"
+RECIPE_FILE = "recipe.json"
 
 
 class QuantisedLayer(nn.Module):

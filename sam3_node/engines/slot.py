@@ -39,7 +39,8 @@ from .validation import Clock, Report, compare_stages, fit_stages, read_clock
 
 REPORT = "gate.json"
 MAX_REASON_CHARS = 100
-CLIP_FRAMES, CLIP_STEP = 16, 2
+CLIP_FRAMES = 16
+CLIP_STEP = 2
 CHECK_HINT = "see `sam3-node engine check`"
 _log = logging.getLogger(__name__)
 
@@ -59,7 +60,8 @@ class EngineSlot(ABC):
     """Name of the engines in messages, a noun without a verb."""
 
     def __init__(self, settings: Settings, clock: Clock = read_clock) -> None:
-        self.settings, self.clock = settings, clock
+        self.settings = settings
+        self.clock = clock
 
     @abstractmethod
     def compute_key(self) -> engine_store.EngineKey:
@@ -151,7 +153,8 @@ def check_tracker(settings: Settings, source: str | Path | None = None) -> Repor
 def use_torch(model: TrackerModel, stages: Stages, reason: EngineError) -> None:
     """Let the model's own torch stages serve in the place of engines that failed; the model's name says why."""
     _log.warning("engines cannot serve, torch does: %s", reason)
-    model.stages, model.static_shapes = stages, False
+    model.stages = stages
+    model.static_shapes = False
     model.name = f"{model.name} (torch: {shorten_reason(reason)})"
     if model.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -164,7 +167,8 @@ class TrackerSlot(EngineSlot):
 
     def __init__(self, model: TrackerModel, settings: Settings, clock: Clock = read_clock) -> None:
         super().__init__(settings, clock)
-        self.model, self._torch_stages = model, model.stages
+        self.model = model
+        self._torch_stages = model.stages
 
     def compute_key(self) -> engine_store.EngineKey:
         if self.settings.engine.kind != INDUCTOR:
@@ -173,7 +177,8 @@ class TrackerSlot(EngineSlot):
 
     def load(self, stored: engine_store.StoredEngine) -> LoadedEngines:
         dtype = engine_store.resolve_dtype(self.settings.engine.arithmetic)
-        specs, device = tracker_stages(self.model, dtype=dtype), self.model.device
+        specs = tracker_stages(self.model, dtype=dtype)
+        device = self.model.device
         workspace = Workspace(device)  # of plans; packages have their own
 
         def load(name: str) -> Run:

@@ -17,7 +17,10 @@ from ..models import TrackerModel
 from ..models.sam.stages import Run, find_limits
 from ..tracking.memory import MemoryBank, get_rule
 
-OBJECTS, MEMORIES, IMAGES = "objects", "memories", "images"  # the dimensions that vary
+# the dimensions that vary
+OBJECTS = "objects"
+MEMORIES = "memories"
+IMAGES = "images"
 MIN_MEMORIES = 2
 """Least memories of an object that a read takes at once: of one prompted frame and one other."""
 STAGES = ("encode", "read", "decode", "remember")
@@ -83,7 +86,9 @@ def tracker_stages(
     Weights without memory modules have the stage "encode" alone. dtype: the dtype that an engine of them computes in.
     By default it is the model's own. The encoder of SAM 3 also returns what a detector may share.
     """
-    number, (height, width), channels = dtype or model.dtype, model.grid, model.hidden
+    number = dtype or model.dtype
+    (height, width) = model.grid
+    channels = model.hidden
     image = TensorSpec("top", (1, channels, height, width), number)
     fine = TensorSpec("fine", (1, channels // 8, 4 * height, 4 * width), number)
     middle = TensorSpec("middle", (1, channels // 4, 2 * height, 2 * width), number)
@@ -151,7 +156,8 @@ def find_sizes(stage: StageSpec, inputs: Sequence[Tensor], max_objects: int, dev
         if OBJECTS in spec.shape and tensor.ndim == len(spec.shape):
             found |= {str(side): size for side, size in zip(spec.shape, tensor.shape, strict=True)}
             break
-    objects, memories = found[OBJECTS], found[MEMORIES]
+    objects = found[OBJECTS]
+    memories = found[MEMORIES]
     if not 1 <= objects <= max_objects:
         raise EngineError(
             f"{stage.name}: built for 1 to {max_objects} objects, found {objects}; build for more: "
@@ -200,7 +206,9 @@ class DtypeAdapter:
     """
 
     def __init__(self, run: Run, inside: StageSpec, outside: StageSpec) -> None:
-        self.run, self.inside, self.outside = run, inside, outside
+        self.run = run
+        self.inside = inside
+        self.outside = outside
         self.limits = find_limits(run)
 
     def __call__(self, *inputs: Tensor) -> Any:

@@ -43,7 +43,9 @@ from .export import EXTRA, BuildStep, ReportProgress, export, ignore_progress
 from .oom import reraise_out_of_memory
 from .specs import IMAGES, OBJECTS, STAGES, StageSpec, TensorSpec, tracker_stages
 
-ONNX, PLAN, ENSEMBLE = "onnxruntime_onnx", "tensorrt_plan", "ensemble"
+ONNX = "onnxruntime_onnx"
+PLAN = "tensorrt_plan"
+ENSEMBLE = "ensemble"
 FILES = {ONNX: "model.onnx", PLAN: "model.plan"}
 VERSION = "1"
 ONNX_PRECISIONS = ("float32", "float16")
@@ -107,7 +109,9 @@ class PromptDecode(nn.Module):
 
     def __init__(self, decoder: Decoder, labels: Sequence[int], multimask: bool) -> None:
         super().__init__()
-        self.decoder, self.multimask, self.points = decoder, multimask, len(labels)
+        self.decoder = decoder
+        self.multimask = multimask
+        self.points = len(labels)
         if isinstance(decoder.prompt_encoder, Sam1PromptEncoder) and len(labels) == 1:
             labels = (*labels, NO_POINT)
         device = decoder.no_memory.device
@@ -142,7 +146,8 @@ class FindNamed(nn.Module):
 
     def __init__(self, net: YoloWorld, segmented: int) -> None:
         super().__init__()
-        self.net, self.segmented = net, segmented
+        self.net = net
+        self.segmented = segmented
 
     def forward(self, pixels: Tensor, text: Tensor, frame: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Find objects on pixels [B, 3, S, S] by vectors [B, K, D], for frames [B, 2] of (width, height) pixels.
@@ -152,10 +157,12 @@ class FindNamed(nn.Module):
         boxes, scores = self.net(pixels, text)
         best, phrases = scores.max(dim=2)
         best, order = best.topk(min(CANDIDATES, best.shape[1]), dim=1)
-        boxes, phrases = boxes.gather(1, order[..., None].expand(-1, -1, 4)), phrases.gather(1, order)
+        boxes = boxes.gather(1, order[..., None].expand(-1, -1, 4))
+        phrases = phrases.gather(1, order)
         rivals = (box_iou(boxes, boxes) > MAX_IOU) & (phrases[:, None] == phrases[..., None])
         rivals |= torch.eye(order.shape[1], dtype=torch.bool, device=order.device)
-        left, chosen = best, []
+        left = best
+        chosen = []
         for _ in range(NAMED):
             chosen.append(left.argmax(dim=1, keepdim=True))
             row = chosen[-1][..., None].expand(-1, -1, order.shape[1])
@@ -305,7 +312,8 @@ def _specify_prompt(model: TrackerModel, encode: StageSpec, kind: str, labels: S
 
 def _specify_detector(net: YoloWorld, model: TrackerModel) -> StageSpec:
     """Specify the detector whose boxes are in pixels of the tracker's square; its phrases vary in number."""
-    side, found = net.config.image_size, (IMAGES, NAMED)
+    side = net.config.image_size
+    found = (IMAGES, NAMED)
     inputs = (
         TensorSpec("letterbox", (IMAGES, 3, side, side), torch.float32),
         TensorSpec("text", (IMAGES, OBJECTS, net.config.text_channels), torch.float32),
@@ -323,7 +331,8 @@ class _Describer:
     """Makes the configurations of models whose names begin with `name`."""
 
     def __init__(self, name: str, serving: Serving) -> None:
-        self._name, self._serving = name, serving
+        self._name = name
+        self._serving = serving
 
     def stage(self, stage: StageSpec, platform: str, model: TrackerModel) -> Config:
         """Return a stage's configuration. Stages of memories are not batched: all objects share an image's features."""

@@ -240,7 +240,8 @@ def compare_stages(
         expected = list(_track(reference, Stages(*comparators), clip, clip_prompts, comparators=comparators))
     faults = tuple(comparator.fault for comparator in comparators if comparator.fault)
     outputs = tuple(row for comparator in comparators for row in comparator.figures())
-    tracks, times = None, tuple[StageTime, ...]()
+    tracks = None
+    times = tuple[StageTime, ...]()
     if not faults:
         chain = served or reference
         chain_clip = [chain.preprocess(frame) for frame in frames]
@@ -272,7 +273,8 @@ def _prepare_clip(
 
 def fit_stages(stages: Stages, specs: Mapping[str, StageSpec], model: TrackerModel) -> Stages:
     """Return engines of these specs in the form in which they replace the modules of a model."""
-    outside, runs = tracker_stages(model), zip(STAGES, stages, strict=True)
+    outside = tracker_stages(model)
+    runs = zip(STAGES, stages, strict=True)
     return Stages(*(DtypeAdapter(run, specs[name], outside[name]) for name, run in runs))
 
 
@@ -284,7 +286,9 @@ class StageComparator:
     """
 
     def __init__(self, stage: StageSpec, reference: Run, candidate: Run) -> None:
-        self.stage, self.reference, self.candidate = stage, reference, candidate
+        self.stage = stage
+        self.reference = reference
+        self.candidate = candidate
         self.limits = find_limits(candidate)._replace(any_width=False, full_from=None)
         self.frame = 0
         self.fault = ""
@@ -314,7 +318,8 @@ class StageComparator:
     ) -> None:
         self.fault = _find_fault(self.stage, expected, outputs, self.frame)
         if self.fault:
-            self.lowest, self.worst_inputs = float("-inf"), inputs
+            self.lowest = float("-inf")
+            self.worst_inputs = inputs
             return
         comparable = self._select_objects(expected, outputs)
         for spec, left, right in zip(self.stage.outputs, expected, outputs, strict=True):
@@ -347,12 +352,14 @@ class StageComparator:
             worse = min(before, now, key=lambda row: row.cosine)
             self._rows[spec.name] = replace(worse, error=max(before.error, now.error))
             if now.cosine < self.lowest:
-                self.lowest, self.worst_inputs = now.cosine, inputs
+                self.lowest = now.cosine
+                self.worst_inputs = inputs
 
     def _compare_scalars(self, name: str) -> OutputFigures:
         """Compare an output of one number for each object over the whole clip: a cosine needs more than one number."""
         pairs = self._scalars[name]
-        left, right = torch.cat([pair[0] for pair in pairs]), torch.cat([pair[1] for pair in pairs])
+        left = torch.cat([pair[0] for pair in pairs])
+        right = torch.cat([pair[1] for pair in pairs])
         frame = max(pairs, key=lambda pair: (pair[0] - pair[1]).abs().max().item())[2]
         return OutputFigures(self.stage.name, name, cosine(left, right), _relative_error(left, right), frame)
 
@@ -369,7 +376,8 @@ def _find_fault(stage: StageSpec, expected: Sequence[Tensor], outputs: Sequence[
         return f"{stage.name}: expected {len(stage.outputs)} outputs, found {len(outputs)}"
     for spec, left, right in zip(stage.outputs, expected, outputs, strict=True):
         if (right.dtype, right.shape) != (spec.dtype, left.shape):
-            kind, expected_kind = _describe_kind(right.dtype, right), _describe_kind(spec.dtype, left)
+            kind = _describe_kind(right.dtype, right)
+            expected_kind = _describe_kind(spec.dtype, left)
             return f"{stage.name}: expected {spec.name} as {expected_kind}, found {kind}"
         if not bool(torch.isfinite(right).all()):
             return (
@@ -397,7 +405,9 @@ class TimedStage:
     """A stage that adds up the seconds that its calls take, with the device's work."""
 
     def __init__(self, run: Run, clock: Callable[[], float]) -> None:
-        self._run, self._clock, self._seconds = run, clock, 0.0
+        self._run = run
+        self._clock = clock
+        self._seconds = 0.0
         self.limits = find_limits(run)
 
     def __call__(self, *inputs: Tensor) -> Any:
@@ -408,7 +418,8 @@ class TimedStage:
 
     def take_ms(self) -> float:
         """Return the milliseconds of all calls since the last time that they were taken."""
-        seconds, self._seconds = self._seconds, 0.0
+        seconds = self._seconds
+        self._seconds = 0.0
         return 1e3 * seconds
 
 
@@ -428,11 +439,13 @@ def _track_beside_torch(
     static = engines or model.static_shapes
     if clock is None:
         return list(_track(model, stages, clip, prompts, static)), ()
-    read, own = partial(clock, model.device), model.stages
+    read = partial(clock, model.device)
+    own = model.stages
     mine, theirs = ([TimedStage(run, read) for run in side] for side in (stages, own))
     tracks = _track(model, Stages(*mine), clip, prompts, static)
     beside = _track(model, Stages(*theirs), clip, prompts, model.static_shapes)
-    masks, frames = [], list[list[list[float]]]()
+    masks = []
+    frames = list[list[list[float]]]()
     for mask, _ in zip(tracks, beside, strict=True):  # in turns, so that a change of the load meets both
         masks.append(mask)
         frames.append([[stage.take_ms() for stage in side] for side in (mine, theirs)])
@@ -455,7 +468,8 @@ def _track(
 ) -> Iterator[Tensor]:
     """Track the clip; yield the masks of each frame, bool [N, 4h, 4w] on the CPU, in the order of the prompts."""
     model = copy.copy(model)
-    model.stages, model.static_shapes = stages, static
+    model.stages = stages
+    model.static_shapes = static
     tracker = Tracker(model, max_objects=len(prompts))
     for number, pixels in enumerate(clip):
         for comparator in comparators:
@@ -484,7 +498,8 @@ def _find_worst_layers(
 ) -> tuple[tuple[str, float], ...]:
     """Return the layers that differ most in the stage that differs most, as (stage.layer, cosine)."""
     worst = min(comparators, key=lambda comparator: comparator.lowest)
-    name, run = worst.stage.name, worst.candidate
+    name = worst.stage.name
+    run = worst.candidate
     module = run if isinstance(run, nn.Module) else find_module(name) if find_module else None
     if module is None or not isinstance(worst.reference, nn.Module):
         return ()
@@ -511,7 +526,8 @@ def worst_layers(
     Layers are the leaf modules of the reference that `other` has under the same name. `inputs` belong to one forward
     pass, `other_inputs` are the same in the dtypes of `other`. Of large outputs it compares an evenly spread sample.
     """
-    others, layers = dict(other.named_modules()), reference.named_modules()
+    others = dict(other.named_modules())
+    layers = reference.named_modules()
     names = [
         name
         for name, layer in layers
@@ -528,7 +544,8 @@ def cosine(first: Tensor, second: Tensor) -> float:
 
     NaN if one holds values that are not finite. Two tensors of zeros only count as equal: 1.
     """
-    left, right = first.flatten().float(), second.flatten().float()
+    left = first.flatten().float()
+    right = second.flatten().float()
     if not (left.any() or right.any()):
         return 1.0
     return F.cosine_similarity(left, right, dim=0).clamp(max=1.0).item()
@@ -567,7 +584,9 @@ def _lowest_cosine(expected: Sequence[Tensor], outputs: Sequence[Tensor]) -> flo
 
 MAX_PROMPTS = 4
 EVERYTHING = EverythingOptions(grid=6, min_iou=0.0, min_stability=0.0, max_overlap=0.5, most=MAX_MASKS)
-MIN_AREA, MAX_AREA = 0.002, 0.4  # as fractions of the image
+# as fractions of the image
+MIN_AREA = 0.002
+MAX_AREA = 0.4
 
 
 @torch.inference_mode()

@@ -176,7 +176,8 @@ def size_step(config: Any) -> int:
 
 def suggest_sizes(config: Any) -> list[int]:
     """Return sizes in pixels from the weights' own down to half of it, the largest first."""
-    own, unit = side(config.prompt_encoder_config.image_size), size_step(config)
+    own = side(config.prompt_encoder_config.image_size)
+    unit = size_step(config)
     return list(dict.fromkeys(max(2, round(own * sixths / 6 / unit)) * unit for sixths in SIXTHS))
 
 

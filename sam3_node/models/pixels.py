@@ -65,7 +65,8 @@ class Letterbox(NamedTuple):
 
     def to_frame(self, boxes: Tensor) -> Tensor:
         """Convert boxes [..., 4] from pixels of the network's input to pixels of the frame, clipped to the frame."""
-        ratio, offset = boxes.new_tensor(self.ratio * 2), boxes.new_tensor(self.offset * 2)
+        ratio = boxes.new_tensor(self.ratio * 2)
+        offset = boxes.new_tensor(self.offset * 2)
         edge = boxes.new_tensor((self.width, self.height) * 2)
         return torch.minimum(((boxes - offset) / ratio).clamp(min=0), edge)
 
@@ -87,12 +88,15 @@ def letterbox(
     high, wide = (size, size) if isinstance(size, int) else size
     height, width = image.shape[:2]
     scale = min(high / height, wide / width)
-    rows, columns = max(1, round(height * scale)), max(1, round(width * scale))
+    rows = max(1, round(height * scale))
+    columns = max(1, round(width * scale))
     ratio = (columns / width, rows / height)
     if stride is not None:
-        high, wide = -(-rows // stride) * stride, -(-columns // stride) * stride
+        high = -(-rows // stride) * stride
+        wide = -(-columns // stride) * stride
         ratio = (scale, scale)  # the public implementation leaves the rounding out of the boxes
-    top, left = (high - rows) // 2, (wide - columns) // 2
+    top = (high - rows) // 2
+    left = (wide - columns) // 2
     pixels = resize_frame(image, (rows, columns), device, rgb=rgb, resize=resize)
     pixels = F.pad(pixels, (left, wide - columns - left, top, high - rows - top), value=GREY)
     return pixels, Letterbox(width, height, ratio, (left, top))
@@ -172,7 +176,8 @@ def _survivors(boxes: Tensor, classes: Tensor, iou: float) -> Tensor:
 
 def box_iou(first: Tensor, second: Tensor) -> Tensor:
     """Return the IoU [..., n, m] of boxes [..., n, 4] and [..., m, 4]; 0 where both are empty."""
-    first, second = first[..., None, :], second[..., None, :, :]
+    first = first[..., None, :]
+    second = second[..., None, :, :]
     low = torch.maximum(first[..., :2], second[..., :2])
     high = torch.minimum(first[..., 2:], second[..., 2:])
     common = (high - low).clamp(min=0).prod(dim=-1)
@@ -197,7 +202,8 @@ def _area(boxes: Tensor) -> Tensor:
 
 def to_corners(boxes: Tensor) -> Tensor:
     """Convert boxes [..., 4] from centre x, centre y, width and height to x0 y0 x1 y1."""
-    centre, half = boxes[..., :2], boxes[..., 2:] / 2
+    centre = boxes[..., :2]
+    half = boxes[..., 2:] / 2
     return torch.cat([centre - half, centre + half], dim=-1)
 
 

@@ -149,9 +149,11 @@ def check_digest(path: Path, hint: str | None = None) -> None:
 
     hint: how to get the file again; by default, how to get the bundled weights again.
     """
-    digest_file, hint = digest_path(path), hint or _reinstall_hint(path)
+    digest_file = digest_path(path)
+    hint = hint or _reinstall_hint(path)
     with explain_os_error(ModelError, f"cannot check {path} against its digest", f"; {hint}"):
-        line, digest = digest_file.read_text(errors="replace").strip(), _compute_sha256(path)
+        line = digest_file.read_text(errors="replace").strip()
+        digest = _compute_sha256(path)
     if line not in (f"{digest}  {path.name}", f"{digest} *{path.name}"):
         raise ModelError(
             f"{path} is damaged or not the file of {digest_file}: expected its sha256 there, {digest}, as sha256sum "

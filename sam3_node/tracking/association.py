@@ -72,7 +72,8 @@ def compute_pairwise_scores(
     masks [T, h, w] and detections [D, h, w] are logits. boxes [D, 4] are in pixels of these masks. appearance
     ([T, P, C], bool [T, P]) is the result of `Tracker.appearance`. pointers [D, C] belong to the detections.
     """
-    tracked, new = masks > 0, detections > 0
+    tracked = masks > 0
+    new = detections > 0
     parts = (
         mask_iou(tracked, new),
         box_iou(mask_boxes(tracked), boxes.to(masks.device)) * tracked.flatten(1).any(dim=1)[:, None],
@@ -139,7 +140,8 @@ def _find_uncovered(scores: PairwiseScores, matched: set[int], max_overlap: floa
 
 def mask_iou(first: Tensor, second: Tensor) -> Tensor:
     """Return the IoU [N, M] of bool masks [N, h, w] and [M, h, w]; 0 where both are empty."""
-    a, b = first.flatten(1).float(), second.flatten(1).float()
+    a = first.flatten(1).float()
+    b = second.flatten(1).float()
     shared = a @ b.T
     return shared / (a.sum(dim=1)[:, None] + b.sum(dim=1) - shared).clamp(min=1)
 
@@ -222,7 +224,8 @@ class Lifecycle:
         """
         life = self._lives.setdefault(object_id, _TrackLife())
         if anew:
-            life.rounds, life.names = 0, {}
+            life.rounds = 0
+            life.names = {}
         life.rounds += 1
         if features:
             life.names.setdefault(label, NameEvidence()).add(features)
@@ -242,12 +245,14 @@ class Lifecycle:
         life.missed += 1
         life.rounds += 1
         if life.hidden:
-            life.rounds, life.names = 0, {}
+            life.rounds = 0
+            life.names = {}
 
     def wait(self, object_id: int, now_ns: int) -> None:
         """Record a frame on which the object cannot be seen, where it is known to be: no time passes for it."""
         life = self._lives[object_id]
-        life.hidden, life.evidence_ns = True, now_ns
+        life.hidden = True
+        life.evidence_ns = now_ns
 
     def observe(self, object_id: int, score: float, visible: bool, now_ns: int) -> None:
         """Record the object's mask on a frame. A mask with a high score is evidence, unless the object is tentative."""

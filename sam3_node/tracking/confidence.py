@@ -67,7 +67,8 @@ class ConfidenceEstimator:
 
     def __init__(self, capacity: int, side: int, channels: int) -> None:
         self._weights: Floats = np.array([MASK_WEIGHTS.get(name, 0.0) for name in FEATURES])
-        self._bias, self._jumped = MASK_BIAS, JUMPED
+        self._bias = MASK_BIAS
+        self._jumped = JUMPED
         self._rows: dict[int, int] = {}
         self._free = list(range(capacity))
         self._history = TrackHistory(capacity, (grid_side(side),) * 2)

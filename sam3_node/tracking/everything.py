@@ -133,7 +133,8 @@ def segment_everything(
     `census` is filled with the number of candidates.
     The masks do not depend on what happens between the turns, as long as the features stay as they are.
     """
-    options, census = options.complete(model), census or Census()
+    options = options.complete(model)
+    census = census or Census()
     limits = MaskLimits(options.min_iou or 0.0, options.min_stability or 0.0)
     masks = Everything(
         torch.zeros(0, *model.mask_size, device=model.device), torch.zeros(0, device=model.device)

@@ -175,14 +175,16 @@ class MemoryBank:
         self, model: TrackerModel, max_objects: int, bank_size: int, rule: SelectionRule, history: int = 0
     ) -> None:
         self._rule = rule
-        self._num_maskmem, self._max_pointers = model.num_maskmem, model.max_pointers
+        self._num_maskmem = model.num_maskmem
+        self._max_pointers = model.max_pointers
         self._window = bank_size - 1
         self._ring = self._window + history
         self._conditioning = model.max_conditioning if model.max_conditioning > 0 else CONDITIONING_SLOTS
         self._keeps_anchor = rule.keeps_anchor and self._conditioning > 1
         # columns of the conditioning memories: the last one may be the anchor's
         prompts = self._conditioning - self._keeps_anchor
-        self._prompts, self._anchor = slice(prompts), slice(prompts, None)
+        self._prompts = slice(prompts)
+        self._anchor = slice(prompts, None)
         self._pointer_window = max(self._window, model.max_pointers - 1)
         self._pointer_ring = self._pointer_window + history
         self.features = torch.zeros(  # [objects, ring + conditioning, T, 64]
@@ -275,7 +277,10 @@ class MemoryBank:
             self.features[row, frame % self._ring] = memory[0]
         if now - frame < self._pointer_ring:
             at = row, frame % self._pointer_ring
-            self._frame[at], self._prompted[at], self._score[at], self._area[at] = frame, True, 1.0, 0
+            self._frame[at] = frame
+            self._prompted[at] = True
+            self._score[at] = 1.0
+            self._area[at] = 0
 
     def has_tracked(self, row: int, frame: int) -> bool:
         """Return True if the object in `row` was tracked on `frame` without a prompt, as far as the ring goes back."""
@@ -323,7 +328,8 @@ class MemoryBank:
             mask = np.concatenate([memory.valid, pointer.valid], axis=1)
         else:
             every = np.arange(len(rows))
-            memory, pointer = memory.take(every), pointer.take(every)
+            memory = memory.take(every)
+            pointer = pointer.take(every)
             mask = _join_masks(memory.valid, pointer.valid)
         [gather] = self._send([_Selection(memory, pointer, mask)])
         return gather(find_place)
@@ -339,13 +345,16 @@ class MemoryBank:
         many memories as the next of these widths. `padded`: numbers of pointers are equal, with a mask of them.
         """
         self._settle()
-        memory, pointer = self._memory_slots(rows, frame), self._pointer_slots(rows, frame)
-        counts, widths = memory.valid.sum(axis=1), np.array(self.read_widths)
+        memory = self._memory_slots(rows, frame)
+        pointer = self._pointer_slots(rows, frame)
+        counts = memory.valid.sum(axis=1)
+        widths = np.array(self.read_widths)
         if engine_objects:
             keys = widths[np.searchsorted(widths, counts)]
         else:
             keys = np.where(np.isin(counts, widths), counts, 0) if static else counts
-        placed, selections = [], []
+        placed = []
+        selections = []
         for count in np.unique(keys).tolist():
             positions = np.flatnonzero(keys == count)
             chosen = pad_to_batch(positions) if static else positions
@@ -426,7 +435,8 @@ class MemoryBank:
 
     def _gather(self, has_mask: bool, indices: list[Tensor], find_place: FindPlace | None) -> Memories:
         index, offset, pointer_index, age, valid = indices
-        frames, pointers = self.features.flatten(0, 1), self.pointers.flatten(0, 1)
+        frames = self.features.flatten(0, 1)
+        pointers = self.pointers.flatten(0, 1)
         shape = *index.shape, *frames.shape[1:]
         memory = find_place(1, shape, frames.dtype) if find_place else None
         if memory is None:
@@ -476,7 +486,8 @@ class MemoryBank:
         )
 
     def _memory_slots(self, rows: Ints, frame: int) -> _Slots:
-        frames, ages = self._frame[rows], frame - self._frame[rows]
+        frames = self._frame[rows]
+        ages = frame - self._frame[rows]
         conditioning = self._conditioning_frame[rows]
         conditioning[conditioning == frame] = NO_FRAME  # the anchor, if its own frame is corrected
         attended = (frames[:, :, None] == conditioning[:, None, :]).any(axis=2)
@@ -532,7 +543,8 @@ class MemoryBank:
 
         `around` is the mask at logit -1.
         """
-        slot, last = frame % self._pointer_ring, self._conditioning_frame[row, -1]
+        slot = frame % self._pointer_ring
+        last = self._conditioning_frame[row, -1]
         self._area[row, slot] = area = np.count_nonzero(inside)
         is_held = self._frame[row, slot] == frame  # False if the row was cleared since
         if not area or not is_held or (last != NO_FRAME and frame - last <= ANCHOR_GAP):
@@ -654,7 +666,8 @@ class LastMasks:
             torch.tensor([verdict in wanted for verdict in judged], device=last.device)[:, None, None]
             for wanted in ([(True, True), (True, False)], [(True, True)], [(False, False)])
         )
-        logits, surest = decoded.logits.float(), self._sure[index]
+        logits = decoded.logits.float()
+        surest = self._sure[index]
         self._sure[index] = torch.where(sure, logits, surest)
         self._logits[index] = torch.where(kept, logits, torch.where(withheld, surest, last))
         return decoded._replace(

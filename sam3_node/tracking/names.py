@@ -20,7 +20,9 @@ FEATURES = ("score", "rival", "other", "look", "thing", "agreement")
 """Logit of the detection's score; its margin to the best detection of the same phrase elsewhere, and to the best of
 another phrase in the same place; its margins to phrases of another look and of another thing (`Detection.margins`);
 and the share of the rounds in view in which a detection gave the object this name."""
-SAME_PLACE, ELSEWHERE = 0.5, 0.3  # IoU of boxes, from and below
+# IoU of boxes, from and below
+SAME_PLACE = 0.5
+ELSEWHERE = 0.3
 LOWEST = -2.2
 """Logit of the score of a rival that the detector did not find"""
 MAX_MARGIN = 4.0  # bound of margins, in logits

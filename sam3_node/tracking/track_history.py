@@ -191,7 +191,9 @@ class TrackHistory(RowTables):
         self._areas[rows] = log_area[:, None]
         self._writes[rows] = 0
         self._last[rows] = np.concatenate([log_area[:, None], signals.centre], axis=1)
-        self._velocity[rows], self._offset[rows], self._hidden[rows] = 0, 0, 0
+        self._velocity[rows] = 0
+        self._offset[rows] = 0
+        self._hidden[rows] = 0
         self._previous[rows] = self._sure[rows] = signals.inside
         self._sure_centre[rows] = signals.centre
         self._cut[rows] = _touches_edge(signals.inside)
@@ -203,7 +205,8 @@ class TrackHistory(RowTables):
         self._add_sudden_changes(rows, log_area, signals.centre, np.exp(median / 2))
         offset = self._offset[rows]
         shifts = np.rint(signals.centre - self._sure_centre[rows]).astype(np.int64).tolist()
-        same, aligned = [], []
+        same = []
+        aligned = []
         for inside, row, (x, y) in zip(signals.inside, rows.tolist(), shifts, strict=True):
             same.append(aligned_iou(inside, self._previous[row], (0, 0)))
             aligned.append(aligned_iou(inside, self._sure[row], (x, y)))
@@ -218,7 +221,8 @@ class TrackHistory(RowTables):
 
     def _add_sudden_changes(self, rows: Ints, log_area: Floats, centre: Floats, size: Floats) -> None:
         gap = 1.0 + np.minimum(self._hidden[rows], MAX_HIDDEN)
-        last, offset = self._last[rows], self._offset[rows]
+        last = self._last[rows]
+        offset = self._offset[rows]
         moved = centre - (last[:, 1:] + self._velocity[rows] * gap[:, None])
         free = FREE_STEP * size * gap
         offset[:, 1:] += np.where((np.hypot(moved[:, 0], moved[:, 1]) > free)[:, None], moved, 0)
@@ -238,14 +242,17 @@ class TrackHistory(RowTables):
         self._move(rows[shown], signals.centre[shown], np.log(signals.area[shown]))
         self._previous[rows[shown]] = signals.inside[shown]
         sure = sure & shown
-        chosen, log_area = rows[sure], np.log(signals.area[sure])
+        chosen = rows[sure]
+        log_area = np.log(signals.area[sure])
         self._areas[chosen, self._writes[chosen] % AREAS] = log_area
         self._writes[chosen] += 1
-        self._sure[chosen], self._sure_centre[chosen] = signals.inside[sure], signals.centre[sure]
+        self._sure[chosen] = signals.inside[sure]
+        self._sure_centre[chosen] = signals.centre[sure]
         self._cut[chosen] = _touches_edge(signals.inside[sure])
         self._offset[chosen] *= FORGET
         slow = recovering & shown & ~sure
-        chosen, log_area = rows[slow], np.log(signals.area[slow])
+        chosen = rows[slow]
+        log_area = np.log(signals.area[slow])
         change = log_area - _median(self._areas[chosen])
         self._areas[chosen] += np.clip(change, -RECOVERY, RECOVERY)[:, None]
         self._offset[chosen] *= 1 - RECOVERY
@@ -275,7 +282,8 @@ def has_rival(inside: Bools, around: Bools) -> bool:
     because a mask appears for a hidden object if the frames without one are left out.
     """
     _, regions, stats, _ = cv2.connectedComponentsWithStats(around.astype(np.uint8))
-    low, high = stats[:, :2], stats[:, :2] + stats[:, 2:4]
+    low = stats[:, :2]
+    high = stats[:, :2] + stats[:, 2:4]
     own = np.bincount(regions[inside]).argmax()
     joined = np.maximum(high, high[own]) - np.minimum(low, low[own])
     far = stats[own, 2] * stats[own, 3] <= RIVAL_BOX_IOU * joined.prod(axis=1)
@@ -284,7 +292,8 @@ def has_rival(inside: Bools, around: Bools) -> bool:
 
 def _touches_edge(inside: Bools) -> Bools:
     """Return which of the masks [..., h, w] touch the image's edge, [...]."""
-    rows, columns = inside[..., [0, -1], :], inside[..., [0, -1]]
+    rows = inside[..., [0, -1], :]
+    columns = inside[..., [0, -1]]
     return np.asarray(rows.any(axis=(-2, -1)) | columns.any(axis=(-2, -1)), np.bool_)
 
 
@@ -297,16 +306,20 @@ def _median(values: Floats) -> Floats:
 # one, a mask takes in what lies around it. The widest is tried first.
 BOX_MARGINS = (0.2, 0.1, 0.0)
 # growth of the log area over the last mask from which tighter boxes are tried, and loss in a frame that is a jump
-STEP_GROWTH, STEP_LOSS = log(1.2), log(3)
+STEP_GROWTH = log(1.2)
+STEP_LOSS = log(3)
 # log area above the track's bound from which a mask is withheld: of a shape like the prompt's, and of another
-BURST_ALIKE, BURST_OTHER = log(2.5), log(2)
+BURST_ALIKE = log(2.5)
+BURST_OTHER = log(2)
 SURE_GROWTH = log(1.25)  # log area above the bound up to which a mask of another shape can be sure
 # rise of the bound's log area for each frame, at most: of masks that keep their shape, and of all others, which grow
 # rather because they take in the background
-RISE_ALIKE, RISE_OTHER = 0.06, 0.02
+RISE_ALIKE = 0.06
+RISE_OTHER = 0.02
 # the same of an object that the image's edge has cut off since its prompt, n frames ago: MAX_ENTERING, and ENTERING
 # over n, because the area of what comes in at a constant speed grows as n to n ** 1.5
-MAX_ENTERING, ENTERING = 0.35, 1.5
+MAX_ENTERING = 0.35
+ENTERING = 1.5
 FALL = 0.02  # fall of the bound for each frame, at most: an object that was half hidden appears again at once
 MIN_AREA = 16  # cells; the areas of smaller masks say nothing
 MIN_MARGIN = 2  # cells that the centre of a mask may lie outside of the last mask's box, at least
@@ -341,7 +354,8 @@ class SureHistory(RowTables):
     def start(self, row: int, frame: int, inside: Bools) -> None:
         """Begin the history of a row with the mask [h, w] of its prompt."""
         self._area[row] = self._bound[row] = _log_area(inside)
-        self._shape[row], self._entering[row] = _shape_of(inside), _touches_edge(inside)
+        self._shape[row] = _shape_of(inside)
+        self._entering[row] = _touches_edge(inside)
         self._quality[row] = self._withheld[row] = 0
         self._started[row] = self._judged[row] = frame
 
@@ -351,12 +365,14 @@ class SureHistory(RowTables):
         `last` is the mask that was the prompt. Only a sure mask changes the bound and the shape.
         """
         gap = float(np.clip(frame - self._judged[row], 1, MAX_GAP))
-        shape, area = _shape_of(inside), _log_area(inside)
+        shape = _shape_of(inside)
+        area = _log_area(inside)
         alike = shape_iou(shape, self._shape[row]) >= ALIKE
         rise = RISE_ALIKE if alike else RISE_OTHER
         if entering := bool(self._entering[row]):
             rise = max(rise, min(MAX_ENTERING, ENTERING / max(frame - self._started[row], 1)))
-        grown, waited = area - self._bound[row], RISE_OTHER * min(self._withheld[row], MAX_GAP)
+        grown = area - self._bound[row]
+        waited = RISE_OTHER * min(self._withheld[row], MAX_GAP)
         burst = (BURST_ALIKE if alike or entering else BURST_OTHER) + rise * (gap - 1) + waited
         self._judged[row] = frame
         if grown > burst or self._is_lost(inside, last, gap, waited):
@@ -404,7 +420,9 @@ def _shape_of(inside: Bools) -> Bools:
         return shapes
     centre = np.array([x.mean(), y.mean()])
     scale = SHAPE_SIDE / (SHAPE_SPAN * np.sqrt(len(x)))
-    xx, yy, xy = x.var(), y.var(), ((x - centre[0]) * (y - centre[1])).mean()
+    xx = x.var()
+    yy = y.var()
+    xy = ((x - centre[0]) * (y - centre[1])).mean()
     for shape, angle in zip(shapes, (0.0, np.arctan2(2 * xy, xx - yy) / 2), strict=True):
         turn = scale * np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
         move = np.column_stack([turn, (SHAPE_SIDE - 1) / 2 - turn @ centre])

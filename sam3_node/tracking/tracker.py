@@ -238,7 +238,8 @@ class Tracker(SavedFields):
         if ids and min(ids) < 0:
             raise RequestError(f"object_id: expected 0 or greater, found {min(ids)}")
         self._rows.check_capacity(len({i for i in ids if not {i, catching_key(i)} & set(self._rows)}))
-        size, device = self.model.image_size, self.model.device
+        size = self.model.image_size
+        device = self.model.device
         return {prompt.object_id: prompt.to_tensors(size, device) for prompt in prompts}
 
     def _follow(

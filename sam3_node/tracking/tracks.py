@@ -103,7 +103,8 @@ class ObjectRows:
     def __init__(self, capacity: int, spare: int = 0) -> None:
         self._rows: dict[int, int] = {}
         self._free = list(range(capacity + spare - 1, -1, -1))
-        self.capacity, self._spare = capacity, spare
+        self.capacity = capacity
+        self._spare = spare
 
     def __contains__(self, key: int) -> bool:
         return key in self._rows
@@ -167,12 +168,14 @@ class ObjectRows:
 
     def restore(self, state: State) -> None:
         """Replace the rows by what `state` returned; ValueError if they do not fit this capacity."""
-        rows, free = dict(state["rows"]), list(state["free"])
+        rows = dict(state["rows"])
+        free = list(state["free"])
         if sorted([*rows.values(), *free]) != list(range(self.capacity + self._spare)):
             raise ValueError(
                 f"expected each of {self.capacity + self._spare} rows once, found {rows}, {free}"
             )
-        self._rows, self._free = rows, free
+        self._rows = rows
+        self._free = free
 
     def _spare_rows(self) -> int:
         """Return the number of rows of corrections: of objects that are tracked and catch up at the same time."""
@@ -259,6 +262,7 @@ def combine_scores(presence: Tensor, iou: Tensor) -> Tensor:
 
 def split_tracks(decoded: Decoded, count: int) -> list[Track]:
     """Return the tracks of the first `count` objects of a decoder's output."""
-    scores, visible = combine_scores(decoded.presence, decoded.iou), decoded.presence > 0
+    scores = combine_scores(decoded.presence, decoded.iou)
+    visible = decoded.presence > 0
     columns = (decoded.logits, scores, visible, decoded.presence, decoded.pointer)
     return [Track(*(column[i] for column in columns)) for i in range(count)]

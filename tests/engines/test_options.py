@@ -71,7 +71,7 @@ def test_a_gpu_has_fixed_defaults(
 
 def test_a_gpu_of_another_maker_runs_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda emulated: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_: True)
     assert find_defaults(CUDA) == {DTYPE: "bfloat16", COMPILE: False, GRAPHS: False, PRECISION: "bfloat16"}
 
 

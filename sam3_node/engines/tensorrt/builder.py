@@ -267,7 +267,8 @@ def count_fp8_layers(onnx: Path) -> int:
     builder = start_library(library, "Builder")
     network, parser = _parse(library, builder, onnx)
     layers = (network.get_layer(index) for index in range(network.num_layers))
-    quantise, eight = library.api.LayerType.QUANTIZE, library.api.DataType.FP8
+    quantise = library.api.LayerType.QUANTIZE
+    eight = library.api.DataType.FP8
     count = sum(1 for layer in layers if layer.type == quantise and layer.get_output(0).dtype == eight)
     del parser
     return count

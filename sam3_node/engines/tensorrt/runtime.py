@@ -129,7 +129,8 @@ class TensorRTRun:
             # a context keeps neither engine nor runtime alive
             self._runtime, self._engine = _load_plan(self._library, plan, stage)
             self._stream = torch.cuda.Stream()
-        self._workspace, self._kernels = workspace or Workspace(self._device), KernelCache(kernels)
+        self._workspace = workspace or Workspace(self._device)
+        self._kernels = KernelCache(kernels)
         self._workspace.reserve(self._engine.device_memory_size_v2)
         self._contexts: dict[Sizes, Any] = {}
         self.max_objects = _read_max_objects(self._engine, stage)
@@ -170,7 +171,8 @@ class TensorRTRun:
         is_first = sizes not in self._contexts
         if is_first:
             self._contexts[sizes] = self._create(sizes)
-        context, name = self._contexts[sizes], self._stage.name
+        context = self._contexts[sizes]
+        name = self._stage.name
         for spec, tensor in zip(self._stage.inputs + self._stage.outputs, tensors, strict=True):
             if not context.set_tensor_address(spec.name, tensor.data_ptr()):
                 raise EngineError(
@@ -204,7 +206,8 @@ class TensorRTRun:
                     f"{self._stage.name}: {spec.name}: the plan does not take {list(shape)}: {self._describe()}"
                 )
         for spec in self._stage.outputs:
-            shape, actual = spec.shape_for(*sizes), tuple(context.get_tensor_shape(spec.name))
+            shape = spec.shape_for(*sizes)
+            actual = tuple(context.get_tensor_shape(spec.name))
             if any(side not in (-1, other) for side, other in zip(actual, shape, strict=True)):
                 # it would write beyond the tensor
                 raise EngineError(

@@ -93,7 +93,9 @@ class Attention(nn.Module):
     def _attend_in_steps(self, query: Tensor, key: Tensor, value: Tensor, regions: Regions) -> Tensor:
         """Attend object by object, a few queries at a time."""
         mask = regions.mask
-        count, length, keys = query.shape[0], query.shape[1], key.shape[1]
+        count = query.shape[0]
+        length = query.shape[1]
+        keys = key.shape[1]
         query = query * query.shape[-1] ** -0.5
         rows = min(length, max(1, MAX_SCORES // keys))
         if self._buffer.numel() < rows * keys:  # it grows, and is reused
@@ -117,7 +119,8 @@ class Attention(nn.Module):
 
 def _attend_by_torch(query: Tensor, key: Tensor, value: Tensor, regions: Regions) -> Tensor:
     """Attend by torch's operations. Most need one mask for all or none, so keys with a mask are attended to apart."""
-    mask, weight = regions.mask, regions.weight
+    mask = regions.mask
+    weight = regions.weight
     free = key.shape[1]
     if mask is not None:
         free -= mask.shape[-1]

@@ -21,7 +21,9 @@ from ...errors import ModelError
 from .algebra import with_weights
 
 EXPANSION = 2  # of the channels, within a block
-SQUEEZED, SQUEEZED_MULTIPLE = 4, 8  # the gate has a quarter of the channels, rounded to a multiple of 8
+# the gate has a quarter of the channels, rounded to a multiple of 8
+SQUEEZED = 4
+SQUEEZED_MULTIPLE = 8
 
 
 def fold_norms(network: RepVit) -> RepVit:
@@ -53,7 +55,8 @@ class RepVit(nn.Module):
 
     def forward(self, pixels: Tensor) -> list[Tensor]:
         """Encode pixels [B, 3, S, S]; return the map [B, width, h, w] of each stage, the finest first."""
-        x, maps = self.stem(pixels), []
+        x = self.stem(pixels)
+        maps = []
         for number in range(self.count):
             x = self.get_submodule(f"stages_{number}")(x)
             maps.append(x)
@@ -89,7 +92,8 @@ class _TokenMixer(nn.Module):
     @torch.no_grad()
     def fold(self) -> nn.Conv2d:
         """Return the 3x3 convolution that equals the sum."""
-        large, small = self.conv.fold(), self.conv1.fold()
+        large = self.conv.fold()
+        small = self.conv1.fold()
         assert large.bias is not None
         assert small.bias is not None
         centre = F.pad(small.weight.double() + 1, (1, 1, 1, 1))
@@ -99,7 +103,8 @@ class _TokenMixer(nn.Module):
 class _Stem(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.conv1, self.conv2 = _ConvNorm(3, width // 2, 3, 2), _ConvNorm(width // 2, width, 3, 2)
+        self.conv1 = _ConvNorm(3, width // 2, 3, 2)
+        self.conv2 = _ConvNorm(width // 2, width, 3, 2)
 
     def forward(self, pixels: Tensor) -> Tensor:
         return self.conv2(F.gelu(self.conv1(pixels)))
@@ -108,7 +113,8 @@ class _Stem(nn.Module):
 class _ChannelMixer(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.conv1, self.conv2 = _ConvNorm(width, EXPANSION * width), _ConvNorm(EXPANSION * width, width)
+        self.conv1 = _ConvNorm(width, EXPANSION * width)
+        self.conv2 = _ConvNorm(EXPANSION * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Add two 1x1 convolutions to x, with GELU between them."""
@@ -122,7 +128,8 @@ class _Gate(nn.Module):
         super().__init__()
         eighths = int(width / SQUEEZED + SQUEEZED_MULTIPLE / 2) // SQUEEZED_MULTIPLE
         squeezed = max(1, eighths) * SQUEEZED_MULTIPLE
-        self.fc1, self.fc2 = nn.Conv2d(width, squeezed, 1), nn.Conv2d(squeezed, width, 1)
+        self.fc1 = nn.Conv2d(width, squeezed, 1)
+        self.fc2 = nn.Conv2d(squeezed, width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.fc2(F.relu(self.fc1(x.mean((2, 3), keepdim=True)))).sigmoid()
@@ -163,8 +170,10 @@ class _Stage(nn.Module):
         return self.blocks(self.downsample(x))
 
 
-TIMM, ARCHITECTURE = "timm_wrapper", "repvit_m1"
-WIDTHS, DEPTHS = (48, 96, 192, 384), (2, 2, 14, 2)
+TIMM = "timm_wrapper"
+ARCHITECTURE = "repvit_m1"
+WIDTHS = (48, 96, 192, 384)
+DEPTHS = (2, 2, 14, 2)
 STRIDE = 32  # of the coarsest stage
 _FIXED = {"in_chans": 3, "features_only": True, "out_indices": [0, 1, 2, 3]}
 
@@ -183,7 +192,8 @@ class RepVitConfig(PreTrainedConfig):  # type: ignore[misc]
                 raise ModelError(
                     f"EdgeTAM: expected {len(WIDTHS)} positive numbers as the backbone's {name}, found {values!r:.100}"
                 )
-        self.widths, self.depths = list(widths), list(depths)
+        self.widths = list(widths)
+        self.depths = list(depths)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the configuration of timm's network, which transformers reads, too."""
@@ -238,7 +248,8 @@ class EdgeTam(EdgeTamVideoModel):  # type: ignore[misc]
 def _read_backbone(found: dict[str, Any]) -> RepVitConfig:
     name = str(found.get("architecture", ARCHITECTURE))
     options = dict(found.get("model_args") or {})
-    widths, depths = options.pop("embed_dim", WIDTHS), options.pop("depth", DEPTHS)
+    widths = options.pop("embed_dim", WIDTHS)
+    depths = options.pop("depth", DEPTHS)
     unknown = {key: value for key, value in options.items() if value != _FIXED.get(key)}
     if found.get("model_type", TIMM) != TIMM or name.split(".")[0] != ARCHITECTURE or unknown:
         raise ModelError(

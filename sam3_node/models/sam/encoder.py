@@ -70,7 +70,8 @@ class _Upscaling(nn.Module):
 
     def __init__(self, upscale: nn.ConvTranspose2d, level: Any, last: nn.Conv2d, size: int) -> None:
         super().__init__()
-        first, second = fold_convolution(upscale, level.proj1), fold_convolution(level.proj2, last)
+        first = fold_convolution(upscale, level.proj1)
+        second = fold_convolution(level.proj2, last)
         self.map = fold_upscaling(first, second)
         self.register_buffer("bias", upscaled_bias(first, second, size), persistent=False)
 
@@ -103,13 +104,15 @@ class Sam2Encoder(nn.Module):
 
     def __init__(self, source: Any) -> None:
         super().__init__()
-        vision, decoder = source.vision_encoder, source.mask_decoder
+        vision = source.vision_encoder
+        decoder = source.mask_decoder
         _check_pyramid(vision.neck)
         self.backbone = Hiera(vision.backbone)
         coarse, top, middle, fine = vision.neck.convs
         self.fine = patch_linear(fold_convolution(fine, decoder.conv_s0))
         self.middle = patch_linear(fold_convolution(middle, decoder.conv_s1))
-        self.top, self.coarse = patch_linear(top), patch_linear(coarse)
+        self.top = patch_linear(top)
+        self.coarse = patch_linear(coarse)
         for level, name in enumerate(("fine_rows", "middle_rows", "top_rows")):
             self.register_buffer(name, z_order(self.backbone.grid >> level).argsort(), persistent=False)
 
@@ -129,7 +132,8 @@ class EdgeTamEncoder(nn.Module):
 
     def __init__(self, source: Any) -> None:
         super().__init__()
-        vision, decoder = source.vision_encoder, source.mask_decoder
+        vision = source.vision_encoder
+        decoder = source.mask_decoder
         _check_pyramid(vision.neck)
         self.backbone = fold_norms(vision.backbone.timm_model)
         self.coarse, self.top, middle, fine = vision.neck.convs
@@ -190,8 +194,10 @@ class Sam1PromptEncoder(nn.Module):
         super().__init__()
         self.input_image_size = side(source.input_image_size)
         self.mask_input_size = tuple(4 * size for size in source.image_embedding_size)
-        self.shared_embedding, self.mask_embed = source.shared_embedding, source.mask_embed
-        self.no_mask_embed, self.no_point = source.no_mask_embed, source.not_a_point_embed
+        self.shared_embedding = source.shared_embedding
+        self.mask_embed = source.mask_embed
+        self.no_mask_embed = source.no_mask_embed
+        self.no_point = source.not_a_point_embed
         labels = torch.cat([embedding.weight for embedding in source.point_embed])
         self.labels = nn.Parameter(torch.cat([labels, self.no_point.weight]).detach(), requires_grad=False)
 
@@ -202,7 +208,8 @@ class Sam1PromptEncoder(nn.Module):
         must be there already.
         """
         if not torch.onnx.is_in_onnx_export() and not ((labels >= CORNER) | (labels == NO_POINT)).any():
-            points, labels = F.pad(points, (0, 0, 0, 1)), F.pad(labels, (0, 1), value=NO_POINT)
+            points = F.pad(points, (0, 0, 0, 1))
+            labels = F.pad(labels, (0, 1), value=NO_POINT)
         size = (self.input_image_size, self.input_image_size)
         place = self.shared_embedding(points + 0.5, size)
         embedded = place.masked_fill(labels[..., None] == NO_POINT, 0) + self.labels[labels.long()]
@@ -214,9 +221,11 @@ class Sam1Encoder(WindowEncoder):
 
     def __init__(self, source: Any) -> None:
         super().__init__()
-        vision, decoder = source.vision_encoder, source.mask_decoder
+        vision = source.vision_encoder
+        decoder = source.mask_decoder
         config = vision.config
-        self.patch, self.neck = vision.patch_embed.projection, vision.neck
+        self.patch = vision.patch_embed.projection
+        self.neck = vision.neck
         windows = self.keep_order(token_grid(config), config.window_size, self.patch.weight.device)
         order = self.order
         position = self.patch.weight.new_zeros(1, 1, 1) if vision.pos_embed is None else vision.pos_embed
@@ -253,8 +262,12 @@ class _Sam1Layer(WindowLayer):
     def __init__(self, source: Any, windows: Tensor, order: Tensor, grid: int) -> None:
         super().__init__()
         attention = source.attn
-        self.norm1, self.norm2, self.mlp = source.layer_norm1, source.layer_norm2, source.mlp
-        self.qkv, self.out, self.heads = attention.qkv, attention.proj, attention.num_attention_heads
+        self.norm1 = source.layer_norm1
+        self.norm2 = source.layer_norm2
+        self.mlp = source.mlp
+        self.qkv = attention.qkv
+        self.out = attention.proj
+        self.heads = attention.num_attention_heads
         windowed = source.window_size > 0
         width = source.window_size if windowed else grid
         cells = torch.arange(width * width, device=order.device) if windowed else order
@@ -263,7 +276,8 @@ class _Sam1Layer(WindowLayer):
         self.tables = nn.ParameterList(
             [attention.rel_pos_h, attention.rel_pos_w] if attention.use_rel_pos else []
         )
-        rows, columns = cells // width, cells % width
+        rows = cells // width
+        columns = cells % width
         places = torch.arange(width, device=order.device)
         for name, place in (("rows", rows), ("columns", columns)):
             self.register_buffer(name, place[:, None] - places + width - 1, persistent=False)
@@ -285,5 +299,6 @@ class _Sam1Layer(WindowLayer):
             ]
             query = torch.cat([query * scale, *place], dim=-1)
             key = torch.cat([key, self.key_place.expand(*key.shape[:2], -1, -1)], dim=-1)
-            value, scale = F.pad(value, (0, query.shape[-1] - value.shape[-1])), 1.0
+            value = F.pad(value, (0, query.shape[-1] - value.shape[-1]))
+            scale = 1.0
         return F.scaled_dot_product_attention(query, key, value, scale=scale)[..., :width]

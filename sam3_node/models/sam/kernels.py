@@ -352,7 +352,9 @@ def normalise_channels(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> T
     """
     x = x.contiguous()
     out = torch.empty_like(x)
-    count, channels, pixels = x.shape[0], x.shape[1], x.shape[2] * x.shape[3]
+    count = x.shape[0]
+    channels = x.shape[1]
+    pixels = x.shape[2] * x.shape[3]
     block = max(16, NORM_VALUES // channels)
     _normalise_channels[(triton.cdiv(pixels, block), count)](
         x, weight, bias, out, pixels, eps, CHANNELS=channels, BLOCK=block
@@ -378,7 +380,9 @@ def rotate_in_place(x: Tensor, rotation: Tensor) -> Tensor:
 @torch.library.custom_op("sam3_node::rotate_pairs", mutates_args=("x",))
 def rotate_pairs(x: Tensor, rotation: Tensor) -> None:
     """Do what `rotate_in_place` does, as an operation that can be traced."""
-    outer, length, width = x.shape[0], x.shape[1], x.shape[-1]
+    outer = x.shape[0]
+    length = x.shape[1]
+    width = x.shape[-1]
     inner = x.shape[2] if x.ndim == 4 else 1
     vectors = length * inner
     _rotate[(triton.cdiv(vectors, ROTATE_BLOCK), outer)](
@@ -412,7 +416,8 @@ def project_keys(
     count, tokens, width = x.shape
     out = x.new_empty(count, tokens, len(weight))
     stride = 0 if len(rows) == 1 else rows.stride(0)
-    pooled, pointers = starts[0], tokens - starts[1]
+    pooled = starts[0]
+    pointers = tokens - starts[1]
     blocks = sum(triton.cdiv(part, PROJECT_BLOCK) for part in (table[1], pooled, pointers))
     parts = PROJECT_PARTS if count * blocks < PROJECT_FILLED else 1
     _project_keys[(blocks, count, parts)](
@@ -438,7 +443,8 @@ def attend(
     where the second and the third begin. counts: int32 [N, 3], valid keys at the beginning of each region, at least
     one in all. alike: all keys are valid, and weigh alike. cuDNN attends then, if its blocks fill the GPU.
     """
-    (count, tokens, wide), length = key.shape, query.shape[1]
+    (count, tokens, wide) = key.shape
+    length = query.shape[1]
     if alike and fills(count * length, key.device) and has_cudnn(key.device, key.dtype):
         return attend_cudnn(query, key, value).out
     launch = choose_launch(key.device)
@@ -520,7 +526,9 @@ def time_launches(device: torch.device) -> dict[Launch, float]:
 
     A launch that the GPU cannot run is left out. Raises what the last one raises if none runs.
     """
-    objects, area, memories = 4, 72 * 72, 7
+    objects = 4
+    area = 72 * 72
+    memories = 7
     generator = torch.Generator(device).manual_seed(0)
     query, key, value = (
         torch.randn(objects, length, wide, device=device, generator=generator).bfloat16()
@@ -556,7 +564,11 @@ def measure_error(device: torch.device, dtype: torch.dtype) -> float:
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, device=device, generator=generator).to(dtype)
 
-    count, length, tokens, wide, width = 2, 320, 700, 256, 64
+    count = 2
+    length = 320
+    tokens = 700
+    wide = 256
+    width = 64
     full_end = 650
     starts = [0, full_end]
     rotation = torch.nn.functional.normalize(draw(length, wide // 2, 2).float(), dim=-1)

@@ -62,7 +62,8 @@ class MemoryTokens(nn.Module):
         self.area = self.height * self.width
         self.compressed = hasattr(source, "spatial_perceiver")
         self.method: ReadMethod = "exact"
-        self.hidden, self.channels = source.hidden_dim, source.mem_dim
+        self.hidden = source.hidden_dim
+        self.channels = source.mem_dim
         self.pointer_tokens = max(1, self.hidden // self.channels)
         self.max_pointers = config.max_object_pointers_in_encoder
         self.pointer_time: nn.Module | None = (
@@ -125,12 +126,14 @@ class MemoryTokens(nn.Module):
         # the newest prompted frame comes first, and stays whole
         full = slots if self.method == "exact" else 1
         place = self.memory_position[offset]
-        places, values = [place[:, :full]], [memory[:, :full]]
+        places = [place[:, :full]]
+        values = [memory[:, :full]]
         rows = offset.new_empty(1, 0)
         if slots > full:
             reduce = self._pool if self.method == "pooled" else self._choose
             value, position, rows = reduce(memory[:, full:].to(dtype), place[:, full:])
-            places, values = [position, *places], [value, *values]
+            places = [position, *places]
+            values = [value, *values]
         content = [*(value.flatten(1, 2) for value in values), pointers.reshape(count, -1, self.channels)]
         where = [*(place.flatten(1, 2) for place in places), self._pointer_place(pointer_age)]
         joined = torch.cat(content, dim=1).to(dtype)
@@ -330,16 +333,24 @@ class ReadLayer(nn.Module):
 
     def __init__(self, source: Any, attend: Attention) -> None:
         super().__init__()
-        self.norm1, self.norm2, self.norm3 = source.layer_norm1, source.layer_norm2, source.layer_norm3
+        self.norm1 = source.layer_norm1
+        self.norm2 = source.layer_norm2
+        self.norm3 = source.layer_norm3
         if hasattr(source, "mlp"):  # EdgeTAM
             mlp = source.mlp
-            self.linear1, self.linear2, self.activation = mlp.up_proj, mlp.down_proj, mlp.act_fn
+            self.linear1 = mlp.up_proj
+            self.linear2 = mlp.down_proj
+            self.activation = mlp.act_fn
         else:
-            self.linear1, self.linear2, self.activation = source.linear1, source.linear2, source.activation
-        own, cross = source.self_attn, source.cross_attn_image
+            self.linear1 = source.linear1
+            self.linear2 = source.linear2
+            self.activation = source.activation
+        own = source.self_attn
+        cross = source.cross_attn_image
         self.own = join_linear(own.q_proj, own.k_proj, own.v_proj)
         self.own_out = own.o_proj
-        self.query, self.key = cross.q_proj, cross.k_proj
+        self.query = cross.q_proj
+        self.key = cross.k_proj
         self.attend = attend
         # exact, because softmax weights sum to one: both projections follow the attention, on 64 channels
         self.value_out = fold_linear(cross.v_proj, cross.o_proj)
@@ -357,8 +368,10 @@ class _PlainAttend:
     """Attention of which torch projects and rotates the keys."""
 
     def __init__(self, tokens: Tokens, maker: MemoryTokens) -> None:
-        rotation, memory = maker.rotation, maker.memory_rows
-        self.tokens, self.rotation = tokens, rotation[: maker.area]
+        rotation = maker.rotation
+        memory = maker.memory_rows
+        self.tokens = tokens
+        self.rotation = rotation[: maker.area]
         self.key_rotation = rotation[memory.start : memory.stop]
         # [1 or N, reduced, D / 2, 2]
         self.reduced_rotation = rotation[tokens.rows] if tokens.regions.reduced else None
@@ -409,7 +422,8 @@ class _KernelAttend:
         """See `Attend`."""
         from .kernels import project_keys
 
-        tokens, project = self.tokens, layer.key
+        tokens = self.tokens
+        project = layer.key
         starts = tokens.regions.starts
         key = project_keys(
             tokens.keys, project.weight, project.bias, self.table, self.rows, self.counts, starts, self.places

@@ -26,7 +26,9 @@ from .algebra import (
 )
 from .vit import side
 
-MASK_SCALE, MASK_BIAS = 20.0, -10.0  # turn a mask prompt in 0..1 into logits
+# turn a mask prompt in 0..1 into logits
+MASK_SCALE = 20.0
+MASK_BIAS = -10.0
 MIN_ROW = 32  # channels from which torch's layer norm is faster than several passes
 
 
@@ -39,16 +41,19 @@ class MemoryWrite(nn.Module):
 
     def __init__(self, source: Any) -> None:
         super().__init__()
-        encoder, config = source.memory_encoder, source.config
+        encoder = source.memory_encoder
+        config = source.config
         self.feature_projection = patch_linear(encoder.feature_projection)
         self.downsample = nn.ModuleList(_MaskDownsample(layer) for layer in encoder.mask_downsampler.layers)
         self.embed = patch_linear(encoder.mask_downsampler.final_conv)
         self.fuser = nn.ModuleList(map(_FuserBlock, encoder.memory_fuser.layers))
         self.projection = patch_linear(encoder.projection)
-        self.scale, self.bias = config.sigmoid_scale_for_mem_enc, config.sigmoid_bias_for_mem_enc
+        self.scale = config.sigmoid_scale_for_mem_enc
+        self.bias = config.sigmoid_bias_for_mem_enc
         self.occluded = source.occlusion_spatial_embedding_parameter
         self.compress = Perceiver(source) if hasattr(source, "spatial_perceiver") else None
-        image, low = side(source.prompt_encoder.input_image_size), source.prompt_encoder.mask_input_size[0]
+        image = side(source.prompt_encoder.input_image_size)
+        low = source.prompt_encoder.mask_input_size[0]
         device = source.no_memory_embedding.device
         # the reference resizes logits to the image size, then to the memory encoder's input size; both steps are linear
         # maps, so one matrix does both
@@ -95,8 +100,10 @@ class _MaskDownsample(nn.Module):
 
     def __init__(self, source: Any) -> None:
         super().__init__()
-        convolution, norm = centre_convolution(source.conv), source.layer_norm
-        self.activation, self.eps = source.activation, norm.eps
+        convolution = centre_convolution(source.conv)
+        norm = source.layer_norm
+        self.activation = source.activation
+        self.eps = norm.eps
         self.applies_gelu = is_exact_gelu(source.activation)
         self.side = convolution.kernel_size[0]
         self.patches = convolution.kernel_size == convolution.stride and convolution.padding == (0, 0)
@@ -125,7 +132,8 @@ class _MaskDownsample(nn.Module):
 
                 return normalise_channels(x, self.weight, self.bias, self.eps)
             inverse = torch.rsqrt(x.float().square().mean(dim=1, keepdim=True) + self.eps).to(x.dtype)
-            weight, bias = self.weight.view(-1, 1, 1), self.bias.view(-1, 1, 1)
+            weight = self.weight.view(-1, 1, 1)
+            bias = self.bias.view(-1, 1, 1)
             x = (x * inverse).mul_(weight).add_(bias)
         return self.activation(x)
 
@@ -142,9 +150,11 @@ class _FuserBlock(nn.Module):
 
     def __init__(self, source: Any) -> None:
         super().__init__()
-        self.depthwise, self.norm = source.depthwise_conv, source.layer_norm
+        self.depthwise = source.depthwise_conv
+        self.norm = source.layer_norm
         self.activation = source.activation
-        self.widen, self.narrow = source.pointwise_conv1, scale_linear(source.pointwise_conv2, source.scale)
+        self.widen = source.pointwise_conv1
+        self.narrow = scale_linear(source.pointwise_conv2, source.scale)
 
     def forward(self, rows: Tensor, grid: torch.Size) -> Tensor:
         """Fuse rows [N, hw, C] with their neighbours in the grid (h, w)."""
@@ -165,14 +175,16 @@ class Perceiver(nn.Module):
 
     def __init__(self, source: Any) -> None:
         super().__init__()
-        perceiver, config = source.spatial_perceiver, source.config
+        perceiver = source.spatial_perceiver
+        config = source.config
         if config.perceiver_resampler_num_attention_heads != 1:
             raise ModelError(
                 "EdgeTAM: expected one attention head of the perceiver, found "
                 f"{config.perceiver_resampler_num_attention_heads}"
             )
         self.height, self.width = source.backbone_feature_sizes[-1]
-        self.free, self.windows = perceiver.num_latents_1d, math.isqrt(perceiver.num_latents_2d)
+        self.free = perceiver.num_latents_1d
+        self.windows = math.isqrt(perceiver.num_latents_2d)
         if self.height % self.windows or self.width % self.windows:
             raise ModelError(
                 f"EdgeTAM: expected a feature grid that divides into {self.windows} x {self.windows} windows, found "
@@ -201,9 +213,12 @@ class Perceiver(nn.Module):
 class _PerceiverLayer(nn.Module):
     def __init__(self, source: Any) -> None:
         super().__init__()
-        self.cross, self.own = source.cross_attention, source.self_attention
-        self.cross_mlp, self.own_mlp = source.mlp, source.self_mlp
-        self.norm_input, self.norm_latents = source.layer_norm_input, source.layer_norm_latents
+        self.cross = source.cross_attention
+        self.own = source.self_attention
+        self.cross_mlp = source.mlp
+        self.own_mlp = source.self_mlp
+        self.norm_input = source.layer_norm_input
+        self.norm_latents = source.layer_norm_latents
         self.norm_own = source.layer_norm_self
 
     def forward(self, x: Tensor, memory: Tensor, position: Tensor, free: int, cut: Any) -> Tensor:
@@ -215,14 +230,16 @@ class _PerceiverLayer(nn.Module):
     def _attend_memory(self, x: Tensor, memory: Tensor, position: Tensor, free: int, cut: Any) -> Tensor:
         layer = self.cross
         query = apply_linear(layer.q_proj, x)
-        key, value = apply_linear(layer.k_proj, memory), apply_linear(layer.v_proj, memory)
+        key = apply_linear(layer.k_proj, memory)
+        value = apply_linear(layer.v_proj, memory)
         whole = _attend(query[:, :free], key + position, value + position)
         placed = query[:, free:]
         local = _attend(placed.flatten(0, 1)[:, None], cut(key), cut(value)).view_as(placed)
         return apply_linear(layer.o_proj, torch.cat([whole, local], dim=1))
 
     def _attend_latents(self, x: Tensor, free: int) -> Tensor:
-        layer, first = self.own, x[:, :free]
+        layer = self.own
+        first = x[:, :free]
         value = apply_linear(layer.v_proj, x)
         whole = _attend(apply_linear(layer.q_proj, first), apply_linear(layer.k_proj, first), value[:, :free])
         return apply_linear(layer.o_proj, torch.cat([whole, value[:, free:]], dim=1))
@@ -252,7 +269,8 @@ def find_latent_places(source: Any, rotation: Tensor) -> LatentPlaces:
     Raises ModelError where the configuration has another number of windows.
     """
     perceiver = source.spatial_perceiver
-    free, placed = perceiver.num_latents_1d, perceiver.num_latents_2d
+    free = perceiver.num_latents_1d
+    placed = perceiver.num_latents_2d
     side = math.isqrt(placed)
     if not free or side * side != placed or len(rotation) != placed:
         raise ModelError(

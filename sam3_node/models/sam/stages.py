@@ -63,7 +63,8 @@ class MaskDecoder(nn.Module):
         [N, M, 4h, 4w], iou [N, M], mask tokens [N, M, C] and presence logits [N]; M is 3 with `multimask`, else 1.
         """
         tokens = torch.cat([self.output_tokens.expand(prompt.shape[0], -1, -1), prompt], dim=1)
-        queries, pixels = tokens, image.flatten(2).transpose(1, 2)
+        queries = tokens
+        pixels = image.flatten(2).transpose(1, 2)
         for layer in self.layers:
             queries, pixels = layer(queries, pixels, tokens, self.position)
         queries = self.final_norm(queries + self.final(queries + tokens, pixels, self.position))
@@ -95,12 +96,15 @@ class _Upscale(nn.Module):
     def __init__(self, source: Any) -> None:
         super().__init__()
         self.first, self.second = map(_subpixel_linear, (source.upscale_conv1, source.upscale_conv2))
-        self.norm, self.activation = source.upscale_layer_norm, source.activation
+        self.norm = source.upscale_layer_norm
+        self.activation = source.activation
 
     def forward(self, heads: Tensor, pixels: Tensor, fine: Tensor, middle: Tensor) -> Tensor:
         """Return logits [N, M, 4h, 4w] of heads [N, M, C/8], image tokens [N, hw, C] and the image's features."""
-        height, width = middle.shape[-2] // 2, middle.shape[-1] // 2
-        count, area = pixels.shape[0], height * width
+        height = middle.shape[-2] // 2
+        width = middle.shape[-1] // 2
+        count = pixels.shape[0]
+        area = height * width
         x = apply_linear(self.first, pixels).view(count, area * 4, -1) + _group(middle, height, width, 1)
         x = self.activation(apply_norm(self.norm, x))
         x = apply_linear(self.second, x).view(count, area * 16, -1) + _group(fine, height, width, 2)
@@ -119,7 +123,8 @@ def _subpixel_linear(layer: nn.ConvTranspose2d) -> nn.Linear:
 def _group(features: Tensor, height: int, width: int, levels: int) -> Tensor:
     """Turn features [n, C, 2^L h, 2^L w] into pixels [n, hw * 4^L, C]: by token, then by pixel of each level L."""
     count, channels = features.shape[:2]
-    rows, columns = [height] + [2] * levels, [width] + [2] * levels
+    rows = [height] + [2] * levels
+    columns = [width] + [2] * levels
     split = features.view(count, channels, *rows, *columns)
     places = [2 + level + axis * (levels + 1) for level in range(levels + 1) for axis in (0, 1)]
     return split.permute(0, *places, 1).reshape(count, -1, channels)
@@ -133,10 +138,12 @@ class _TwoWayLayer(nn.Module):
         self.norm1, self.norm2, self.norm3, self.norm4 = (
             getattr(source, f"layer_norm{i}") for i in range(1, 5)
         )
-        self.first, self.mlp = source.skip_first_layer_pe, source.mlp
+        self.first = source.skip_first_layer_pe
+        self.mlp = source.mlp
         own = source.self_attn
         self.own_query_key = join_linear(own.q_proj, own.k_proj)
-        self.own_value, self.own_out = own.v_proj, _output_projection(own)
+        self.own_value = own.v_proj
+        self.own_out = _output_projection(own)
         self.own_heads = own.num_attention_heads
         self.to_image = _TokenToImage(source.cross_attn_token_to_image)
         self.to_tokens = _ImageToToken(source.cross_attn_image_to_token)
@@ -159,7 +166,8 @@ class _TokenToImage(nn.Module):
 
     def __init__(self, source: Any) -> None:
         super().__init__()
-        self.heads, self.query = source.num_attention_heads, source.q_proj
+        self.heads = source.num_attention_heads
+        self.query = source.q_proj
         self.out = _output_projection(source)
         self.key = _per_head(source.k_proj.weight, self.heads)
         self.value = _per_head(source.v_proj.weight, self.heads)
@@ -182,7 +190,9 @@ class _ImageToToken(nn.Module):
 
     def __init__(self, source: Any) -> None:
         super().__init__()
-        self.heads, self.key, self.value = source.num_attention_heads, source.k_proj, source.v_proj
+        self.heads = source.num_attention_heads
+        self.key = source.k_proj
+        self.value = source.v_proj
         self.query = _per_head(source.q_proj.weight, self.heads)
         self.query_bias = nn.Parameter(
             source.q_proj.bias.detach().view(self.heads, -1, 1), requires_grad=False
@@ -197,10 +207,9 @@ class _ImageToToken(nn.Module):
         """Attend with pixels [N, hw, C] to keys and values [N, T, C]; return [N, hw, C]."""
         count, length = keys.shape[:2]
         key = self.key(keys) * self.query.shape[1] ** -0.5
-        carried, bias = (
-            _carry(key, self.query),
-            _carry(key, self.query_bias),
-        )  # [N, H * T, C] and [N, H * T, 1]
+        # [N, H * T, C] and [N, H * T, 1]
+        carried = _carry(key, self.query)
+        bias = _carry(key, self.query_bias)
         scores = torch.baddbmm(carried @ position + bias, carried, pixels.transpose(1, 2))
         weights = scores.view(count, self.heads, length, -1).softmax(dim=2).flatten(1, 2)
         out = torch.baddbmm(self.out_bias, weights.transpose(1, 2), _carry(self.value(values), self.out))
@@ -224,7 +233,8 @@ class _StackedHeads(nn.Module):
     def __init__(self, source: Any) -> None:
         super().__init__()
         layers = [[head.proj_in, *head.layers, head.proj_out] for head in source]
-        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        self.weights = nn.ParameterList()
+        self.biases = nn.ParameterList()
         for level in zip(*layers, strict=True):
             weight = torch.stack([layer.weight.T for layer in level]).detach()
             bias = torch.stack([layer.bias for layer in level]).detach()[:, None]
@@ -337,7 +347,8 @@ class Decoder(nn.Module):
         self.prompt_encoder = source.prompt_encoder
         self.no_memory = source.no_memory_embedding
         if has_memory:
-            self.pointer_proj, self.no_pointer = source.object_pointer_proj, source.no_object_pointer
+            self.pointer_proj = source.object_pointer_proj
+            self.no_pointer = source.no_object_pointer
             self.mask_downsample = source.mask_downsample
         else:  # the mask token itself describes the object
             self.pointer_proj = nn.Identity()
@@ -405,7 +416,8 @@ class Decoder(nn.Module):
         [N, n, 2], labels [N, n] and logits [N, 4h, 4w].
         """
         if points.ndim == 2:
-            points, labels = points[None], labels[None]
+            points = points[None]
+            labels = labels[None]
         embedded, _ = self.prompt_encoder(points[None].float(), labels[None], None, None)
         return embedded[0].to(self.position.dtype), self._dense(logits)
 
@@ -456,7 +468,8 @@ class CompilableStage(nn.Module):
     def compile(self, *args: Any, **options: Any) -> None:
         """Compile `forward`; see `torch.nn.Module.compile`."""
         super().compile(*args, **options)
-        self._run_graph, self._compiled_call_impl = self._compiled_call_impl, self._call_compiled
+        self._run_graph = self._compiled_call_impl
+        self._compiled_call_impl = self._call_compiled
 
     def _call_compiled(self, *inputs: Tensor | None) -> Any:
         if not self.runs_compiled(*inputs):
@@ -477,7 +490,8 @@ class FollowDecode(CompilableStage):
 
     def __init__(self, decoder: Decoder, multimask: bool) -> None:
         super().__init__()
-        self.decoder, self.multimask = decoder, multimask
+        self.decoder = decoder
+        self.multimask = multimask
 
     @property
     def varying(self) -> tuple[tuple[int, ...], ...]:

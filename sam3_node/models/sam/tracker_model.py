@@ -48,7 +48,8 @@ class TrackerModel(nn.Module):
     ) -> None:
         super().__init__()
         config = source.config
-        self.name, self.has_memory = name, has_memory
+        self.name = name
+        self.has_memory = has_memory
         self.model_type: str = getattr(config, "model_type", "")
         """transformers' type of the weights; empty for SAM 1"""
         self.image_size = side(source.prompt_encoder.input_image_size)
@@ -79,7 +80,8 @@ class TrackerModel(nn.Module):
         self.num_maskmem: int = source.num_maskmem
         self.max_conditioning: int = source.config.max_cond_frame_num
         self.max_pointers: int = source.config.max_object_pointers_in_encoder
-        self.read_stage, self.remember_stage = MemoryRead(source), MemoryWrite(source)
+        self.read_stage = MemoryRead(source)
+        self.remember_stage = MemoryWrite(source)
         self.memory_tokens: int = self.read_stage.tokens.memory_tokens
         return self.read_stage, FollowRemember(self.remember_stage)
 

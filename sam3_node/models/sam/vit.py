@@ -117,7 +117,9 @@ class _ViTLayer(WindowLayer):
         super().__init__()
         self.uses_kernels = False
         attention = source.attention
-        self.norm1, self.norm2, self.mlp = source.layer_norm1, source.layer_norm2, source.mlp
+        self.norm1 = source.layer_norm1
+        self.norm2 = source.layer_norm2
+        self.mlp = source.mlp
         self.heads = attention.num_attention_heads
         self.qkv = join_linear(attention.q_proj, attention.k_proj, attention.v_proj)
         self.out = attention.o_proj
@@ -200,7 +202,8 @@ class Hiera(nn.Module):
         self.ends = frozenset(source.stage_ends)
         self.register_buffer("order", z_order(self.grid), persistent=False)
         self.register_buffer("position", self.position_map(source).detach().clone(), persistent=False)
-        grid, blocks = self.grid, []
+        grid = self.grid
+        blocks = []
         for block in source.blocks:
             blocks.append(_HieraBlock(block, grid))
             grid //= 2 if block.query_stride else 1
@@ -230,9 +233,13 @@ class _HieraBlock(WindowLayer):
     def __init__(self, source: Any, grid: int) -> None:
         super().__init__()
         attention = source.attn
-        self.norm1, self.norm2 = source.layer_norm1, source.layer_norm2
-        self.qkv, self.out, self.heads = attention.qkv, attention.proj, attention.num_attention_heads
-        self.mlp, self.pools = source.mlp, source.query_stride is not None
+        self.norm1 = source.layer_norm1
+        self.norm2 = source.layer_norm2
+        self.qkv = attention.qkv
+        self.out = attention.proj
+        self.heads = attention.num_attention_heads
+        self.mlp = source.mlp
+        self.pools = source.query_stride is not None
         self.widen = source.proj if source.dim != source.dim_out else nn.Identity()
         window = source.window_size or grid
         self.span = window * window

@@ -84,7 +84,8 @@ def read_phrase_vectors(path: Path) -> tuple[tuple[str, ...], Tensor] | None:
     """
     root = _load_root(path, _foreign_names(path))
     stored = root.stored if isinstance(root, _Inert) else {}
-    names, vectors = stored.get("names"), stored.get(TEXT_VECTORS)
+    names = stored.get("names")
+    vectors = stored.get(TEXT_VECTORS)
     if isinstance(names, dict):
         names = [names.get(index) for index in range(len(names))]
     if not isinstance(names, list) or not isinstance(vectors, Tensor) or vectors.ndim != 3:

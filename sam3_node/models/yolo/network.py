@@ -91,7 +91,8 @@ SCALES: dict[Scale, YoloWorldConfig] = {
 }
 
 
-NORM_EPSILON, NORM_MOMENTUM = 1e-3, 0.03
+NORM_EPSILON = 1e-3
+NORM_MOMENTUM = 0.03
 
 
 def _norm(channels: int) -> nn.BatchNorm2d:
@@ -120,7 +121,8 @@ class Bottleneck(nn.Module):
 
     def __init__(self, channels: int, *, residual: bool) -> None:
         super().__init__()
-        self.first, self.second = ConvNorm(channels, channels, 3), ConvNorm(channels, channels, 3)
+        self.first = ConvNorm(channels, channels, 3)
+        self.second = ConvNorm(channels, channels, 3)
         self.residual = residual
 
     def forward(self, x: Tensor) -> Tensor:
@@ -193,7 +195,8 @@ class PyramidPooling(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.enter, self.leave = ConvNorm(channels, channels // 2), ConvNorm(channels // 2 * 4, channels)
+        self.enter = ConvNorm(channels, channels // 2)
+        self.leave = ConvNorm(channels // 2 * 4, channels)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, C, h, w] to the same shape."""
@@ -371,7 +374,8 @@ class YoloWorld(nn.Module):
 
 def anchors(size: tuple[int, int] | torch.Size, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the centres [A, 2] (x, y) and strides [A] in pixels for an input (H, W), level by level, row by row."""
-    centres, strides = [], []
+    centres = []
+    strides = []
     for stride in STRIDES:
         y, x = (
             (torch.arange(side // stride, device=device, dtype=torch.float32) + 0.5) * stride for side in size
@@ -386,7 +390,8 @@ def _upsample_twice(x: Tensor) -> Tensor:
     return F.interpolate(x, scale_factor=2.0, mode="nearest")
 
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
 MAX_FAULT_CHARACTERS = 800
 
 

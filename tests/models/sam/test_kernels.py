@@ -268,7 +268,7 @@ def test_the_fastest_launch_is_kept_for_starts_to_come(
     device, launched = torch.device("cpu"), []
     slow, broken, fastest, _ = kernels.LARGE
 
-    def measure(run: Any, return_mode: str) -> float:
+    def measure(run: Any, **_: Any) -> float:
         launched.append(kernels.choose_launch(device))
         if launched[-1] == broken:
             raise RuntimeError("ptxas fatal : Value 'sm_110a' is not defined for option 'gpu-name'")
