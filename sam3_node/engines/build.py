@@ -36,13 +36,16 @@ def _build_plan(
 ) -> bytes:
     """Build the plan of a model's stage; with a quantisation, the encoder's plan is in FP8."""
     with tempfile.TemporaryDirectory(prefix="sam3_node_engine_") as folder:
+        # the parser takes a path, because weights above 1.5 GB lie in a second file beside the model
         path = Path(folder) / f"{stage.name}.onnx"
         if quantisation is not None and stage.name == "encode":
             _export_fp8(model, quantisation, path)
         else:
             export(stage, path)
+        # the tracker splits a frame's objects into calls, so a plan for fewer objects serves as well
         most = min(key.max_objects, OBJECTS_A_CALL.get(stage.name, MAX_OBJECTS))
         plan = build(path, stage, key.gpu, most, step.update, timings=timings)
+    # the memory that a plan needs is known once it is loaded, which takes the GPU that it is for
     local = find_local_gpu()
     if local is not None and local.generation == key.gpu:
         require_fused(plan, stage, MAX_PLAN_BYTES * max(1.0, (key.image_size / USUAL_SIDE) ** 2))
@@ -71,8 +74,10 @@ def build_engines(
         model = load_stages(settings)
         key = compute_key(model, settings, gpu)
         plan = partial(_build_plan, model, key, quantisation, store.folder / TIMINGS)
+        # torch's compiler reports no progress, so the step is not passed on
         builder = (lambda stage, step: build_package(stage)) if engine.kind == INDUCTOR else plan
         plans, build_s = _build_stages(model, key, store, builder, progress)
+    # nothing is stored before all stages are built, so a failure leaves earlier engines as they were
     stored = store.save(key, plans, build_s, scales=quantisation.digest if quantisation else "")
     if quantisation is not None:
         quantisation.save(stored)

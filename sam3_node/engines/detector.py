@@ -54,6 +54,7 @@ class FixedPhrases:
             detections: Detections = self.net(pixels, text)
             return detections
         boxes, scores = self.run(pixels, pad_phrases(text).to(self.stage.inputs[1].dtype))
+        # the other columns belong to the padding, which repeats the first phrase
         return Detections(boxes, scores[..., : len(text)])
 
 
@@ -69,6 +70,7 @@ def specify_network(net: YoloWorld, dtype: torch.dtype | None = None) -> StageSp
     network's own by default. The stage does not choose among overlapping boxes.
     """
     side = net.config.image_size
+    # the network gives one box for each cell of each of its maps
     count = sum((side // stride) ** 2 for stride in STRIDES)
     number = dtype or net.backbone.stem.conv.weight.dtype
     inputs = (
@@ -116,6 +118,7 @@ def build_detector(
     store = EngineStore(settings.engine.folder)
     folder = resolve_folder(settings.detector)
     with reraise_out_of_memory(EngineError, "while the detector's engine was built"):
+        # in the engine's dtype, because a plan computes in the dtypes of the ONNX file
         net = load_yolo_world(folder, device=settings.model.device, dtype=resolve_detector_dtype(settings))
         stage = specify_network(net)
         key = compute_detector_key(settings, net.config.image_size, gpu)
@@ -192,6 +195,7 @@ class DetectorSlot(EngineSlot):
         return LoadedEngines(stored, {DETECT: run}, {DETECT: spec})
 
     def compare(self, engines: LoadedEngines, clip: GateClip) -> validation.Report:
+        # the reference computes in float32; the comparator casts the vectors for the engine
         text = self.detector.prepare(choose_phrases(self.settings.detector)).vectors.float()
         folder = resolve_folder(self.settings.detector)
         reference = load_yolo_world(folder, device=text.device, dtype="float32")
@@ -199,6 +203,7 @@ class DetectorSlot(EngineSlot):
         spec = engines.specs[DETECT]
         report = compare_detector(reference, run, spec, clip.frames, text, self.settings.engine.min_cosine)
         own = self.detector.model
+        # the time includes what FixedPhrases adds, as it will on a frame
         network = FixedPhrases(run, spec, own)
         return replace(report, times=time_detector(network, own, clip.frames, text, self.clock))
 
@@ -235,6 +240,7 @@ def compare_detector(
     for comparator.frame, pixels in enumerate(_fit_frames(frames, reference, text.device)):
         comparator(pixels, pad_phrases(text))
     faults = (comparator.fault,) if comparator.fault else ()
+    # a detector has no masks, so no IoU is required
     return validation.Report(
         min_cosine, 0.0, len(frames), tuple(comparator.figures()), None, faults, tracked=False
     )
@@ -248,6 +254,7 @@ def time_detector(
     text = text.to(own.backbone.stem.conv.weight.dtype)
     pair = [validation.TimedStage(run, partial(clock, text.device)) for run in (network, own)]
     times: list[list[float]] = []
+    # both run on each frame in turn, so that a change of the machine's load meets both
     for pixels in _fit_frames(frames, own, text.device):
         for stage in pair:
             stage(pixels, text)
@@ -273,6 +280,7 @@ def _fit_frames(frames: Sequence[Image], net: YoloWorld, device: torch.device) -
 def _relative_to_anchors(run: Run) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     def run_relative(pixels: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
         boxes, scores = run(pixels, text)
+        # the positions of the anchors would dominate the cosine and hide differences of the boxes
         centres, _ = anchors(pixels.shape[-2:], pixels.device)
         return boxes - centres.repeat(1, 2), scores
 

@@ -67,6 +67,7 @@ class EngineKey(Section):
         """Return each reason why engines of this key cannot serve as `required`; empty if they can."""
         own = self.model_dump(exclude=INFORMATIVE)
         other = required.model_dump(exclude=INFORMATIVE)
+        # engines for more objects also serve fewer
         if self.max_objects > required.max_objects:
             del own["max_objects"]
         return [
@@ -124,6 +125,7 @@ class StoredEngine(NamedTuple):
         """
         path = self.folder / f"{stage}.plan"
         with explain_os_error(EngineError, f"cannot read {path}", f"; {BUILD_HINT}"):
+            # whoever can write one of the folders can replace the plan in it
             _require_private(self.folder.parent, self.folder)
             plan = read_private(path)
         expected = self.manifest.plans.get(stage)
@@ -168,6 +170,7 @@ class EngineStore:
 
         Raises EngineError if other users can change the store itself.
         """
+        # `lexists` is true for a dangling link, which must be reported and not taken for an empty store
         if not os.path.lexists(self.folder):
             return
         _require_private(self.folder)
@@ -207,12 +210,15 @@ class EngineStore:
         make_private_dir(self.folder)
         _require_private(self.folder)
         target = self.folder / manifest.folder_name
+        # in the store itself, because a folder cannot be renamed into another file system;
+        # the name's dot keeps readers from taking a half-written build for engines
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=".") as temporary:
             new = Path(temporary) / "new"
             new.mkdir(mode=0o700)
             for stage, plan in plans.items():
                 write_private(new / f"{stage}.plan", plan)
             write_private(new / MANIFEST, f"{manifest.model_dump_json(indent=1)}\n".encode())
+            # a folder cannot be renamed over another one that has contents
             if target.exists():
                 target.rename(Path(temporary) / "old")
             new.rename(target)
@@ -230,7 +236,7 @@ def _require_private(*folders: Path) -> None:
 
 
 def _read(path: Path) -> StoredEngine | None:
-    if path.parent.name.startswith("."):
+    if path.parent.name.startswith("."):  # a build that is being written, or was interrupted
         return None
     try:
         _require_private(path.parent)
@@ -259,7 +265,7 @@ def compute_key(model: TrackerModel, settings: Settings, gpu: str = LOCAL) -> En
         require_compilable(engine, model.device)
         target = find_inductor_target(model.device, gpu)
         hardware = {"gpu": target.generation, "gpu_name": target.name, "cpu": describe_processor()}
-        most = MAX_OBJECTS
+        most = MAX_OBJECTS  # packages take this many, whatever the settings say
         fields = {"library": INDUCTOR, "version": str(torch.__version__), **hardware}
     else:
         most = round_up_objects(settings.tracker.max_objects)
@@ -352,10 +358,11 @@ def checkpoint_digest(name: str) -> str:
     """
     folder = NANO if name == "nano" else Path(name).expanduser()
     if not folder.is_dir():
+        # the name is no folder, so the hub's cache has the files
         config = cached_file(name, CONFIG, _raise_exceptions_for_missing_entries=False)
         folder = Path(config).parent if config else folder
     digest = hashlib.sha256()
-    path = folder
+    path = folder  # so that the message names the folder if its check fails
     try:
         check_weight_files(folder)
         for path in list_weight_files(folder):

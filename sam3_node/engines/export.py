@@ -46,6 +46,7 @@ def export(stage: StageSpec, path: Path, *, external_data: bool = False) -> Path
     PATH.data. An earlier file is replaced. The new one is written completely or not at all. Raises EngineError that
     names the stage where the export fails, MissingExtraError without the extra `onnx`.
     """
+    # checked before the export, which takes time
     require("onnx", EXTRA)
     require("onnxscript", EXTRA)
     if not path.parent.is_dir():
@@ -79,11 +80,13 @@ def _make_program(stage: StageSpec) -> Any:
 def dynamic_axes(stage: StageSpec) -> tuple[dict[int, torch.export.Dim], ...]:
     """Return for each input the axes that take 1 to 64 objects or images, and any number of memories."""
     objects = torch.export.Dim(OBJECTS, min=1, max=MAX_OBJECTS)
+    # a stage without memories has a maximum of 0, which lies below the least number
     memories = torch.export.Dim(MEMORIES, min=MIN_MEMORIES, max=stage.max_memories or MAX_OBJECTS)
 
     dims = {OBJECTS: objects, MEMORIES: memories, IMAGES: torch.export.Dim(IMAGES, min=1, max=MAX_OBJECTS)}
 
     def find(side: int | str) -> torch.export.Dim:
+        # a side may be a sum, as in "memories + 16"
         name, _, more = str(side).partition(" + ")
         return dims[name] + int(more) if more else dims[name]
 
@@ -112,6 +115,7 @@ def _translate_attention(
     scores = op.MatMul(op.Mul(query, factor), op.Transpose(key, perm=[0, 1, 3, 2]))
     scores = op.Cast(scores, to=types.FLOAT)
     if attn_mask is not None:
+        # with -inf instead, the softmax of a row without a valid key would be NaN
         scores = op.Where(attn_mask, scores, torch.finfo(torch.float32).min)
     return op.MatMul(op.CastLike(op.Softmax(scores, axis=-1), value), value)
 
@@ -141,6 +145,8 @@ def _translate_convolution(
         or groups > 1
     ):
         raise ValueError("expected a transposed convolution whose stride is its kernel, found another")
+    # each of the k x k pixels below an input pixel is a 1x1 convolution with output channels of its own;
+    # DepthToSpace expects the pixels first and the channels last
     pointwise = op.Reshape(op.Transpose(weight, perm=[2, 3, 1, 0]), [kernel * kernel * out, channels, 1, 1])
     moved = op.DepthToSpace(op.Conv(x, pointwise), blocksize=kernel)
     return moved if bias is None else op.Add(moved, op.Reshape(bias, [1, out, 1, 1]))
@@ -164,6 +170,7 @@ def _write(program: Any, path: Path, external_data: bool) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         model = Path(folder) / path.name
         program.save(model, external_data=external_data)
+        # a file that ONNX refuses must not replace an earlier one
         require("onnx", EXTRA).checker.check_model(str(model))
         path.unlink(missing_ok=True)
         for part in sorted(Path(folder).iterdir(), key=lambda part: part == model):

@@ -88,10 +88,12 @@ def load_by_gate(load: Load, settings: Settings) -> TrackerModel:
     `load` loads the weights of `settings` in a dtype, and its errors pass.
     """
     path = find_report(settings, FOLDER)
+    # a kept report spares the second model and the gate
     if report := Report.load(path):
         return load(torch.bfloat16 if report.passed else torch.float32)
     reference = load(torch.float32)
     parameters = sum(parameter.numel() for parameter in reference.parameters())
+    # the gate tracks a clip, which takes memory modules
     if not reference.has_memory or parameters > MAX_PARAMETERS:
         return reference
     candidate = load(torch.bfloat16)
@@ -100,6 +102,7 @@ def load_by_gate(load: Load, settings: Settings) -> TrackerModel:
     except Sam3NodeError as error:
         _log.info("%s stays in float32: bfloat16 could not be compared: %s", reference.name, error)
         return reference
+    # kept before the verdict, so that a refused dtype is not judged again at each start
     _write_report(path, report)
     refusal = report.refusal()
     if refusal is not None:
@@ -195,6 +198,7 @@ class Fp8Linear(nn.Module):
         self.register_buffer("weight", _to_fp8(layer.weight.detach() / scale[:, None]), persistent=False)
         self.register_buffer("weight_scale", scale, persistent=False)  # [out]
         self.register_buffer("input_scale", rounded.input_scale.float().reshape(()), persistent=False)
+        # _scaled_mm wants a scale for the right matrix, too
         self.register_buffer("one", torch.ones_like(self.input_scale), persistent=False)
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach(), persistent=False)
 
@@ -206,6 +210,7 @@ class Fp8Linear(nn.Module):
         # inputs (arXiv 2412.19437, sec. 3.3.2), less than the rounding to FP8 (3.7 % RMS of a product), and the gate
         # judges both together.
         left = self.input_scale
+        # the channels' own scales apply to the product
         right = self.one
         if x.device.type == "cpu":  # many processors multiply FP8 with a scale for each row alone
             left = left.repeat(len(flat), 1)
@@ -220,6 +225,7 @@ class Fp8Linear(nn.Module):
 
 
 def _to_fp8(x: Tensor) -> Tensor:
+    # beyond this range the cast gives NaN
     return x.clamp(-MAX_E4M3, MAX_E4M3).to(torch.float8_e4m3fn)
 
 
@@ -230,6 +236,7 @@ def make_fp8_encoder(model: TrackerModel, settings: Settings) -> nn.Module:
     EngineError without scales, or for scales or a recipe that do not fit.
     """
     stage = quantise_encoder(model, *load_quantisation(settings.engine))
+    # a list, because the loop replaces modules of the tree that it walks
     for name, layer in list(stage.named_modules()):
         if isinstance(layer, QuantisedLayer) and _multiplies_in_fp8(layer.layer):
             stage.set_submodule(name, Fp8Linear(layer))
@@ -257,6 +264,7 @@ def serve_fast_torch(model: TrackerModel, settings: Settings, clock: Clock = rea
     def serve() -> None:
         try:
             fast = make_stages(model, settings)
+            # the stages that are not in FP8 compute in the model's dtype, so it is a part of the key
             path = find_report(settings, FAST_FOLDER, model.dtype)
             report = Report.load(path)
             if report is None:
@@ -267,6 +275,7 @@ def serve_fast_torch(model: TrackerModel, settings: Settings, clock: Clock = rea
         except Exception as error:  # the compiler's own, such as for a GPU that it does not know
             said = " ".join(str(error).split())[:MAX_ERROR_CHARS]
             raise EngineError(f"torch's faster stages fail: {type(error).__name__}: {said}") from error
+        # the kept report has figures only: the thresholds may have changed since
         if refusal := apply_thresholds(report, engine).refusal():
             raise EngineError(f"torch's faster stages refused by the gate: {refusal}")
         model.stages = fast
@@ -278,6 +287,7 @@ def serve_fast_torch(model: TrackerModel, settings: Settings, clock: Clock = rea
 def make_stages(model: TrackerModel, settings: Settings) -> Stages:
     """Return the model's stages with the encoder in FP8, compiled. The model is not changed."""
     encode = make_fp8_encoder(model, settings)
+    # one image of one size: no shape varies
     encode.compile(backend=BACKEND, dynamic=False)
     return model.stages._replace(encode=encode)
 
@@ -311,6 +321,7 @@ def serve_kernels(model: TrackerModel, settings: Settings) -> None:
     if engine.read_kernel == TRITON:
         if reason := attempt(serve, engine):
             use_torch(model, stages, reason)
+    # nobody asked for the kernels, so their failure is no reason to stop or to rename the model
     elif are_kernels_worth_it(model):
         reason = attempt(serve, engine.model_copy(update={"fallback": True}))
         if reason is not None:
@@ -341,6 +352,7 @@ def _check_kernels(model: TrackerModel) -> None:
             f"{model.device.type} in {str(model.dtype).removeprefix('torch.')}; use --engine.read_kernel torch"
         )
     require(TRITON, TRITON)
+    # imported late: the module itself imports triton, which is optional
     from ..models.sam import kernels
 
     error = kernels.measure_error(model.device, model.dtype)
@@ -372,6 +384,7 @@ def keep_launch(device: torch.device, folder: Path) -> None:
 
 def _launch_path(device: torch.device, folder: Path) -> Path:
     generation = "".join(map(str, torch.cuda.get_device_capability(device)))
+    # another version of triton may have another fastest launch
     return folder.expanduser() / LAUNCHES / f"sm{generation}-{find_version(TRITON)}.json"
 
 

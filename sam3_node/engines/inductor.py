@@ -54,6 +54,7 @@ class InductorRun:
         Raises EngineError where it does not load, and torch's OutOfMemoryError.
         """
         self._stage = stage
+        # a tensor's device has an index: a plain "cuda" would never equal it
         self._device = torch.empty(0, device=device).device
         self._run = _load(package, stage, self._device)
         self.max_objects = MAX_OBJECTS if stage.varies else 1
@@ -120,6 +121,7 @@ def describe_processor() -> str:
     process.
     """
     features = torch.cpu.get_capabilities()
+    # some entries are no features, such as the processor's name
     names = sorted(name for name, present in features.items() if present is True)
     digest = hashlib.sha256(" ".join([platform.machine(), *names]).encode()).hexdigest()[:8]
     vectors = torch.backends.cpu.get_cpu_capability().lower()
@@ -138,12 +140,14 @@ class _TupleOutputs(nn.Module):
 
 
 def _load(package: bytes, stage: StageSpec, device: torch.device) -> Any:
+    # a processor has no index, and -1 is torch's default
     index = -1 if device.index is None else device.index
     try:
         with silence_exporters(), _temporary_unpacking(device):
             return torch._inductor.aoti_load_package(
                 io.BytesIO(package), run_single_threaded=True, device_index=index
             )
+    # a RuntimeError, too, but the slot reports it with advice on memory
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError, OSError) as error:
@@ -192,6 +196,7 @@ def _make_cache_folder(folder: Path) -> Path | None:
     store = folder.expanduser().absolute()
     cache = store / "compiled"
     try:
+        # whoever can write the store can replace the folder in it
         for path in (store, cache):
             make_private_dir(path)
             if reason := describe_exposure(path):  # torch runs what lies there
@@ -287,11 +292,13 @@ class GraphedStage:
     def __call__(self, *inputs: Tensor | None) -> Any:
         """Run the stage. Raises EngineError where it cannot be captured."""
         held = tuple(None if given is None else self._hold(i, given) for i, given in enumerate(inputs))
+        # places are kept for good, so their ids stand for the inputs' shapes and dtypes
         key = tuple(map(id, held))
         if key not in self._graphs:
             self._graphs[key] = self._capture(self.run, held)
         graph = self._graphs[key]
         graph.replay()
+        # the next replay writes the graph's own outputs again
         outputs = tuple(output.clone() for output in as_tuple(graph.outputs))
         return outputs if len(outputs) > 1 else outputs[0]
 
@@ -313,6 +320,7 @@ def use_graphs(model: TrackerModel) -> None:
     if model.device.type == "cuda":
         capture = partial(capture_cuda_graph, pool=torch.cuda.graph_pool_handle())
         model.stages = Stages(*(GraphedStage(run, capture) for run in model.stages))
+        # each number of objects needs a graph of its own, so they are padded to few sizes
         model.static_shapes = True
 
 

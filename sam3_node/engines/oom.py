@@ -43,10 +43,13 @@ def find_device_error(error: BaseException) -> DeviceError | None:
     After most errors that CUDA reports, every later call of the process fails with the same error.
     """
     root = find_root_cause(error)
+    # an inner layer has found it already
     if isinstance(root, DeviceError):
         return root
+    # memory can be freed, so the device still works
     if is_out_of_memory(root):
         return None
+    # a library reports what it met, so the device itself is asked whether it still works
     if any(sign in str(root) for sign in LIBRARY_SIGNS) and not isinstance(root, torch.AcceleratorError):
         root = _probe_device() or root
     if not isinstance(root, torch.AcceleratorError):
@@ -64,6 +67,7 @@ def _probe_device() -> Exception | None:
     if not torch.cuda.is_initialized():
         return None
     try:
+        # CUDA reports errors of running kernels at the next synchronisation
         torch.cuda.synchronize()
     except RuntimeError as error:
         return error
@@ -82,6 +86,7 @@ def to_engine_error(error: BaseException, doing: str) -> EngineError:
 
     It has no reference to `error`, so that the memory of the failed attempt can be freed.
     """
+    # its text already says what to do
     if isinstance(error, Sam3NodeError):
         return EngineError(str(error))
     if is_out_of_memory(error):

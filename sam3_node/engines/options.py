@@ -75,6 +75,7 @@ class Tuning:
         """Read a tuning; None where there is none, or the file is damaged."""
         data = read_kept(path, LOSS) if path else None
         with suppress(ValidationError):
+            # no file is an empty text, which does not validate
             return TypeAdapter(cls).validate_json(data or b"")
         return None
 
@@ -94,6 +95,7 @@ def resolve(settings: Settings) -> Settings:
     for line in describe(settings):
         _log.info("%s", line)
     values = find_defaults(_device(settings))
+    # a tuning has the options that were open when it ran; the defaults fill in the others
     tuned = _find_tuned(settings)
     if tuned is not None:
         values |= tuned.values
@@ -105,6 +107,7 @@ def describe(settings: Settings) -> tuple[str, ...]:
     if settings.engine.kind != "torch" or not list_open(settings):
         return ()
     tuning = Tuning.load(find_path(settings))
+    # a tuning that was stopped has no best trial yet
     if tuning is not None and tuning.best is not None:
         best = tuning.trials[tuning.best]
         return (f"options tuned on {tuning.date}: {name_values(best.values)}; {best.describe()}",)
@@ -139,6 +142,7 @@ def list_open(settings: Settings) -> tuple[str, ...]:
 
 def find_path(settings: Settings) -> Path | None:
     """Return where the tuning for these weights and settings is kept; None if the weights are no local files."""
+    # `find_report` itself adds the other options to the key
     return find_report(settings, FOLDER, settings.model.dtype, settings.engine.graphs)
 
 

@@ -73,10 +73,12 @@ class Recipe(Section):
                 f"FP8: expected an encoder with layers of the kinds {', '.join(self.kinds)}, found none, as in "
                 "EdgeTAM's of convolutions alone; use --engine.precision bfloat16"
             )
+        # of all kinds, because an exclusion may name a layer of a kind that the recipe does not quantise
         names = list(find_layers(stage))
         excluded = set[str]()
         for exclusion in self.exclude:
             matches = fnmatch.filter(names, exclusion.layers)
+            # a pattern without a match is misspelt, or meant for another encoder
             if not matches:
                 raise EngineError(_describe_unknown(exclusion.layers, names))
             excluded.update(matches)
@@ -108,6 +110,7 @@ def find_layers(stage: nn.Module, kinds: tuple[str, ...] = tuple(KINDS)) -> Laye
 
 
 def _describe_unknown(pattern: str, names: list[str]) -> str:
+    # a cutoff of 0 always finds some names to suggest
     nearest = difflib.get_close_matches(pattern, names, NEAREST_NAMES, cutoff=0.0)
     return f"the recipe leaves out {pattern!r}, but this encoder has no such layer; nearest: {', '.join(nearest)}"
 
@@ -140,6 +143,7 @@ class QuantisedLayer(nn.Module):
             ("weight", weight.abs().flatten(1).amax(1)),
         ):
             self.register_buffer(f"{name}_scale", compute_scale(largest, weight))
+            # QuantizeLinear takes the dtype of its result from the zero
             self.register_buffer(f"{name}_zero", torch.zeros_like(largest, dtype=torch.float8_e4m3fn))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -154,6 +158,7 @@ class QuantisedLayer(nn.Module):
 
 def compute_scale(amax: Tensor, like: Tensor) -> Tensor:
     """Return the scale that maps `amax` to the largest FP8 number: a bfloat16 number in the dtype of `like`."""
+    # a bfloat16 number is exact in float32, so models of both dtypes round alike
     return (amax.float() / MAX_E4M3).clamp(min=MIN_SCALE).bfloat16().to(like)
 
 
@@ -162,6 +167,7 @@ def round_fp8(x: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
 
     scale: [], or [n] along the first axis of x. zero: 0 in FP8, of the same shape.
     """
+    # the file must have the two operators of ONNX, not the arithmetic that imitates them
     if torch.onnx.is_in_onnx_export():
         return _write_onnx(x, scale, zero)
     wide = scale.float() if scale.ndim == 0 else scale.float().view(-1, *[1] * (x.ndim - 1))
@@ -225,6 +231,7 @@ def weights_digest(model: TrackerModel) -> str:
     backbone = model.encode_stage.get_submodule("backbone")
     for name, weight in backbone.named_parameters():
         digest.update(f"{name} {list(weight.shape)}\n".encode())
+        # numpy has no bfloat16
         digest.update(weight.detach().bfloat16().cpu().contiguous().view(torch.int16).numpy().tobytes())
     return digest.hexdigest()
 
@@ -243,7 +250,9 @@ def calibrate(
     not fit, MissingExtraError without modelopt.
     """
     _check_dtype(model)
+    # a recipe that does not fit must fail before the frames are read
     recipe.select_layers(model.encode_stage)
+    # modelopt changes layers in place
     stage = copy.deepcopy(model.encode_stage)
     names = list(find_layers(stage, recipe.kinds))
     count = 0
@@ -292,6 +301,7 @@ def export_quantised(
     `quantise_encoder`, and where the export fails.
     """
     module = quantise_encoder(model, scales, recipe)
+    # only the module differs: the specs are those of the plain encoder
     return export(tracker_stages(model)["encode"]._replace(module=module), path)
 
 
@@ -336,7 +346,9 @@ def load_quantisation(engine: EngineSettings) -> Quantisation:
 
 def _record_maxima(stage: nn.Module, names: list[str], run: Callable[[nn.Module], None]) -> None:
     """Let modelopt record the maximum of the inputs of the named layers while `run` runs the stage."""
+    # all quantizers are off first, so that modelopt rounds and records nothing else
     off = [{"quantizer_name": "*", "enable": False}]
+    # (4, 3) is E4M3: bits of exponent and mantissa
     on = [{"quantizer_name": f"{name}.input_quantizer", "cfg": {"num_bits": (4, 3)}} for name in names]
     with redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -345,6 +357,7 @@ def _record_maxima(stage: nn.Module, names: list[str], run: Callable[[nn.Module]
 
 
 def _read_amax(name: str, layer: Any) -> float:
+    # a layer that no frame has reached has no amax
     amax = getattr(layer.input_quantizer, "amax", None)
     if not isinstance(amax, Tensor) or not amax.isfinite().all():
         raise EngineError(

@@ -114,6 +114,7 @@ class EngineSlot(ABC):
         if report is None:
             _log.info("the gate runs: no report yet on %s in %s", self.subject, engines.stored.folder.name)
             report = self.run_gate(engines, source)
+        # the stored figures outlast a change of the thresholds
         refusal = apply_thresholds(report, self.settings.engine).refusal()
         if refusal is not None:
             raise EngineError(f"{self.subject} refused by the gate: {refusal}; {CHECK_HINT}")
@@ -123,6 +124,7 @@ class EngineSlot(ABC):
         clip = read_gate_clip(source)
         with reraise_out_of_memory(EngineError, f"while comparing {self.subject} with torch in float32"):
             report = self.compare(engines, clip)
+        # with the plans' digests, so that the report never speaks for another build
         report = replace(apply_thresholds(report, self.settings.engine), plans=engines.stored.manifest.plans)
         write_output(engines.stored.folder / REPORT, report.to_json().encode())
         return report
@@ -146,6 +148,7 @@ def serve_tracker(model: TrackerModel, settings: Settings) -> None:
 def check_tracker(settings: Settings, source: str | Path | None = None) -> Report:
     """Run the gate on the engines that `settings` ask for, and store its report beside them; see `EngineSlot.check`."""
     with reraise_out_of_memory(EngineError, f"while {settings.model.name} was loaded"):
+        # in the dtype in which the model will serve
         model = engine_store.load_model_in(settings, engine_store.choose_model_dtype(settings))
     return TrackerSlot(model, settings).check(source)
 
@@ -154,8 +157,10 @@ def use_torch(model: TrackerModel, stages: Stages, reason: EngineError) -> None:
     """Let the model's own torch stages serve in the place of engines that failed; the model's name says why."""
     _log.warning("engines cannot serve, torch does: %s", reason)
     model.stages = stages
+    # torch's stages take any number of objects
     model.static_shapes = False
     model.name = f"{model.name} (torch: {shorten_reason(reason)})"
+    # torch's allocator keeps the memory of the failed engines until it is told to free it
     if model.device.type == "cuda":
         torch.cuda.empty_cache()
 
@@ -168,9 +173,11 @@ class TrackerSlot(EngineSlot):
     def __init__(self, model: TrackerModel, settings: Settings, clock: Clock = read_clock) -> None:
         super().__init__(settings, clock)
         self.model = model
+        # `install` replaces them
         self._torch_stages = model.stages
 
     def compute_key(self) -> engine_store.EngineKey:
+        # packages run on processors, too
         if self.settings.engine.kind != INDUCTOR:
             require_gpu(self.model.device)
         return engine_store.compute_key(self.model, self.settings)
@@ -202,6 +209,7 @@ class TrackerSlot(EngineSlot):
             engine.min_iou,
             dtype=engine_store.resolve_dtype(engine.arithmetic),
             prompts=clip.prompts(reference.image_size),
+            # another whole model, which is loaded only if the gate refuses a stage
             find_module=partial(self._load_module, engines.stored),
             served=self.model,
             clock=self.clock,
@@ -209,6 +217,7 @@ class TrackerSlot(EngineSlot):
 
     def install(self, engines: LoadedEngines) -> None:
         self.model.stages = fit_stages(_list_runs(engines), engines.specs, self.model)
+        # a plan makes a context for each number of objects, so they are padded to few sizes
         self.model.static_shapes = True
 
     def fall_back(self, reason: EngineError) -> None:
@@ -241,6 +250,7 @@ def attempt(serve: Callable[[], None], engine: EngineSettings) -> EngineError | 
         serve()
         return None
     except STAGE_ERRORS as error:
+        # an error of this package already says what to do
         if isinstance(error, Sam3NodeError) and not engine.fallback:
             raise
         reason = to_engine_error(error, "while they were loaded and compared")
@@ -270,6 +280,7 @@ def read_report(stored: engine_store.StoredEngine) -> Report | None:
 
 def shorten_reason(error: Exception) -> str:
     """Return the first part of an error's text, short enough to go into every message of a node."""
+    # the rest of a message is advice
     text = str(error).split(";")[0]
     return text if len(text) <= MAX_REASON_CHARS else text[: MAX_REASON_CHARS - 1].rsplit(" ", 1)[0] + " …"
 

@@ -104,6 +104,7 @@ def tracker_stages(
         return {encode.name: encode}
     memory = (model.memory_tokens, model.memory_channels)
     kept = torch.bfloat16 if model.memory_dtype == torch.bfloat16 else number
+    # a bank for one object: its widths do not depend on the number of objects
     slots, pointers = MemoryBank(model, 1, bank_size, get_rule("recent")).widths
     read = TensorSpec("read", (OBJECTS, channels, height, width), number)
     logits = TensorSpec("logits", (OBJECTS, *model.mask_size), number)
@@ -133,6 +134,7 @@ def tracker_stages(
 
 def _make_example(spec: TensorSpec, sizes: Sizes, generator: torch.Generator) -> Tensor:
     shape = spec.shape_for(*sizes)
+    # all memories are valid, as in a full bank
     if spec.dtype == torch.bool:
         return torch.ones(shape, dtype=torch.bool)
     if spec.dtype == torch.int64:
@@ -152,6 +154,7 @@ def find_sizes(stage: StageSpec, inputs: Sequence[Tensor], max_objects: int, dev
         if not isinstance(tensor, Tensor):
             found_type = type(tensor).__name__
             raise EngineError(f"{stage.name}: {spec.name}: expected a tensor, found {found_type}")
+    # the first input for all objects gives the sizes; every input is checked against them below
     for spec, tensor in zip(stage.inputs, inputs, strict=True):
         if OBJECTS in spec.shape and tensor.ndim == len(spec.shape):
             found |= {str(side): size for side, size in zip(spec.shape, tensor.shape, strict=True)}
@@ -194,6 +197,7 @@ def ensure_aligned(tensor: Tensor) -> Tensor:
 def allocate_aligned(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Allocate a contiguous tensor that is aligned for every engine; torch aligns those on a CPU to 64 bytes alone."""
     size = math.prod(shape) * dtype.itemsize
+    # as much more as the start may have to move up
     block = torch.empty(size + ALIGNMENT, dtype=torch.uint8, device=device)
     start = -block.data_ptr() % ALIGNMENT
     return block[start : start + size].view(dtype).view(shape)

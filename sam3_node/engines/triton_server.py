@@ -112,6 +112,7 @@ class PromptDecode(nn.Module):
         self.decoder = decoder
         self.multimask = multimask
         self.points = len(labels)
+        # SAM 1 expects a position without a point beside a single point
         if isinstance(decoder.prompt_encoder, Sam1PromptEncoder) and len(labels) == 1:
             labels = (*labels, NO_POINT)
         device = decoder.no_memory.device
@@ -127,10 +128,12 @@ class PromptDecode(nn.Module):
         Return logits [B, N, 4h, 4w], predicted iou [B, N] and presence logits [B, N].
         """
         images, count = places.shape[:2]
+        # each prompt has an object of its own, so the image's features are repeated for each
         features = Features(
             *(x[:, None].expand(-1, count, -1, -1, -1).flatten(0, 1) for x in (fine, middle, top))
         )
         points = places.reshape(images * count, self.points, 2)
+        # the label of the added position makes the encoder ignore its place
         points = F.pad(points, (0, 0, 0, self.labels.shape[1] - self.points))
         labels = self.labels.expand(images * count, -1)
         decoded = self.decoder(*self.decoder.embed(features, points, labels), self.multimask)
@@ -156,13 +159,17 @@ class FindNamed(nn.Module):
         """
         boxes, scores = self.net(pixels, text)
         best, phrases = scores.max(dim=2)
+        # the choice compares all pairs of candidates, so there must be few
         best, order = best.topk(min(CANDIDATES, best.shape[1]), dim=1)
         boxes = boxes.gather(1, order[..., None].expand(-1, -1, 4))
         phrases = phrases.gather(1, order)
+        # only boxes of one phrase compete, as in `select`
         rivals = (box_iou(boxes, boxes) > MAX_IOU) & (phrases[:, None] == phrases[..., None])
+        # a box must not be chosen twice, and an empty box has an IoU of 0 with itself
         rivals |= torch.eye(order.shape[1], dtype=torch.bool, device=order.device)
         left = best
         chosen = []
+        # a fixed number of steps, because the export unrolls this loop
         for _ in range(NAMED):
             chosen.append(left.argmax(dim=1, keepdim=True))
             row = chosen[-1][..., None].expand(-1, -1, order.shape[1])
@@ -175,6 +182,7 @@ class FindNamed(nn.Module):
     def _convert(self, boxes: Tensor, frame: Tensor) -> Tensor:
         """Undo `letterbox` and clip, as `Letterbox.to_frame` does; then scale to the tracker's square."""
         side = self.net.config.image_size
+        # float64, because `letterbox` computes the same sizes with Python's numbers
         fitted = (frame * (side / frame.amax(dim=1, keepdim=True))).round().clamp(min=1)
         offset = ((side - fitted) / 2).floor()
         places = (boxes.unflatten(2, (2, 2)) - offset[:, None, None]) / fitted[:, None, None]
@@ -220,18 +228,21 @@ def export_repository(
             f"engine.precision {precision}: expected {' or '.join(ONNX_PRECISIONS)} for ONNX files, because Triton's "
             "ONNX backend takes no other inputs; use --engine.precision float16, or --plans with TensorRT plans"
         )
+    # bfloat16 plans have no ONNX models beside them
     if not plans or precision in ONNX_PRECISIONS:
         require("onnx", EXTRA)
     with reraise_out_of_memory(EngineError, "while models were exported"):
         model = load_model_in(settings, resolve_dtype(precision))
         stored = _find_plans(settings, model.image_size) if plans else None
         detector = None
+        # the detector is an ONNX model, and those take no bfloat16
         if settings.detector.kind == "yolo-world" and model.dtype != torch.bfloat16:
             weights = resolve_folder(settings.detector)
             detector = load_yolo_world(weights, device=settings.model.device, dtype=model.dtype)
         models = make_models(
             model, settings.tracker.bank_size, stored, detector=detector, name=name, serving=serving
         )
+        # before the exports, which take time
         present = [model.name for model in models if (folder / model.name).exists()]
         if present:
             raise EngineError(
@@ -261,6 +272,7 @@ def make_models(
         serving = serving._replace(batch=0)  # plans encode one image
     describe = _Describer(re.sub(r"\W+", "_", name or model.name.rpartition("/")[2]), serving)
     served = [ServedModel(describe.stage(stage, platform, model), stage) for stage in stages.values()]
+    # prompts are ONNX models, and ensembles contain them
     if model.dtype == torch.bfloat16:
         return served
     encode = stages["encode"]
@@ -341,6 +353,7 @@ class _Describer:
         count = 1 if stage.name in STAGES[1:] else self._serving.instances
         config["instance_group"] = [{"count": count, "kind": kind}]
         if config["max_batch_size"]:
+            # the empty field turns batching on, with the server's own defaults
             config["dynamic_batching"] = {}
         if stage.name == "encode":  # what a client needs to make pixels
             values = {
@@ -361,6 +374,7 @@ class _Describer:
         steps = [
             {
                 "model_name": f"{self._name}_{stage.name}",
+                # -1 is the newest version
                 "model_version": -1,
                 "input_map": _map_names(spec.name for spec in stage.inputs),
                 "output_map": _map_names(spec.name for spec in stage.outputs if spec.name in used),
@@ -417,6 +431,7 @@ def _find_plans(settings: Settings, image_size: int) -> StoredEngine:
         == wanted
         and set(STAGES) <= set(stored.manifest.plans)
     ]
+    # the store yields the newest first
     for stored in fitting:
         if stored.manifest.key.library == TENSORRT:
             return stored
@@ -435,6 +450,7 @@ def _write_models(
     """Write all models or nothing."""
     with (
         explain_os_error(OutputError, f"cannot write models to {folder}"),
+        # within the folder, because a rename does not cross file systems; the server sees whole models only
         tempfile.TemporaryDirectory(dir=folder, prefix=".") as temporary,
     ):
         for model in models:

@@ -74,8 +74,10 @@ def tune(
         )
     path = find_path(settings)
     tuning = Tuning.load(path)
+    # a finished tuning, or one for other numbers of objects, begins again
     if tuning is None or tuning.best is not None or tuning.objects != tuple(objects):
         tuning = Tuning(tuple(objects), ())
+    # before the trials, so that each of them runs the fastest launch
     if any(values.get(KERNEL) == TRITON for values in combinations):
         keep_launch(pick_device(settings.model.device), settings.engine.folder)
 
@@ -159,6 +161,7 @@ def _try(settings: Settings, values: Values, load: Load, objects: Sequence[int],
     begin_s = time.monotonic()
     # a refusal of the gate is a reason here, not a reason to serve something slower
     strict = replace_values(settings, values | {"engine.fallback": False})
+    # what earlier trials hold and have compiled must not count against this one
     if pick_device(settings.model.device).type == "cuda":
         torch.cuda.empty_cache()
     torch._dynamo.reset()
@@ -168,6 +171,7 @@ def _try(settings: Settings, values: Values, load: Load, objects: Sequence[int],
         for count in objects:
             times[count] = time_step(model, count, clock)
     except Exception as error:  # libraries have errors of their own
+        # on a lost device every further trial would fail
         if lost := find_device_error(error):
             raise lost from error
         return Trial(values, refused=summarize_error(error), seconds=time.monotonic() - begin_s)

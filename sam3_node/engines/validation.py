@@ -176,6 +176,7 @@ class Report:
     def _reasons(self) -> Iterator[str]:
         yield from self.faults
         for row in self.outputs:
+            # `not >=` is also true for NaN
             if not row.cosine >= self.min_cosine:
                 yield (
                     f"{row.stage}: cosine of {row.output} {_round_down(row.cosine)} on frame {row.frame}, "
@@ -184,6 +185,7 @@ class Report:
         if self.tracks is None:
             if self.tracked and not self.faults:
                 yield "no mask of a tracked clip was compared"
+        # NaN is refused here, too
         elif not self.tracks.mean_iou >= self.min_iou:
             tracks = self.tracks
             yield (
@@ -242,6 +244,7 @@ def compare_stages(
     outputs = tuple(row for comparator in comparators for row in comparator.figures())
     tracks = None
     times = tuple[StageTime, ...]()
+    # outputs that are not finite, or of another shape, would spoil the tracking
     if not faults:
         chain = served or reference
         chain_clip = [chain.preprocess(frame) for frame in frames]
@@ -250,6 +253,7 @@ def compare_stages(
             masks, times = _track_beside_torch(chain, fitted, chain_clip, clip_prompts, engines, clock)
         tracks = _compare_masks(expected, masks, [prompt.object_id for prompt in clip_prompts])
     report = Report(min_cosine, min_iou, len(clip), outputs, tracks, faults, times=times)
+    # only a refusal needs the layers, which take two more passes
     return report if report.passed else replace(report, layers=_find_worst_layers(comparators, find_module))
 
 
@@ -318,12 +322,14 @@ class StageComparator:
     ) -> None:
         self.fault = _find_fault(self.stage, expected, outputs, self.frame)
         if self.fault:
+            # no cosine is as bad as a fault, so the layers of this stage are the ones to compare
             self.lowest = float("-inf")
             self.worst_inputs = inputs
             return
         comparable = self._select_objects(expected, outputs)
         for spec, left, right in zip(self.stage.outputs, expected, outputs, strict=True):
             if spec.shape == (OBJECTS,):
+                # on the host, because they are kept for the whole clip
                 pairs = self._scalars.setdefault(spec.name, [])
                 pairs.append((left.float().cpu(), right.float().cpu(), self.frame))
             else:
@@ -366,6 +372,7 @@ class StageComparator:
 
 def _relative_error(expected: Tensor, outputs: Tensor) -> float:
     """Return the largest difference as a fraction of the largest expected value."""
+    # an output of zeros alone must not divide by 0
     scale = expected.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
     return ((expected - outputs).abs().max() / scale).item()
 
@@ -467,6 +474,7 @@ def _track(
     comparators: Sequence[StageComparator] = (),
 ) -> Iterator[Tensor]:
     """Track the clip; yield the masks of each frame, bool [N, 4h, 4w] on the CPU, in the order of the prompts."""
+    # a shallow copy, so that the caller's model keeps its own stages
     model = copy.copy(model)
     model.stages = stages
     model.static_shapes = static
@@ -490,6 +498,7 @@ def _compare_masks(
     ]
     if not ious:
         return None
+    # tuples compare by IoU first, so the least one also names its frame and object
     return TrackFigures(sum(iou for iou, _, _ in ious) / len(ious), *min(ious), len(ious))
 
 
@@ -571,14 +580,17 @@ def _record(samples: list[Tensor], layer: nn.Module, inputs: Any, output: Any) -
 
 def _sample(values: Tensor) -> Tensor:
     flat = values.detach().reshape(-1)
+    # a slice would keep the whole output in memory
     return flat[:: max(1, flat.numel() // SAMPLE_SIZE)].clone().float().cpu()
 
 
 def _lowest_cosine(expected: Sequence[Tensor], outputs: Sequence[Tensor]) -> float:
     """Return the lowest cosine over all calls; -1, which sorts first, for NaN or another shape."""
+    # the other network may call a layer more or fewer times
     values = [
         cosine(*pair) for pair in zip(expected, outputs, strict=False) if pair[0].shape == pair[1].shape
     ]
+    # only NaN differs from itself
     return min((value if value == value else -1.0 for value in values), default=-1.0)
 
 
@@ -599,10 +611,12 @@ def find_confident_prompts(model: TrackerModel, pixels: Tensor) -> list[ObjectPr
     found = run_to_end(segment_everything(model, features, EVERYTHING))
     masks = found.logits > 0
     area = masks.flatten(1).float().mean(1)
+    # the sort is stable, so among equals the surer masks stay first
     is_unusual = (area < MIN_AREA) | (area > MAX_AREA)
     boxes = mask_boxes(masks) * (model.image_size / masks.shape[-1])
     surest = boxes[is_unusual.int().argsort(stable=True)[:MAX_PROMPTS]]
     if not len(surest):
         return []
+    # a box may give no mask where a point gave one
     is_seen = (Tracker(model, 1).propose(features, surest).logits > 0).flatten(1).any(1)
     return [ObjectPrompt(number, box=box) for number, box in enumerate(surest[is_seen].tolist(), 1)]

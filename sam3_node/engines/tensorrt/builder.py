@@ -106,6 +106,7 @@ def find_target(library: Library, gpu: str = LOCAL) -> Gpu:
 
 def list_generations(library: Library) -> list[str]:
     """Return the GPU generations that the library can build for by name."""
+    # tensorrt has no list of targets: it builds for the local GPU alone
     members = library.api.ComputeCapability.__members__ if library.is_rtx else {}
     return [name.lower() for name in members if name.startswith("SM")]
 
@@ -227,13 +228,16 @@ def build(
     library = find_library()
     generation = find_target(library, gpu).generation
     logger = get_logger(library.api)
+    # errors of an earlier call must not explain a failure of this one
     logger.errors.clear()
     builder = start_library(library, "Builder")
     network, parser = _parse(library, builder, onnx)
     _check_network(network, stage, onnx)
     config = _configure(library, builder, network, stage, generation, max_objects)
     if notes is not None:
+        # at lower levels the library does not describe each layer
         config.profiling_verbosity = library.api.ProfilingVerbosity.DETAILED
+    # plans of tensorrt_rtx contain no kernels, so its builds time none
     cache = None if timings is None or library.is_rtx else _read_timings(config, timings)
     with logger.listen(notes):
         plan = _run_builder(library, builder, network, config, progress)
@@ -251,6 +255,7 @@ def build(
 def _read_timings(config: Any, path: Path) -> Any:
     """Return the timing cache that a build adds to; empty where the file is absent, or of another version or GPU."""
     cache = config.create_timing_cache(read_kept(path, "kernels are timed again") or b"")
+    # False refuses what was measured on another GPU
     if cache is None or not config.set_timing_cache(cache, False):
         cache = config.create_timing_cache(b"")
         config.set_timing_cache(cache, False)
@@ -270,7 +275,7 @@ def count_fp8_layers(onnx: Path) -> int:
     quantise = library.api.LayerType.QUANTIZE
     eight = library.api.DataType.FP8
     count = sum(1 for layer in layers if layer.type == quantise and layer.get_output(0).dtype == eight)
-    del parser
+    del parser  # only now, as in `build`
     return count
 
 
@@ -343,6 +348,7 @@ def _run_builder(
             while wait([building], timeout=POLL_S).not_done:
                 progress(monitor.fraction)
         finally:
+            # the pool waits for its thread, so an interrupted build must be told to stop
             monitor.cancelled = not building.done()
         plan = building.result()
     return plan

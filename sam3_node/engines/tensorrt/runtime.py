@@ -37,6 +37,7 @@ class Workspace:
 
     def reserve(self, size: int) -> None:
         """Make the block at least this large, in bytes. Raises EngineError once it is in use and smaller."""
+        # contexts keep the block's address, so it cannot grow any more
         if self._block is not None and size > self._block.numel():
             raise EngineError(
                 f"expected all engines of a tracker to be loaded before one runs, found one that needs {size} bytes "
@@ -124,6 +125,7 @@ class TensorRTRun:
                 f"{stage.name}: expected a GPU to run a TensorRT plan on, torch finds none; use --engine.kind torch"
             )
         self._stage = stage
+        # a tensor's device has an index: a plain "cuda" would never equal it
         self._device = torch.empty(0, device=device).device
         with torch.cuda.device(self._device):
             # a context keeps neither engine nor runtime alive
@@ -143,6 +145,7 @@ class TensorRTRun:
         """
         sizes = find_sizes(self._stage, inputs, self.max_objects, self._device)
         with torch.cuda.device(self._device):
+            # `held` keeps copies alive for as long as TensorRT has their addresses
             held = [ensure_aligned(tensor) for tensor in inputs]
             outputs = tuple(
                 allocate_aligned(spec.shape_for(*sizes), spec.dtype, self._device)
@@ -159,6 +162,7 @@ class TensorRTRun:
         On the default stream TensorRT would synchronise the whole device at each call, and so wait for the detector.
         """
         current = torch.cuda.current_stream()
+        # 0 is the default stream
         if current.cuda_stream:
             yield current.cuda_stream
             return
@@ -184,6 +188,7 @@ class TensorRTRun:
             )
         if not context.execute_async_v3(stream):
             raise EngineError(f"{name}: TensorRT did not run for {sizes.objects} objects: {self._describe()}")
+        # kernels are compiled at the first run with new sizes
         if is_first:
             self._kernels.save()
 
@@ -208,6 +213,7 @@ class TensorRTRun:
         for spec in self._stage.outputs:
             shape = spec.shape_for(*sizes)
             actual = tuple(context.get_tensor_shape(spec.name))
+            # -1 is a side that TensorRT knows only when it runs
             if any(side not in (-1, other) for side, other in zip(actual, shape, strict=True)):
                 # it would write beyond the tensor
                 raise EngineError(
@@ -223,6 +229,7 @@ class TensorRTRun:
         """
         api = self._library.api
         user_managed = api.ExecutionContextAllocationStrategy.USER_MANAGED
+        # plain TensorRT takes the strategy in the place of a configuration
         if not self._library.is_rtx:
             return user_managed
         config = self._engine.create_runtime_config()
@@ -252,6 +259,7 @@ def _load_plan(library: Library, plan: bytes, stage: StageSpec) -> tuple[Any, An
             f"{stage.name}: {library.name} {library.version} cannot load the plan: {describe_errors(logger)}; where "
             f"memory ran out, {MEMORY_HINT}; else {REBUILD_HINT}"
         )
+    # a plan of another stage loads just as well
     names = {engine.get_tensor_name(index) for index in range(engine.num_io_tensors)}
     expected = {spec.name for spec in stage.inputs + stage.outputs}
     if names != expected:
@@ -281,5 +289,6 @@ def _read_max_objects(engine: Any, stage: StageSpec) -> int:
     """Return the largest number of objects that the engine takes."""
     for spec in stage.inputs:
         if OBJECTS in spec.shape:
+            # a profile has the least, the usual and the greatest shape
             return int(engine.get_tensor_profile_shape(spec.name, 0)[2][spec.shape.index(OBJECTS)])
     return 1
