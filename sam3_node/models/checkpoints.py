@@ -116,6 +116,7 @@ def cast_source(source: Any, device: torch.device, dtype: torch.dtype) -> nn.Mod
     Rotary ones do so in the reference. Those of prompts and pixels are multiplied by whole turns: in bfloat16 a click
     would be rounded to a 256th of the image.
     """
+    # cloned before the cast, which would round them
     exact = {name: buffer.clone() for name, buffer in source.named_buffers() if name.endswith(FREQUENCIES)}
     model: nn.Module = source.to(device=device, dtype=dtype)
     for tensor in (*model.parameters(), *model.buffers()):
@@ -166,6 +167,7 @@ def size_step(config: Any) -> int:
     if isinstance(backbone, RepVitConfig):
         step = STRIDE
     else:
+        # each stage but the first halves the grid
         halved = 2 ** (len(backbone.blocks_per_stage) - 1)
         step = side(backbone.patch_stride) * math.lcm(halved, backbone.window_size_per_stage[0])
     if isinstance(config, EdgeTamVideoConfig):
@@ -178,6 +180,7 @@ def suggest_sizes(config: Any) -> list[int]:
     """Return sizes in pixels from the weights' own down to half of it, the largest first."""
     own = side(config.prompt_encoder_config.image_size)
     unit = size_step(config)
+    # with few tokens, several sixths round to the same size
     return list(dict.fromkeys(max(2, round(own * sixths / 6 / unit)) * unit for sixths in SIXTHS))
 
 

@@ -34,6 +34,7 @@ def resize_frame(
     is_resized = resize == "bilinear" and torch.device(device).type == "cpu"
     if is_resized:
         image = np.asarray(cv2.resize(image, size[::-1], interpolation=cv2.INTER_LINEAR), np.uint8)
+    # uploaded as uint8, which has a quarter of the bytes of float32
     pixels = _upload(_as_tensor(image), torch.device(device)).permute(2, 0, 1)[None]
     if pixels.device.type != "cpu":
         pixels = pixels.float()
@@ -88,6 +89,7 @@ def letterbox(
     high, wide = (size, size) if isinstance(size, int) else size
     height, width = image.shape[:2]
     scale = min(high / height, wide / width)
+    # a long, thin frame keeps at least one pixel
     rows = max(1, round(height * scale))
     columns = max(1, round(width * scale))
     ratio = (columns / width, rows / height)
@@ -146,6 +148,7 @@ def select(
     than `iou`. At most `limit` boxes are kept.
     """
     best, classes = torch.where(scores > thresholds, scores, 0).max(dim=1)
+    # a best score of 0 means that no class exceeds its threshold
     index = best.nonzero()[:, 0]
     index = index[best[index].argsort(descending=True, stable=True)[:MAX_CANDIDATES]]
     index = index[_survivors(boxes[index], classes[index], iou)][:limit]
@@ -155,6 +158,7 @@ def select(
 def suppress(boxes: Tensor, scores: Tensor, iou: float) -> Tensor:
     """Return the indices of boxes [n, 4] that no better box overlaps by more than `iou`, the best first."""
     order = scores.argsort(descending=True, stable=True)
+    # one class for all, so that every box competes with every other
     return order[_survivors(boxes[order], torch.zeros_like(order), iou)]
 
 
@@ -165,6 +169,7 @@ def _survivors(boxes: Tensor, classes: Tensor, iou: float) -> Tensor:
     boxes are processed at once, so a GPU needs only a few rounds.
     """
     rivals = (box_iou(boxes, boxes) > iou) & (classes[:, None] == classes)
+    # the best come first, so only earlier boxes suppress later ones
     rivals = rivals.triu(diagonal=1)
     kept = torch.ones_like(classes, dtype=torch.bool)
     while True:
@@ -182,6 +187,7 @@ def box_iou(first: Tensor, second: Tensor) -> Tensor:
     high = torch.minimum(first[..., 2:], second[..., 2:])
     common = (high - low).clamp(min=0).prod(dim=-1)
     union = _area(first) + _area(second) - common
+    # two empty boxes must not divide by 0
     return common / union.clamp(min=torch.finfo(union.dtype).tiny)
 
 
@@ -191,6 +197,7 @@ def mask_boxes(masks: Tensor) -> Tensor:
     for line in (masks.any(dim=1), masks.any(dim=2)):  # columns, then rows
         line = line | ~line.any(dim=1, keepdim=True)
         marks = line.to(torch.uint8)
+        # argmax finds the first mark, and in the flipped line the last
         edges.append((marks.argmax(dim=1), line.shape[1] - marks.flip(1).argmax(dim=1)))
     (x0, x1), (y0, y1) = edges
     return torch.stack([x0, y0, x1, y1], dim=1).float()
@@ -221,10 +228,12 @@ def to_detections(
     return [
         Detection(phrases[int(index)], score, (x0, y0, x1, y1), _finite(margin))
         for x0, y0, x1, y1, score, index, *margin in rows
+        # a box outside the frame is empty once it is clipped
         if x0 < x1 and y0 < y1
     ]
 
 
 def _finite(margins: Sequence[float]) -> tuple[float | None, float | None]:
+    # a tensor cannot hold None, so NaN stands for it
     look, thing = (None if math.isnan(value) else value for value in margins or (math.nan, math.nan))
     return look, thing

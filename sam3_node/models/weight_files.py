@@ -54,6 +54,7 @@ def check_weight_files(folder: Path) -> None:
 
 def is_gated(name: str) -> bool:
     """Return True for weights that the hub gives to users with access alone, and that are not in the cache."""
+    # in the cache alone, because a check must not download
     return name in GATED and not os.path.isdir(name) and _find(name, CONFIG, local_files_only=True) is None
 
 
@@ -72,6 +73,7 @@ def locate_weights(name: str) -> str:
         return f"{name}, {'in the cache' if is_here else 'not here yet: the first start fetches them'} of the hub"
     check_weight_files(Path(name))
     files = list_weight_files(Path(name))
+    # the configuration is always listed, so a single file means that there are no weights
     if not files[0].is_file() or len(files) == 1:
         raise ModelError(f"{name}: expected {CONFIG} and weights as .safetensors, found no such files")
     return f"{name}, {sum(path.stat().st_size for path in files) / 1e6:.0f} MB"
@@ -91,7 +93,9 @@ def _check_index(path: Path) -> Iterator[str]:
     index = _read_json(path)
     shards = index.get("weight_map")
     names = set(shards.values()) if isinstance(shards, dict) else set()
+    # the index may hold anything that JSON can
     for name in sorted(map(str, names)):
+        # a name with a folder in it would lead out of this one
         if name != Path(name).name or not name.endswith(".safetensors"):
             yield f"{name!r:.100} in {path.name}"
 
@@ -152,8 +156,10 @@ def check_digest(path: Path, hint: str | None = None) -> None:
     digest_file = digest_path(path)
     hint = hint or _reinstall_hint(path)
     with explain_os_error(ModelError, f"cannot check {path} against its digest", f"; {hint}"):
+        # a damaged digest must cause the error below, not one of decoding
         line = digest_file.read_text(errors="replace").strip()
         digest = _compute_sha256(path)
+    # sha256sum marks a file that it read as binary with an asterisk
     if line not in (f"{digest}  {path.name}", f"{digest} *{path.name}"):
         raise ModelError(
             f"{path} is damaged or not the file of {digest_file}: expected its sha256 there, {digest}, as sha256sum "
@@ -217,6 +223,7 @@ def load_pretrained(
     alone. No code of the repository runs.
     """
     _check_folder(name)
+    # before transformers opens a file of the folder
     if os.path.isdir(name):
         check_weight_files(Path(name))
     with _reading(name, "config.json and safetensors"):
@@ -231,10 +238,12 @@ def load_pretrained(
             config=config,
             dtype=dtype,
             output_loading_info=True,
+            # None takes safetensors first, then torch's own files
             use_safetensors=is_safe or None,
             weights_only=True,
             trust_remote_code=False,
         )
+    # the cache has the files of a hub repository only now
     if not os.path.isdir(name) and (path := _find(name, CONFIG)):
         check_weight_files(Path(path).parent)
     if wrong := [str(item) for item in report["mismatched_keys"]]:
@@ -264,6 +273,7 @@ def load_tokenizer(name: str, kind: Any, tokens: int) -> Any:
 
     Raises ModelError if its files are missing or damaged, or if it has more tokens than the model.
     """
+    # a fast tokenizer is one file, a slow one needs all of its files
     slow = [file for file in kind.vocab_files_names.values() if file != FAST_TOKENIZER]
     if not (_find(name, FAST_TOKENIZER) or all(_find(name, file) for file in slow)):
         raise ModelError(
@@ -295,15 +305,18 @@ def read_normalisation(name: str, default: Normalisation) -> Normalisation:
         mean, std = ([float(value) for value in config[key]] for key in ("image_mean", "image_std"))
     except (KeyError, TypeError, ValueError):
         return default
+    # pixels are divided by the deviations
     return Normalisation(mean, std) if len(mean) == len(std) == 3 and all(std) else default
 
 
 def _check_folder(name: str) -> None:
     """Raise ModelError if the name looks like a folder and there is no such folder, or is no name of any weights."""
+    # a hub name has at most one slash, and its first part is no folder here
     is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or os.path.isdir(os.path.dirname(name))
     if is_path and not os.path.isdir(name):
         raise ModelError(f"no folder {name}: expected a folder with config.json and weights, or a hub name")
     if "/" not in name and not os.path.isdir(name):
+        # a misspelt name may mean a folder of the working directory
         folders = [path.name for path in Path().glob("*/")]
         raise ModelError(
             f"no weights {name!r}: expected nano (bundled), a folder with config.json and weights, or a hub name such "

@@ -25,6 +25,7 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
             torch.view_as_complex(rotation.float())
         )
         return x if exact is x else x.copy_(exact)
+    # inductor makes no kernels for complex numbers, and the operators of ONNX take none
     even, odd = torch.unflatten(x.float(), -1, (-1, 2)).unbind(-1)
     cos, sin = rotation.unbind(-1)
     return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2).to(x.dtype)
@@ -171,6 +172,7 @@ def with_weights(like: C, weight: Tensor, bias: Tensor) -> C:
 def fold_convolution(first: Any, second: Any) -> Any:
     """Fold two convolutions into one that equals `second` (1x1) after `first`, which may be transposed."""
     pointwise = second.weight[:, :, 0, 0].double()
+    # a transposed convolution has its input channels first
     path = "om,imkl->iokl" if first.transposed else "om,mikl->oikl"
     weight = torch.einsum(path, pointwise, first.weight.double())
     return with_weights(first, weight, pointwise @ first.bias.double() + second.bias.double())
@@ -211,6 +213,7 @@ def centre_convolution(layer: Any) -> Any:
 
 def resize_matrix(sizes: tuple[int, ...]) -> Tensor:
     """Return the matrix [sizes[-1], sizes[0]] that resizes one axis bilinearly through all sizes, with antialiasing."""
+    # resizing is linear, so the resized identity is its matrix
     matrix = torch.eye(sizes[0])[None, None]
     for size in sizes[1:]:
         matrix = F.interpolate(

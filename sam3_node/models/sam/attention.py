@@ -96,9 +96,11 @@ class Attention(nn.Module):
         count = query.shape[0]
         length = query.shape[1]
         keys = key.shape[1]
+        # the queries are scaled once, because there are far fewer of them than of scores
         query = query * query.shape[-1] ** -0.5
         rows = min(length, max(1, MAX_SCORES // keys))
         if self._buffer.numel() < rows * keys:  # it grows, and is reused
+            # a tensor made in inference mode could not be written outside of it
             with torch.inference_mode(False):
                 self._buffer = torch.empty(rows * keys)
         buffer = self._buffer[: rows * keys].view(rows, keys)
@@ -109,6 +111,7 @@ class Attention(nn.Module):
                 part = query[i, some]
                 scores = torch.mm(part, key[i].T, out=buffer[: len(part)])
                 if regions.weight > 1:
+                    # a key that counts w times adds log w to its score
                     scores[:, : regions.reduced].add_(math.log(regions.weight))
                 if mask is not None:
                     scores[:, -mask.shape[-1] :].masked_fill_(~mask[i], float("-inf"))
@@ -124,6 +127,7 @@ def _attend_by_torch(query: Tensor, key: Tensor, value: Tensor, regions: Regions
     free = key.shape[1]
     if mask is not None:
         free -= mask.shape[-1]
+    # with a weight of 1, the first region is like the second
     first = regions.reduced
     if weight == 1:
         first = 0
@@ -156,6 +160,7 @@ def _attend_fused(query: Tensor, key: Tensor, value: Tensor, weight: int = 1) ->
         out, log_sum, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(*heads, None, True)
     else:
         out, log_sum, *_ = torch.ops.aten._scaled_dot_product_flash_attention(*heads)
+    # some operations pad the sums to more rows than there are queries
     log_sum = log_sum[:, 0, : query.shape[1], None].float() + math.log(weight)
     return Attended(out[:, 0, :, : value.shape[-1]], log_sum)
 
@@ -163,6 +168,7 @@ def _attend_fused(query: Tensor, key: Tensor, value: Tensor, weight: int = 1) ->
 def _attend_masked(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Attended:
     """Attend to a few keys with a mask, in plain steps."""
     scores = (query @ key.transpose(1, 2)).float() * query.shape[-1] ** -0.5
+    # an object may have no valid key in this part, and -inf alone would make NaN
     scores = scores.masked_fill(~mask, torch.finfo(torch.float32).min)
     return Attended(scores.softmax(-1).to(value.dtype) @ value, scores.logsumexp(-1, keepdim=True))
 

@@ -96,6 +96,7 @@ class _TokenMixer(nn.Module):
         small = self.conv1.fold()
         assert large.bias is not None
         assert small.bias is not None
+        # the 1 is the channel itself, which a 3x3 kernel has at its centre, too
         centre = F.pad(small.weight.double() + 1, (1, 1, 1, 1))
         return with_weights(large, large.weight.double() + centre, large.bias.double() + small.bias.double())
 
@@ -227,6 +228,7 @@ class EdgeTamConfig(EdgeTamVideoConfig):  # type: ignore[misc]
         """Return the configuration. Raises ModelError for a backbone other than RepViT M1."""
         vision = config_dict.get("vision_config")
         if isinstance(vision, dict) and vision.get("model_type") == "edgetam_vision_model":
+            # for the published backbone, transformers would import timm
             backbone = _read_backbone(vision.get("backbone_config") or {})
             config_dict = config_dict | {"vision_config": vision | {"backbone_config": backbone}}
         return super().from_dict(config_dict, **kwargs)
@@ -251,6 +253,7 @@ def _read_backbone(found: dict[str, Any]) -> RepVitConfig:
     widths = options.pop("embed_dim", WIDTHS)
     depths = options.pop("depth", DEPTHS)
     unknown = {key: value for key, value in options.items() if value != _FIXED.get(key)}
+    # a name of timm may end in a tag of the weights, after a dot
     if found.get("model_type", TIMM) != TIMM or name.split(".")[0] != ARCHITECTURE or unknown:
         raise ModelError(
             f"EdgeTAM: expected timm's {ARCHITECTURE} as the backbone, found {found.get('model_type')} {name} "

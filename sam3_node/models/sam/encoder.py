@@ -119,6 +119,7 @@ class Sam2Encoder(nn.Module):
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Encode pixels [1, 3, S, S] into fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w] and top [1, C, h, w]."""
         fine, middle, top, coarse = self.backbone(pixels)
+        # in Z order, the four pixels below a token are neighbours
         top = self.top(top) + self.coarse(coarse).repeat_interleave(POOL, dim=1)
         return (
             _map(self.fine(fine), self.fine_rows),
@@ -143,6 +144,7 @@ class EdgeTamEncoder(nn.Module):
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Encode pixels [1, 3, S, S] into fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w] and top [1, C, h, w]."""
+        # the weights are channels-last, so the pixels have to be, too
         pixels = pixels.contiguous(memory_format=torch.channels_last)
         fine, middle, top, coarse = self.backbone(pixels)
         top = self.top(top) + F.interpolate(self.coarse(coarse), scale_factor=2.0)
@@ -182,6 +184,7 @@ def adapt_sam1(source: Any) -> SimpleNamespace:
         mask_decoder=source.mask_decoder,
         backbone_feature_sizes=[(grid, grid)],
         hidden_dim=weight.shape[-1],
+        # SAM 1 adds nothing to an image without memory
         no_memory_embedding=nn.Parameter(weight.new_zeros(1, 1, weight.shape[-1])),
         get_image_wide_positional_embeddings=source.get_image_wide_positional_embeddings,
     )
@@ -199,6 +202,7 @@ class Sam1PromptEncoder(nn.Module):
         self.no_mask_embed = source.no_mask_embed
         self.no_point = source.not_a_point_embed
         labels = torch.cat([embedding.weight for embedding in source.point_embed])
+        # labels index this table, and NO_POINT, which is -1, takes its last row
         self.labels = nn.Parameter(torch.cat([labels, self.no_point.weight]).detach(), requires_grad=False)
 
     def forward(self, points: Tensor, labels: Tensor, boxes: None, masks: None) -> tuple[Tensor, None]:
@@ -211,6 +215,7 @@ class Sam1PromptEncoder(nn.Module):
             points = F.pad(points, (0, 0, 0, 1))
             labels = F.pad(labels, (0, 1), value=NO_POINT)
         size = (self.input_image_size, self.input_image_size)
+        # the reference moves points to the centres of pixels
         place = self.shared_embedding(points + 0.5, size)
         embedded = place.masked_fill(labels[..., None] == NO_POINT, 0) + self.labels[labels.long()]
         return embedded, None
@@ -280,7 +285,9 @@ class _Sam1Layer(WindowLayer):
         columns = cells % width
         places = torch.arange(width, device=order.device)
         for name, place in (("rows", rows), ("columns", columns)):
+            # row p - q + width - 1 of a table belongs to the relative position p - q
             self.register_buffer(name, place[:, None] - places + width - 1, persistent=False)
+        # the marks of a key pick the query's products with the relative positions of its row and column
         marks = torch.cat([rows[:, None] == places, columns[:, None] == places], dim=1)
         self.register_buffer("key_place", marks.to(self.qkv.weight.dtype), persistent=False)
 
@@ -299,6 +306,8 @@ class _Sam1Layer(WindowLayer):
             ]
             query = torch.cat([query * scale, *place], dim=-1)
             key = torch.cat([key, self.key_place.expand(*key.shape[:2], -1, -1)], dim=-1)
+            # most fused operations want values as wide as keys
             value = F.pad(value, (0, query.shape[-1] - value.shape[-1]))
+            # the queries are scaled already, and the relative positions have no scale
             scale = 1.0
         return F.scaled_dot_product_attention(query, key, value, scale=scale)[..., :width]

@@ -109,6 +109,7 @@ class _MaskDownsample(nn.Module):
         self.patches = convolution.kernel_size == convolution.stride and convolution.padding == (0, 0)
         self.in_rows = self.patches or convolution.out_channels >= MIN_ROW
         self.map = patch_linear(convolution) if self.patches else convolution
+        # channels last, so that rows of channels need no copy
         if self.in_rows and not self.patches:
             self.map.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.weight, self.bias = (
@@ -131,6 +132,7 @@ class _MaskDownsample(nn.Module):
                 from .kernels import normalise_channels
 
                 return normalise_channels(x, self.weight, self.bias, self.eps)
+            # the convolution has removed the mean, so this mean of squares is the variance
             inverse = torch.rsqrt(x.float().square().mean(dim=1, keepdim=True) + self.eps).to(x.dtype)
             weight = self.weight.view(-1, 1, 1)
             bias = self.bias.view(-1, 1, 1)
@@ -232,6 +234,7 @@ class _PerceiverLayer(nn.Module):
         query = apply_linear(layer.q_proj, x)
         key = apply_linear(layer.k_proj, memory)
         value = apply_linear(layer.v_proj, memory)
+        # the latents without a place attend to the whole memory, the others to their own window
         whole = _attend(query[:, :free], key + position, value + position)
         placed = query[:, free:]
         local = _attend(placed.flatten(0, 1)[:, None], cut(key), cut(value)).view_as(placed)
@@ -242,6 +245,7 @@ class _PerceiverLayer(nn.Module):
         first = x[:, :free]
         value = apply_linear(layer.v_proj, x)
         whole = _attend(apply_linear(layer.q_proj, first), apply_linear(layer.k_proj, first), value[:, :free])
+        # a latent with a place attends to itself alone, which returns its value
         return apply_linear(layer.o_proj, torch.cat([whole, value[:, free:]], dim=1))
 
 
@@ -280,6 +284,7 @@ def find_latent_places(source: Any, rotation: Tensor) -> LatentPlaces:
     position = _sine(perceiver, side, side, rotation.device)
     return LatentPlaces(
         torch.cat([position.new_zeros(free, position.shape[1]), position]),
+        # a cosine of 1 and a sine of 0 rotate nothing
         torch.cat([rotation.new_tensor([1.0, 0.0]).expand(free, rotation.shape[1], 2), rotation]),
     )
 

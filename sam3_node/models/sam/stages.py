@@ -42,6 +42,7 @@ class MaskDecoder(nn.Module):
         self.iou_head = source.iou_prediction_head
         self.presence_head: nn.Module | None = getattr(source, "pred_obj_score_head", None)
         tokens = [source.iou_token.weight, source.mask_tokens.weight]
+        # `forward` reads the presence from the first token
         if self.presence_head is not None:
             tokens.insert(0, source.obj_score_token.weight)
         self.register_buffer("output_tokens", torch.cat(tokens).detach()[None].clone(), persistent=False)
@@ -76,6 +77,7 @@ class MaskDecoder(nn.Module):
         if multimask:
             return logits[:, 1:], iou[:, 1:], mask_tokens[:, 1:], presence
         if self.stable_mask is not None:
+            # the reference's function expects an axis of prompts
             logits, iou = (x[:, 0] for x in self.stable_mask(logits[:, None], iou[:, None]))
         return logits[:, :1], iou[:, :1], mask_tokens[:, :1], presence
 
@@ -151,9 +153,11 @@ class _TwoWayLayer(nn.Module):
     def forward(
         self, queries: Tensor, pixels: Tensor, tokens: Tensor, position: Tensor
     ) -> tuple[Tensor, Tensor]:
+        # in the first layer the queries are the tokens, and the sum would double them
         placed = queries if self.first else queries + tokens
         query, key = self.own_query_key(placed).chunk(2, dim=-1)
         attended = self.own_out(_attend(query, key, self.own_value(queries), self.own_heads))
+        # the reference has no skip connection here in the first layer
         queries = self.norm1(attended if self.first else queries + attended)
         queries = self.norm2(queries + self.to_image(queries + tokens, pixels, position))
         queries = self.norm3(queries + self.mlp(queries))
@@ -177,6 +181,7 @@ class _TokenToImage(nn.Module):
         """Attend with tokens [N, T, C] to pixels [N, hw, C] with the position encoding [C, hw]; return [N, T, C]."""
         count, length = tokens.shape[:2]
         carried = _carry(self.query(tokens) * self.key.shape[1] ** -0.5, self.key)  # [N, H * T, C]
+        # the position is the same for all objects, so it is multiplied apart and no pixels are copied
         scores = torch.baddbmm(carried @ position, carried, pixels.transpose(1, 2))
         seen = torch.bmm(scores.softmax(dim=-1), pixels)  # [N, H * T, C]
         seen = seen.view(count, self.heads, length, -1).transpose(0, 1).flatten(1, 2)
@@ -356,6 +361,7 @@ class Decoder(nn.Module):
         position = source.get_image_wide_positional_embeddings().detach().to(self.no_memory.dtype, copy=True)
         self.register_buffer("position", position, persistent=False)
         self.mask_decoder = MaskDecoder(source.mask_decoder, position)
+        # a point with this label is no point
         empty = torch.full((1, 1, 1), -1, dtype=torch.int32, device=position.device)
         with torch.no_grad():
             nothing, _ = self.prompt_encoder(position.new_zeros(1, 1, 1, 2), empty, None, None)
@@ -388,6 +394,7 @@ class Decoder(nn.Module):
         top, fine, middle, sparse, dense = self.embed(features, points, labels, logits)
         masks, iou, tokens, presence = self.mask_decoder(top + dense, fine, middle, sparse, True)
         order = iou[0].argsort(descending=True)
+        # presence belongs to the object, not to one of its masks
         return self._describe(masks[0, order], iou[0, order], tokens[0, order], presence.expand(len(order)))
 
     def _describe(self, masks: Tensor, iou: Tensor, tokens: Tensor, presence: Tensor) -> Decoded:
@@ -418,6 +425,7 @@ class Decoder(nn.Module):
         if points.ndim == 2:
             points = points[None]
             labels = labels[None]
+        # in float32, because half precision would round the places
         embedded, _ = self.prompt_encoder(points[None].float(), labels[None], None, None)
         return embedded[0].to(self.position.dtype), self._dense(logits)
 
@@ -439,6 +447,7 @@ class Decoder(nn.Module):
         dense = self.prompt_encoder.mask_embed(small.to(mask.dtype))
         sparse = self.nothing
         decoded: Decoded = self(features.top, features.fine, features.middle, sparse, dense, True)
+        # an empty mask describes no object
         return torch.where(mask.any(), decoded.pointer, self.no_pointer)
 
 
@@ -468,6 +477,7 @@ class CompilableStage(nn.Module):
     def compile(self, *args: Any, **options: Any) -> None:
         """Compile `forward`; see `torch.nn.Module.compile`."""
         super().compile(*args, **options)
+        # torch would call the graph directly, before the axes that vary are marked
         self._run_graph = self._compiled_call_impl
         self._compiled_call_impl = self._call_compiled
 

@@ -125,6 +125,7 @@ class TrackerModel(nn.Module):
     def encode(self, pixels: Tensor) -> Features:
         """Encode pixels [1, 3, S, S], the output of `preprocess`."""
         features = Features(*self.stages.encode(pixels.to(self.device, self.dtype)))
+        # features may be kept for later frames, so a trunk that nobody shares is not among them
         return features if self.shares_trunk else features._replace(trunk=None)
 
     def competes(self, points: int, prompted: bool) -> bool:
@@ -139,6 +140,7 @@ class TrackerModel(nn.Module):
     @property
     def candidates(self) -> int:
         """Number of masks to choose from for a prompt: 1 if the weights were not trained to compete."""
+        # the first of the decoder's masks does not compete
         return self.decode_stage.mask_decoder.masks - 1 if self.multimask else 1
 
     @property
@@ -195,4 +197,5 @@ class TrackerModel(nn.Module):
         torch._dynamo.config.recompile_limit = max(MAX_GRAPHS, torch._dynamo.config.recompile_limit)
         for stage in self.stages:
             assert isinstance(stage, nn.Module), "engines replace stages after they are compiled"
+            # CompilableStage marks the axes that vary
             stage.compile(backend=backend, dynamic=False)

@@ -88,6 +88,7 @@ class WindowLayer(nn.Module):
         """Attend with tokens [B, n, C]. Windows are padded with zeros, to which the others do attend."""
         batch = x.shape[0]  # `len` would fix it in an export
         if self.gather is not None:
+            # padding positions read the added token of zeros
             x = F.pad(x, (0, 0, 0, 1))[:, self.gather]
         qkv = apply_linear(self.qkv, x)
         width = qkv.shape[-1] // (3 * self.heads)
@@ -128,6 +129,7 @@ class _ViTLayer(WindowLayer):
         self.keep_padded(windowed, windows, order)
         cos, sin = source.rotary_emb(order, source.position_ids)  # [1, tokens, D], each value occurs twice
         rotation = torch.stack([cos[0, :, ::2], sin[0, :, ::2]], dim=-1)
+        # in a window the tokens are row by row, as in the reference; those of the map are not
         if not windowed:
             rotation = rotation[order]
         self.register_buffer("rotation", rotation[:, None].contiguous(), persistent=False)
@@ -206,6 +208,7 @@ class Hiera(nn.Module):
         blocks = []
         for block in source.blocks:
             blocks.append(_HieraBlock(block, grid))
+            # a block that pools leaves a smaller grid to those after it
             grid //= 2 if block.query_stride else 1
         self.blocks = nn.ModuleList(blocks)
 
@@ -247,6 +250,7 @@ class _HieraBlock(WindowLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         normed = self.norm1(x)
+        # the reference widens the normed tokens where the width changes
         kept = x if isinstance(self.widen, nn.Identity) else self.widen(normed)
         if self.pools:
             kept = torch.unflatten(kept, 1, (-1, POOL)).amax(dim=2)
@@ -292,6 +296,7 @@ def _windows(window: int, grid: int, pools: bool) -> tuple[Tensor, Tensor]:
     tokens[:grid, :grid] = z_order(grid).argsort().view(grid, grid)
     cut = tokens.view(count, window, count, window).transpose(1, 2).reshape(count * count, -1)
     gather = cut[:, z_order(window)].reshape(-1)
+    # pooling joins runs of four, so every fourth index, divided by 4, counts the pooled tokens
     held = gather[::POOL] // POOL if pools else gather
     total = grid * grid // POOL if pools else grid * grid
     return gather, held.argsort()[:total]  # padding comes last

@@ -45,6 +45,7 @@ RENAMED = tuple(
         (r"^model\.22\.cv2\.(\d+)\.", r"heads.\1.boxes."),
         (r"^model\.22\.cv3\.(\d+)\.", r"heads.\1.embeddings."),
         (r"^model\.22\.cv4\.(\d+)\.", r"heads.\1.contrast."),
+        # before the general patterns of cv1 and cv2, which would match these names, too
         (r"\.m\.(\d+)\.cv1\.", r".blocks.\1.first."),
         (r"\.m\.(\d+)\.cv2\.", r".blocks.\1.second."),
         (r"\.cv1\.", ".enter."),
@@ -86,6 +87,7 @@ def read_phrase_vectors(path: Path) -> tuple[tuple[str, ...], Tensor] | None:
     stored = root.stored if isinstance(root, _Inert) else {}
     names = stored.get("names")
     vectors = stored.get(TEXT_VECTORS)
+    # some files hold a list, others a map by index
     if isinstance(names, dict):
         names = [names.get(index) for index in range(len(names))]
     if not isinstance(names, list) or not isinstance(vectors, Tensor) or vectors.ndim != 3:
@@ -136,12 +138,14 @@ class _Inert:
 
     stored: dict[str, Any]
 
+    # the unpickler passes what the original class would take
     def __new__(cls, *_: object) -> _Inert:
         self = super().__new__(cls)
         self.stored = {}
         return self
 
     def __setstate__(self, state: object) -> None:
+        # a hostile file may give any state
         self.stored = state if isinstance(state, dict) else {}
 
     def members(self, group: str) -> dict[str, Any]:
@@ -168,6 +172,7 @@ def _iterate_tensors(root: object) -> Iterator[tuple[str, Tensor]]:
     seen: set[int] = set()
     while waiting:
         prefix, module = waiting.pop()
+        # a module may hold None in a child's place, but a root of None is a damaged file
         if id(module) in seen or (module is None and prefix):
             continue
         seen.add(id(module))
@@ -216,6 +221,8 @@ def _infer_config(state: dict[str, Tensor]) -> YoloWorldConfig:
         box_channels=out("heads.0.boxes.0.conv"),
         embedding_channels=out("heads.0.embeddings.0.conv"),
         text_channels=size(f"{attention}.guide.weight", 1),
+        # the attention has one bias for each head
         attention_channels=out(f"{attention}.guide") // max(1, size(f"{attention}.bias")),
+        # the layer gives `bins` numbers for each of four sides
         bins=out("heads.0.boxes.2") // 4,
     )

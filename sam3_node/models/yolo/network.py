@@ -63,6 +63,7 @@ class YoloWorldConfig:
     @model_validator(mode="after")
     def _check_heads(self) -> Self:
         unit = 2 * self.attention_channels
+        # the attention works on half of a layer's channels, divided into whole heads
         if any(channels % unit for channels in self.channels[2:]):
             raise ValueError(
                 f"channels at strides 8, 16 and 32: expected multiples of {unit}, twice attention_channels, found "
@@ -350,15 +351,18 @@ class YoloWorld(nn.Module):
         """Run the network as `forward` does, but return the raw output, before boxes and scores are computed."""
         self._check(pixels, text)
         dtype = self.backbone.stem.conv.weight.dtype
+        # callers give float32 pixels, whatever the dtype of the weights
         pixels, text = pixels.to(dtype), text.to(dtype).expand(pixels.shape[0], -1, -1)
         maps = self.neck(self.backbone(pixels), text)
         levels = [head(x, text) for head, x in zip(self.heads, maps, strict=True)]
+        # boxes are computed in float32: half precision would round positions of some hundred pixels
         logits, distributions, embeddings = (
             torch.cat(parts, dim=1).float() for parts in zip(*levels, strict=True)
         )
         return Predictions(logits, distributions, *anchors(pixels.shape[-2:], pixels.device), embeddings)
 
     def _check(self, pixels: Tensor, text: Tensor) -> None:
+        # the neck joins maps of all strides, so each side has to divide by the greatest
         if pixels.ndim != 4 or pixels.shape[1] != 3 or any(side % STRIDES[-1] for side in pixels.shape[2:]):
             raise ModelError(
                 f"pixels: expected [B, 3, H, W], H and W multiples of {STRIDES[-1]}, found {list(pixels.shape)}"
@@ -422,6 +426,7 @@ def load_yolo_world(
 
 def save_yolo_world(model: YoloWorld, folder: Path) -> None:
     """Write config.json, model.safetensors and its digest into a folder. Create the folder if needed."""
+    # safetensors refuses tensors that are not contiguous
     state = {name: value.contiguous() for name, value in model.state_dict().items()}
     make_folder(folder)
     try:
@@ -434,12 +439,14 @@ def save_yolo_world(model: YoloWorld, folder: Path) -> None:
 
 def build(config: YoloWorldConfig, state: Mapping[str, Tensor], *, origin: str) -> YoloWorld:
     """Build a network with these float32 weights. Raises ModelError, naming `origin`, unless all tensors match."""
+    # on the meta device, weights that are replaced at once take neither memory nor time
     with torch.device("meta"):
         model = YoloWorld(config)
     exact = {
         name: value.float() if value.is_floating_point() else value.long() for name, value in state.items()
     }
     try:
+        # tensors of the meta device cannot be written, so the weights take their places
         model.load_state_dict(exact, assign=True)
     except RuntimeError as error:  # it names all tensors that are missing, unknown or of another shape
         faults = " ".join(str(error).split())[:MAX_FAULT_CHARACTERS]
