@@ -76,11 +76,13 @@ def compute_pairwise_scores(
     new = detections > 0
     parts = (
         mask_iou(tracked, new),
+        # the box of an empty mask is the whole frame, which must count as no overlap
         box_iou(mask_boxes(tracked), boxes.to(masks.device)) * tracked.flatten(1).any(dim=1)[:, None],
         appearance_similarity(*appearance, pointers),
         mask_iou(tracked, tracked),
         mask_iou(new, new),
     )
+    # one copy, because each would wait for the device
     flat = torch.cat([part.float().flatten() for part in parts]).cpu().numpy().astype(np.float64)
     ends = np.cumsum([part.numel() for part in parts])[:-1]
     return PairwiseScores(
@@ -106,6 +108,7 @@ def associate(
     same_label = np.array([[a == b for b in detection_labels] for a in track_labels], bool).reshape(
         overlap.shape
     )
+    # the label decides among detections that match, and makes no match by itself
     affinity = np.where((overlap >= rules.min_overlap) & unique, overlap + rules.label_bonus * same_label, 0)
     matched = assign(affinity)
     free = unique & _find_uncovered(scores, set(matched.values()), rules.covered_iou)
@@ -114,6 +117,7 @@ def associate(
     allowed = searching[:, None] & free & same_label & similar
     recovered = assign(np.where(allowed, scores.appearance_similarity, 0))
     new = [int(d) for d in np.flatnonzero(free) if d not in recovered.values()]
+    # each pair once, and no object with itself
     pairs = np.argwhere(np.triu(scores.duplicate_tracks, 1) >= rules.duplicate_iou)
     return Association(matched, recovered, new, [(int(i), int(j)) for i, j in pairs])
 
@@ -128,7 +132,9 @@ def assign(affinity: Floats) -> dict[int, int]:
 
 def _find_unique(duplicate_detections: Floats, duplicate_iou: float) -> Bools:
     """Return bool [D]: True for detections with a mask that no better detection has."""
+    # the best come first, so the columns before a row's own are better detections
     duplicate = np.tril(duplicate_detections, -1).max(axis=1, initial=0) >= duplicate_iou
+    # an empty mask has an IoU of 0 with itself
     return np.asarray((np.diag(duplicate_detections) > 0) & ~duplicate, np.bool_)
 
 
@@ -149,6 +155,7 @@ def mask_iou(first: Tensor, second: Tensor) -> Tensor:
 def appearance_similarity(stored: Tensor, valid: Tensor, pointers: Tensor) -> Tensor:
     """Return [T, D]: the greatest cosine of each pointer [D, C] and the stored ones [T, P, C] where valid [T, P]."""
     cosine = F.normalize(stored.float(), dim=2) @ F.normalize(pointers.float(), dim=1).T
+    # no cosine is lower, so a pointer that is not valid never counts
     return cosine.masked_fill(~valid[..., None], -1.0).amax(dim=1)
 
 

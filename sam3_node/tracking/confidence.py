@@ -111,6 +111,7 @@ class ConfidenceEstimator:
             self._history.start(rows[new], signals.select(new))
             self._carried[rows[new]] = MAX_EVIDENCE
         unit = _normalise(_finite(pointers))
+        # the first known pointer stands for the object's appearance
         unknown = ~self._pointers[rows].any(axis=1)
         self._pointers[rows[unknown]] = unit[unknown]
         departure = self._history.observe(rows, signals)
@@ -126,6 +127,7 @@ class ConfidenceEstimator:
         evidence = self._bias + terms.sum(axis=1)
         confidence = np.where(shown, _sigmoid(evidence), 0.0)
         confidence = np.where(jumped, np.minimum(confidence, self._jumped), confidence)
+        # without the last term, which is the carried evidence itself
         before = evidence - terms[:, -1]
         carried = CARRY * self._carried[rows] + (1 - CARRY) * np.clip(before, -MAX_EVIDENCE, MAX_EVIDENCE)
         self._carried[rows] = np.where(shown, carried, self._carried[rows])

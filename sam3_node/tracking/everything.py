@@ -135,6 +135,7 @@ def segment_everything(
     """
     options = options.complete(model)
     census = census or Census()
+    # `complete` has left nothing open; the zeros are for the type checker
     limits = MaskLimits(options.min_iou or 0.0, options.min_stability or 0.0)
     masks = Everything(
         torch.zeros(0, *model.mask_size, device=model.device), torch.zeros(0, device=model.device)
@@ -160,6 +161,7 @@ def _decode(model: TrackerModel, features: Features, points: Tensor) -> Everythi
     """Return the three masks of each of N points [N, 1, 2]."""
     labels = torch.ones(len(points), 1, dtype=torch.int32, device=points.device)
     top, fine, middle, sparse, dense = model.decode_stage.embed(features, points, labels)
+    # the decoder's own `forward` would keep only one of the three masks
     logits, iou, _, _ = model.decode_stage.mask_decoder(top + dense, fine, middle, sparse, True)
     return Everything(logits.flatten(0, 1).float(), iou.flatten().float())
 

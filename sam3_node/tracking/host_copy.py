@@ -32,6 +32,7 @@ class HostCopy:
 def copy_pinned(values: Tensor) -> Tensor:
     """Copy a tensor to pinned memory of the host, in the order of the current stream, without waiting for it."""
     if not values.is_cuda:
+        # on a CPU the tensor itself could change before it is read
         return values.clone()
     pinned = torch.empty_like(values, device="cpu", pin_memory=True)
     return pinned.copy_(values, non_blocking=True)
@@ -40,4 +41,5 @@ def copy_pinned(values: Tensor) -> Tensor:
 def copy_to_device(values: npt.NDArray[Any], device: torch.device) -> Tensor:
     """Copy an array to the device, in the order of the current stream, without waiting for it."""
     tensor = torch.from_numpy(values)
+    # a copy from memory that is not pinned would make the host wait
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

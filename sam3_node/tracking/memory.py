@@ -425,6 +425,7 @@ class MemoryBank:
             for memory, pointer, mask in selections
         ]
         arrays = list(chain(*indices))
+        # one dtype for all, so that a single copy carries them
         flat = np.concatenate([array.ravel() for array in arrays], dtype=np.int64)
         block = copy_to_device(flat, self.features.device).split([array.size for array in arrays])
         views = (part.view(array.shape) for part, array in zip(block, arrays, strict=True))
@@ -442,6 +443,7 @@ class MemoryBank:
         if memory is None:
             memory = frames[index]
         else:
+            # the read takes its input from this place, so a second copy is saved
             torch.index_select(frames, 0, index.flatten(), out=memory.view(-1, *shape[2:]))
         mask = valid.bool() if has_mask else None
         return Memories(memory, offset, pointers[pointer_index], age.float(), mask)
@@ -456,6 +458,7 @@ class MemoryBank:
     def state(self) -> State:
         """Return the state that `restore` takes: the slot tables and the rows in use."""
         self._settle()
+        # an object in use has a conditioning frame
         rows = np.flatnonzero((self._conditioning_frame != NO_FRAME).any(axis=1))
         index = torch.from_numpy(rows).to(self.features.device)
         return {
@@ -470,6 +473,7 @@ class MemoryBank:
         """Replace everything by what `state` returned, from a bank with the same `layout`."""
         for table, values in zip(self._slot_tables(), state["slot_tables"], strict=True):
             table[:] = values.numpy().reshape(table.shape)
+        # copies that are under way belong to the state before
         self._unread.clear()
         index = torch.tensor(state["used"], dtype=torch.int64, device=self.features.device)
         self.features[index] = state["features"].to(self.features.device)
@@ -490,6 +494,7 @@ class MemoryBank:
         ages = frame - self._frame[rows]
         conditioning = self._conditioning_frame[rows]
         conditioning[conditioning == frame] = NO_FRAME  # the anchor, if its own frame is corrected
+        # a frame that is also a conditioning frame must not be attended to twice
         attended = (frames[:, :, None] == conditioning[:, None, :]).any(axis=2)
         held = (frames != NO_FRAME) & (ages > 0) & (ages <= self._window) & ~attended
         chosen, offset, valid = self._rule.choose(ages, self._score[rows], held, self._num_maskmem - 1)
@@ -512,6 +517,7 @@ class MemoryBank:
         held &= ~self._prompted[rows]
         chosen, age, valid = self._rule.choose(ages, self._score[rows], held, self._max_pointers - 1)
         conditioning = self._conditioning_pointer[rows]
+        # on a step in the past, the prompts of later frames are not known yet
         conditioning = np.where(conditioning <= frame, conditioning, NO_FRAME)
         return _join(
             rows * self.pointers.shape[1],
@@ -585,6 +591,7 @@ def _join(start: Ints, first: _Slots, second: _Slots) -> _Slots:
     """
     joined = _Slots(*(np.concatenate(pair, axis=1) for pair in zip(first, second, strict=True)))
     joined = joined._replace(slot=joined.slot + start[:, None])
+    # a stable sort keeps the order of the valid slots
     return joined.reorder(np.argsort(~joined.valid, axis=1, kind="stable"))
 
 

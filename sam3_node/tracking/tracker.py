@@ -146,9 +146,11 @@ class Tracker(SavedFields):
         self._check_past(frame_number)
         checked = self._check([prompt])[prompt.object_id]
         key = catching_key(prompt.object_id)
+        # checked before anything changes
         if prompt.object_id in self._rows:
             self._rows.check_spare(key)
         result = self._condition(features, frame_number, key, checked)
+        # the recent frames belong to an earlier catch-up, which this prompt restarts
         self.bank.forget_recent(self._rows[key])
         return result.logits, result.score
 
@@ -159,6 +161,7 @@ class Tracker(SavedFields):
         The result depends on the object's prompts and on these frames alone, not on the steps in between.
         """
         key = catching_key(object_id)
+        # a prompted frame has its memory already
         if self.bank.is_conditioning(self._rows[key], frame_number):
             return None
         return self._follow_batch(features, [key], frame_number)[0]
@@ -214,6 +217,7 @@ class Tracker(SavedFields):
 
     def remove(self, object_id: int) -> None:
         """Remove an object; UnknownObjectError if the id is not known. Other objects are not affected."""
+        # an object may hold a row that steps track, one that catches up, or both
         catches_up = catching_key(object_id) in self._rows
         if catches_up:
             self.give_up(object_id)
@@ -237,6 +241,7 @@ class Tracker(SavedFields):
             raise RequestError("expected at most one prompt an object a frame, found several for one")
         if ids and min(ids) < 0:
             raise RequestError(f"object_id: expected 0 or greater, found {min(ids)}")
+        # an object that catches up holds a row already
         self._rows.check_capacity(len({i for i in ids if not {i, catching_key(i)} & set(self._rows)}))
         size = self.model.image_size
         device = self.model.device
@@ -279,6 +284,7 @@ class Tracker(SavedFields):
         if cover is not None:
             decoded = cover.cut(decoded)
         memory = model.stages.remember(features.top, decoded.logits, decoded.presence)
+        # with static shapes, the rows after those of the objects are padding
         if not hidden.any():
             self.bank.write(rows, frame, memory[: len(ids)], decoded)
         elif not hidden.all():
@@ -314,6 +320,7 @@ class Tracker(SavedFields):
             for group in groups
             for row in read(top, *group.gather(find_place))[: len(group.positions)].flatten(2).mT.split(1)
         ]
+        # groups are ordered by their numbers of memories; the result is ordered by `rows`
         order = np.argsort(np.concatenate([group.positions for group in groups]))
         joined: Tensor = torch.cat([tokens[row] for row in (pad_to_batch(order) if static else order)])
         return joined.mT.reshape(len(joined), -1, *self.model.grid)
@@ -424,6 +431,7 @@ class Tracker(SavedFields):
         mask = mask.to(model.dtype)
         logits, masks = model.remember_stage.from_mask(mask)
         pointer = model.decode_stage.encode_mask_pointer(features, mask)
+        # decided on the device, so that the host does not wait for it
         presence = torch.where(mask.any(), PRESENT_LOGIT, -PRESENT_LOGIT).reshape(1)
         return Decoded(logits.to(model.dtype), torch.ones_like(presence), presence, pointer), masks
 

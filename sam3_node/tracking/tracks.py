@@ -102,6 +102,7 @@ class ObjectRows:
 
     def __init__(self, capacity: int, spare: int = 0) -> None:
         self._rows: dict[int, int] = {}
+        # `pop` takes from the end, so the lowest rows are used first
         self._free = list(range(capacity + spare - 1, -1, -1))
         self.capacity = capacity
         self._spare = spare
