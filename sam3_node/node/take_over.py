@@ -73,12 +73,14 @@ def _restore_file(snapshots: Snapshots, saved: Saved | None, source: str) -> Non
         log.warning("%s; it was continued before", error)
         _restore_own(snapshots, saved)
         return
+    # the digest tells this file from a newer one at the same path
     origin = {"source": source, "token": file.sha256, "confirmed": True}
     continues_ids = file.snapshot.kind != "named"
     was_continued = continues_ids and saved is not None and saved.snapshot.hand_over == origin
     if was_continued and _restore_own(snapshots, saved):
         return
     snapshots.restore(file)
+    # a named snapshot gives new ids each time, so it may be restored again
     snapshots.note_origin(origin if continues_ids else {})
 
 
@@ -140,6 +142,7 @@ def _take_over(snapshots: Snapshots, source: str, security: Security | None) -> 
             saved = snapshots.restore(Saved.unpack(data, source))
             origin = {**saved.snapshot.hand_over, "source": source}
             snapshots.note_origin({**origin, "confirmed": False})
+            # on disk before the confirmation, because the other node deletes its own snapshot then
             snapshots.save()
         except Exception:
             with suppress(Sam3NodeError):
@@ -153,6 +156,7 @@ def _take_over(snapshots: Snapshots, source: str, security: Security | None) -> 
         snapshots.begin_epochs()
         log.warning("%s did not answer the confirmation, and may work on: ids begin again here", source)
     elif state != "confirmed":
+        # the other node goes on to give these ids, so no start may restore them here
         snapshots.withdraw()
         raise RequestError(f"{source} works on: expected that it waits for a confirmation, found {state!r}")
     snapshots.note_origin({**origin, "confirmed": True})
