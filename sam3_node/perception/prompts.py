@@ -64,6 +64,7 @@ def check_choice(choice: int, prompt: FramePrompt, candidates: int) -> int:
 def _scale_mask(mask: Mask, scaling: Scaling) -> npt.NDArray[np.bool_]:
     """Stretch the mask to the model's square, bool [S, S]. Even the thinnest mask keeps a pixel."""
     side = (scaling.model_size, scaling.model_size)
+    # the share of each model pixel that is covered: a sample at its centre could miss a thin mask
     covered = cv2.resize(mask.full().astype(np.float32), side, interpolation=cv2.INTER_AREA)
     kept: npt.NDArray[np.bool_] = covered >= min(0.5, float(covered.max()))
     return kept

@@ -77,6 +77,7 @@ class StageTimer:
         if clock is None:
             yield
         elif clock == "device" and self._is_cuda:
+            # one pair serves all frames: a frame's times are read before the next frame starts
             if name not in self._events:
                 self._events[name] = torch.cuda.Event(True), torch.cuda.Event(True)
             begin, end = self._events[name]

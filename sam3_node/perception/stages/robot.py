@@ -82,6 +82,7 @@ class FindRobot(Stage):
         try:
             step.robot = self.see(step)
         except CalibrationError as error:
+            # an earlier problem may be the cause of this one
             step.problem = step.problem or f"no mask of the robot: {error}"
             step.lacks_robot |= step.robot_state is None or step.robot_state.joints is None
             return

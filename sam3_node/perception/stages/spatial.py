@@ -100,6 +100,7 @@ class MeasureObjects(Stage):
     ) -> dict[int, _Fields]:
         """Return the fields of instances with masks, by id. Their positions enter the filters of velocities."""
         masks = [instance.mask for instance in instances]
+        # each point that is sent needs a sample
         surfaces = measure_surfaces(masks, depth, max(TARGET_PIXELS, self._points))
         # a mask without a surface still tells how much of it has depth
         fields: dict[int, _Fields] = {
@@ -269,6 +270,7 @@ def _update(filters: Sequence[_Filter], stamp_ns: int, positions_m: Array, covar
     covariances[:, 3:, :3] = cross.transpose(0, 2, 1)
     covariances[:, 3:, 3:] = speed + noise
     covariances -= gain @ predicted.transpose(0, 2, 1)
+    # rounding makes a covariance less symmetric with each update
     covariances = (covariances + covariances.transpose(0, 2, 1)) / 2
     for each, mean, covariance in zip(filters, means[:, :, 0], covariances, strict=True):
         each.mean = mean
