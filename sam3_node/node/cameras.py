@@ -232,6 +232,7 @@ class CatchUpPace:
     def _find_intervals(self, now_ns: int) -> list[tuple[str, float]]:
         """Return the cameras that send, whose next frame is not overdue by a whole interval, with their intervals."""
         medians = {camera: statistics.median(times) for camera, times in self._intervals_ns.items()}
+        # a camera that has stopped would have its next frame in the past, before which no slice fits
         return [
             (camera, interval_ns)
             for camera, interval_ns in medians.items()
@@ -397,6 +398,7 @@ class RobotPoses(RobotTracks):
             for message in self._subscriber.take(timeout_ms=0):
                 self.add(message)
         except TransportError as error:
+            # without the robot's messages, the frame still has masks
             self.problem = str(error)
             return RobotState()
         state = super().find(frame)

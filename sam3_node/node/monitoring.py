@@ -137,6 +137,7 @@ class HealthServer(Closeable):
 class _Server(socketserver.ThreadingTCPServer):
     """Accepts connections, and keeps account of those that are open."""
 
+    # a node that is started again finds connections of its last run on the port
     allow_reuse_address = True
     daemon_threads = True
     # neither the end of the process nor `close` waits for the thread of a slow peer
@@ -147,6 +148,7 @@ class _Server(socketserver.ThreadingTCPServer):
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         self.pages = pages
+        # a server for other hosts cannot know by which names they reach it
         self.checks_host = is_loopback(address[0])
         self._opened_s: dict[socket.socket, float] = {}
         self._changing = threading.Lock()
@@ -355,6 +357,7 @@ class NodeCollector:
             (f"{section}.{name}", str(value)[:MAX_LABEL_CHARACTERS]): 1.0
             for section in SHOWN_SECTIONS
             for name, value in getattr(self._settings, section).model_dump(mode="json").items()
+            # the cameras of a group have sources, which may be paths or addresses
             if section != "group" or name != "cameras"
         }
         return _make("Gauge", "setting_info", "A setting of the node.", values, "name", "value")

@@ -197,6 +197,7 @@ class Node:
         """Return counts of the node. Any thread may call it once there is a status."""
         frames = self.cameras.frames
         return Totals(
+            # the rejected frames contain those of cameras beyond the limit, which have a count of their own
             frames.rejected - frames.names.crowded_out,
             frames.names.crowded_out,
             self._control.rejected,
@@ -209,6 +210,7 @@ class Node:
         """What probes and metrics read of this node."""
         return Readings(
             self.health,
+            # looked up at each call, because probes ask before the model and the snapshots exist
             read_status=lambda: self.output.last_status,
             count_totals=self.totals,
             read_snapshots=lambda: self.snapshots.figures(),
@@ -357,6 +359,7 @@ class Node:
             return None
         refusal = self.cameras.ages.check_frame(received)
         if refusal is not None:
+            # the next frame of this camera counts it among the skipped ones before it
             self.cameras.frames.skip(received)
             self.output.stats[camera].skip(*refusal)
             return None

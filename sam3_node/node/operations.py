@@ -419,6 +419,7 @@ def _camera_error(cameras: str, camera: str | None) -> RequestError:
 
 def _origin(pipeline: Pipeline) -> dict[str, Any]:
     """Return the camera and the epoch that ids belong to."""
+    # a replay has no epochs
     if pipeline.epoch is None:
         return {"camera": pipeline.camera}
     return {"camera": pipeline.camera, "epoch": pipeline.epoch}
@@ -445,6 +446,7 @@ def _check_age(perception: Perception, pipeline: Pipeline, seq: int | None) -> d
     age_ms = session.prompt_age_ms(cached.age_origin_ns)
     if not perception.paused and not cached.lease_ns:
         session.check_prompt_age(pipeline.camera, age_ms)
+    # with lossless delivery, frames wait in queues, and their age says nothing
     if age_ms is None:
         return {}
     return {"age_ms": age_ms}

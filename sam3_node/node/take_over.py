@@ -167,11 +167,13 @@ def _confirm(source: str, security: Security | None, token: str, node: str, pati
 
     ANOTHER means that the node has begun another hand-over since, UNKNOWN that it is another process.
     """
+    # a client of its own, because a confirmation waits less than a fetch of the state
     deadline_s = time.monotonic() + patience_s
     with ControlClient(source, ASK_MS, security) as control:
         while True:
             try:
                 reply = _send(control, ConfirmHandOver(token=token))
+                # the same process no longer knows the token once it has begun another hand-over
                 is_same = reply.text("state") == UNKNOWN and reply.text("node") == node
                 return ANOTHER if is_same else reply.text("state")
             except (TransportError, BusyError, ForbiddenError, WireError) as error:
