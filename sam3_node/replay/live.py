@@ -372,6 +372,7 @@ class LiveNode(Closeable):
             self.description: dict[str, Any] = self._status_client.call("describe")
             """The node's description of itself."""
             transport = self.description["settings"]["transport"]
+            # with other delivery, the node would skip frames of the recording
             _check_delivery(transport["delivery"], control)
 
             self._control = opened.enter_context(ControlClient(control, REPLY_MS, security))
@@ -595,6 +596,7 @@ def _check_delivery(delivery: str, control: str) -> None:
 
 def _resolve_endpoint(control: str, endpoint: str) -> str:
     """Return an endpoint of the node as seen from here. One bound on all addresses gets the host of `control`."""
+    # a node that is bound to all addresses does not say under which one it is reached
     host = re.match("tcp://.+:", control)
     if host is None:
         return endpoint
