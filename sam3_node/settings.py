@@ -720,6 +720,7 @@ def _find_nearest(item: ErrorDetails) -> str:
 
 def _find_layer(location: tuple[int | str, ...], layers: Layers) -> str:
     """Return the name of the highest-priority layer that sets this section and field."""
+    # the highest layer that sets a field has decided its value
     for name, layer in reversed(list(layers.items())):
         fields = layer.get(str(location[0]), {})
         # a layer may set the whole section, or this field of it

@@ -288,6 +288,7 @@ class VideoWriter(Closeable):
 
 def _measure_rate(times_ns: Sequence[int]) -> float:
     """Return the frames per second by the median gap between capture times, 1 to 240; 30 without a gap."""
+    # a camera that was started again may count its time from the beginning
     gaps = [later - earlier for earlier, later in itertools.pairwise(times_ns) if later > earlier]
     if not gaps:
         return _FALLBACK_FPS
