@@ -155,6 +155,7 @@ class FrameCache:
         """Keep the frame `seq` for `lease_ns` from now on, 0 to let it go; UnknownFrameError if it is not cached."""
         frame = self.get(seq)
         frame.lease_ns = lease_ns
+        # the lease counts from the newest frame, whose time a replay knows, too
         frame.pinned_ns = self._frames[-1].capture_ns
 
     def add(self, frame: CachedFrame, held: Iterable[int] = ()) -> list[CachedFrame]:
@@ -370,6 +371,7 @@ class CatchUps(SavedByType):
 
     def end(self, object_id: int, failed: bool) -> None:
         """Catch up at once, or give up if it has `failed` to. Does nothing for an object that does not catch up."""
+        # a replay gives up where the recorded node did, even if it could go on
         if failed and object_id in self._places:
             self._give_up(object_id)
         while object_id in self._places:

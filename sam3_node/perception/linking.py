@@ -122,6 +122,7 @@ class WorldLinker(SavedByType):
 
     def drop(self, camera: str) -> None:
         """Forget all objects of a camera."""
+        # a list, because each removal changes the map
         for key in [key for key in self._ids if key.camera == camera]:
             self._remove(key)
 

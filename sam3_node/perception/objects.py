@@ -136,6 +136,7 @@ class Objects:
         for values in self._values:
             # filled again, not replaced, because the stages hold these objects
             values.clear()
+            # a state from before these values were added lacks them
             values.update(from_plain(dict[int, values.kind], state["values"].get(values.name, [])))  # type: ignore[name-defined]
 
     def observe(self, seen: Seen) -> Instance:

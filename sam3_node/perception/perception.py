@@ -110,6 +110,7 @@ class Perception:
             )
             if self.session is not None:
                 pipeline.epoch = self.session.make_epoch()
+            # a camera that comes later searches for the same names
             if self.prompts:
                 pipeline.set_prompts(self._prompts)
             self.pipelines[camera] = pipeline
@@ -117,6 +118,7 @@ class Perception:
 
     def drop(self, camera: str) -> None:
         """Remove a camera and its objects, if the camera has a pipeline."""
+        # served anew, the camera would give the same ids to other things, so the links go, too
         self.pipelines.pop(camera, None)
         if self.linker is not None:
             self.linker.drop(camera)
@@ -273,6 +275,7 @@ class Perception:
             },
         }
 
+    # weights are large files, so they are read once
     @cached_property
     def digests(self) -> dict[str, str]:
         """SHA-256 of the weights of model and detector; empty for weights that are not files."""

@@ -173,6 +173,7 @@ def restore_snapshot(perception: Perception, snapshot: Snapshot, what: str) -> N
     Automatic snapshots, and those that were handed over, continue the ids and epochs; after the others, ids begin again
     in new epochs. Raises SnapshotError if the snapshot does not fit model and settings; nothing is changed then.
     """
+    # before anything changes: memories of other weights would track nothing
     _check_identity(perception, snapshot, what)
     # some cameras may be restored already when another one is refused
     before = perception.state()

@@ -93,6 +93,7 @@ class StageTimer:
 
     def read(self) -> dict[str, int]:
         """Return the microseconds of each stage, in order. On a GPU, call it after the device has finished."""
+        # a copy, so that a second call finds the device's stages again
         spent_us = dict(self._spent_us)
         for name in spent_us:
             if spent_us[name] < 0:

@@ -147,7 +147,7 @@ class _Thinning(NamedTuple):
 def _thin(mask: Mask, target: int) -> _Thinning:
     """Take samples symmetrically about the box's middle as far as whole pixels allow."""
     x0, y0, x1, y1 = mask.box
-    # a thin mask in a large box would have few samples, but a large image of them
+    # a thin mask in a large box would keep a large image around its samples
     box_step = math.ceil(math.sqrt(mask.crop.size / (_BOX_PIXELS * target)))
     step = max(1, box_step, round(math.sqrt(mask.area / target)))
     left = (x1 - x0 - 1) % step

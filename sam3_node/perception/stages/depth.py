@@ -126,6 +126,7 @@ class ReadDepth(Stage):
         except Sam3NodeError as error:
             step.problem = str(error)
             return None
+        # nothing can be measured then, and the user learns why
         if not image.any():
             step.problem = "depth without any valid value"
         # to the size of colour: the nearest pixel, because the mean of two depths lies on neither surface

@@ -340,6 +340,7 @@ class DetectObjects(Stage):
         now_ns = candidates.step.frame.capture_ns
         self._lifecycle.mark_detected(object_id, detection.label, detection.score, now_ns, features, anew)
         label = self._lifecycle.label(object_id)
+        # beyond the limit of the new label, the object keeps its old one
         if not self._is_label_full(label):
             self._objects.rename(object_id, label)
             self._objects.set_priority(object_id, self._priority(label))
@@ -357,6 +358,7 @@ class DetectObjects(Stage):
         return self._tracker.adopt(step.features, step.frame_number, object_id, candidates.proposals, index)
 
     def _drop(self, object_id: int, results: dict[int, Track]) -> None:
+        # it may have been added or corrected on this frame
         results.pop(object_id, None)
         self._objects.remove(object_id)
 

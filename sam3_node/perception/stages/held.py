@@ -152,6 +152,7 @@ def _make_sight(instance: Instance, stamp_ns: int, base_from_gripper: Array) -> 
 
 def _complete(instance: Instance, grip: Grip | None, stamp_ns: int, base_from_gripper: Array) -> Instance:
     """Return an instance with `held`, and if it is hidden in the grip, with its position."""
+    # what is measured is better than what the grip predicts
     if grip is None or instance.position_m is not None:
         return replace(instance, held=grip is not None)
     (x, y, z), covariance_m2 = grip.predict(stamp_ns, base_from_gripper)

@@ -88,6 +88,7 @@ class MeasureObjects(Stage):
         mask = self._last_masks.get(object_id)
         if last is None or last.depth is None or mask is None:
             return None
+        # measured again, because a user may ask for more points than a step uses
         surfaces = measure_surfaces([mask], last.depth, count)
         if not surfaces.indices:
             return None
@@ -245,6 +246,7 @@ class VelocityFilters:
         if kept is None or kept.count < MIN_POSITIONS:
             return None
         age_s = (stamp_ns - kept.stamp_ns) / NANOSECONDS
+        # a camera's clock may begin again, so an age may be negative
         return Velocity(kept.frame, kept.mean[3:], age_s) if 0 <= age_s <= MAX_AGE_S else None
 
 
