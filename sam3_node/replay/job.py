@@ -223,7 +223,7 @@ def calibrations_for(job: Job, description: Mapping[str, Any] | None) -> tuple[C
     # an older recording has none
     recorded = (description or {}).get("calibrations", ())
     with _checking("calibration does"):
-        # both become text, so that one validator reads them
+        # the recorded ones become text like the job's, so that one validator reads both
         texts = job.calibrations or map(json.dumps, recorded)
         return tuple(map(Calibration.model_validate_json, texts))
 

@@ -208,6 +208,7 @@ class LivePlayer(ActionPlayer):
             self._node.settle()
             self._node.check()
         except TransportError:
+            # masks that came before the failure are results, too
             yield from self._take_settled()
             raise
         yield from self._take_settled()
@@ -394,6 +395,7 @@ class LiveNode(Closeable):
         """
         # counts from here on are of this replay's frames
         self._wait_until(lambda: bool(self._masks.connected), CONNECT_S, *_NO_PUBLISHER)
+        # a paused node takes no frames
         self.request("resume")
         self._reset_counts(cameras, self._wait_idle(cameras))
         status = self._read_status()

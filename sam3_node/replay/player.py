@@ -114,6 +114,7 @@ class Player(ActionPlayer):
             foreseen = isinstance(error, Sam3NodeError)
             log.error("camera %s: frame %d failed: %s", frame.camera, frame.seq, error, exc_info=not foreseen)
             return None
+        # also of frames whose masks are not kept: they took time, too
         self.stages_us.update(masks.stages_us)
         if frame.depth is not None or pipeline.finds_robot:
             self._count_depth(frame.camera, taken.problem)
@@ -201,6 +202,7 @@ def add_everything(
         try:
             replies.append(request(AddObject(prompt=prompt, camera=search.camera, seq=search.seq)))
         except CapacityError:
+            # every further mask would be refused, too
             break
     return replies
 

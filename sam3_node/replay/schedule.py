@@ -298,11 +298,11 @@ class FrameEdits:
 
         Return the number of skipped edits.
         """
-        # names stay in force on later frames, so the last ones are needed from the beginning on
         places = [place for place in (*self.before, *self.on) if place[0] == camera and place[1] < seq]
         skipped = [
             edit for group in (self.before, self.on) for place in places for edit in group.pop(place, ())
         ]
+        # names stay in force on later frames, so the last ones are needed from the beginning on
         prompts = [edit for edit in skipped if edit.op == "set_prompts"]
         if prompts:
             self.before[camera, seq] = [prompts[-1], *self.before.pop((camera, seq), ())]
@@ -333,6 +333,7 @@ def step_all_frames(
     episode = None
     for frame in frames:
         place = frame.camera, frame.seq
+        # taken out, because a seq comes again after a restart of the camera
         yield from edits.before.pop(place, ())
         before = episode
         episode = bisect_right(episode_starts, frame.seq)
