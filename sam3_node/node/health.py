@@ -39,7 +39,7 @@ class Histogram:
 
     def cumulative(self) -> list[tuple[str, int]]:
         """Return each bound as text, the last is +Inf, with the number of durations up to it."""
-        # a copy of the counts: the main loop may count meanwhile, and the sums must not fall from bin to bin
+        # a copy of the counts, because the main loop may count meanwhile
         return list(zip((*map(str, BOUNDS_S), "+Inf"), accumulate(list(self._counts)), strict=True))
 
 

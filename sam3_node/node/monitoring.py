@@ -139,8 +139,8 @@ class _Server(socketserver.ThreadingTCPServer):
 
     # a node that is started again finds connections of its last run on the port
     allow_reuse_address = True
-    daemon_threads = True
     # neither the end of the process nor `close` waits for the thread of a slow peer
+    daemon_threads = True
     block_on_close = False
     request_queue_size = 64
 

@@ -145,6 +145,7 @@ def _take_over(snapshots: Snapshots, source: str, security: Security | None) -> 
             # on disk before the confirmation, because the other node deletes its own snapshot then
             snapshots.save()
         except Exception:
+            # if this does not arrive, the other node works on when its patience ends
             with suppress(Sam3NodeError):
                 _send(control, ConfirmHandOver(token=token, accepted=False))
             raise
@@ -167,8 +168,8 @@ def _confirm(source: str, security: Security | None, token: str, node: str, pati
 
     ANOTHER means that the node has begun another hand-over since, UNKNOWN that it is another process.
     """
-    # a client of its own, because a confirmation waits less than a fetch of the state
     deadline_s = time.monotonic() + patience_s
+    # a client of its own, because a confirmation waits less than a fetch of the state
     with ControlClient(source, ASK_MS, security) as control:
         while True:
             try:
