@@ -630,6 +630,7 @@ def _environment() -> dict[str, Any]:
         source = EnvSettingsSource(Settings, env_prefix=PREFIX, env_nested_delimiter=DELIMITER)  # type: ignore[arg-type]
         return source()
     except EnvironmentDecodeError as error:
+        # the rest names a class of pydantic
         said = str(error).partition(" from source")[0]
         raise SettingsError(f"settings in the environment: {said} ({error.__cause__})") from error
 

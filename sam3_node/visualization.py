@@ -134,6 +134,7 @@ def _outline(canvas: Image, mask: Mask, colour: Colour, dashed: bool = False) ->
 
 def _tag(canvas: Image, instance: Instance, box: Box, occupied: Sequence[Box]) -> Box:
     """Write id, label and score at the first free position: above the box, in it, below it, or lower."""
+    # OpenCV's fonts have no other characters
     text = tag_text(instance).encode("ascii", "replace").decode()
     width, height = _text_size(canvas, text)
     x0, y0, _, y1 = box
