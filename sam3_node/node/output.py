@@ -45,7 +45,7 @@ class Output:
         self._settings = settings
         self._health = health
         self._budget_ms = 0.0
-        # with lossless delivery every frame counts, so nothing is shed to be in time
+        # with lossless delivery, no frame has to be in time
         if settings.transport.delivery == "newest":
             self._budget_ms = settings.deadline.budget_ms
         self._events = 0
@@ -105,7 +105,7 @@ class Output:
             except Sam3NodeError as error:  # recorders count the missing number as lost
                 log.error("event %d, %s, could not be published: %s", self._events, op, error)
             self._events += 1
-            # the event may be the begin or the end of a camera
+            # the event may begin or end a camera
             self._follow_cameras()
             self.take_status()
 

@@ -184,7 +184,7 @@ def pack(snapshot: Snapshot, path: Path | None) -> Packed:
     digest = hashlib.sha256()
     parts = [memoryview(part) for part in snapshot.parts()]
     pieces = [part[at : at + PIECE_BYTES] for part in parts for at in range(0, part.nbytes, PIECE_BYTES)]
-    # a node that is killed while it writes leaves the snapshot before whole
+    # a node that is killed while it writes leaves the earlier snapshot as it was
     with BytesIO() if path is None else atomic_file(path) as file:
         for piece in pieces:
             digest.update(piece)

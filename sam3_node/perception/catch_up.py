@@ -345,8 +345,8 @@ class CatchUps(SavedByType):
         self._places[object_id] = _CatchUpProgress(
             cached.frame_number, stride=stride or chosen, request_id=current_request_id()
         )
-        self._confidence.remove(catching_key(object_id))
         # a key of its own: a corrected object keeps its old history until it joins
+        self._confidence.remove(catching_key(object_id))
         self._confidence.start(catching_key(object_id), copy_masks(logits[None])[0].levels)
         self._join_if_done(object_id)
         return logits, score

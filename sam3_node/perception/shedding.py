@@ -93,6 +93,6 @@ def choose_shed(
     held = list[int]()
     if level >= MAX_LEVEL:
         low = [status.id for status in objects if status.priority == "low"]
-        # an object that enters on this frame needs it, and one that catches up does not use it
+        # an object that is not tracked yet has nothing to hold
         held = [object_id for object_id in low if object_id in tracked and (object_id + step) % 2]
     return Shed(level, tuple(held))
