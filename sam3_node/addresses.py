@@ -32,12 +32,14 @@ class Address(NamedTuple):
 
     def make_url(self, scheme: str, port: int) -> str:
         """Return the URL of the port that was bound."""
+        # without brackets, the colons of an IPv6 address would seem to begin a port
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{scheme}://{host}:{port}"
 
 
 def split_address(text: str) -> Address | None:
     """Return the parts of HOST:PORT or [IPV6]:PORT, None for anything else."""
+    # from the right, because an IPv6 address has colons of its own
     host, _, port = text.rpartition(":")
     host = host.strip("[]")
     return Address(host, int(port)) if host and port.isdecimal() and int(port) <= MAX_PORT else None

@@ -15,6 +15,7 @@ def resume(work: Resumable[T]) -> T | None:
     try:
         next(work)
     except StopIteration as end:
+        # a generator hands its result over in the exception that ends it
         result: T = end.value
         return result
     return None

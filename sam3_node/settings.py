@@ -630,6 +630,7 @@ def _environment() -> dict[str, Any]:
         source = EnvSettingsSource(Settings, env_prefix=PREFIX, env_nested_delimiter=DELIMITER)  # type: ignore[arg-type]
         return source()
     except EnvironmentDecodeError as error:
+        # the rest names a class of pydantic
         said = str(error).partition(" from source")[0]
         raise SettingsError(f"settings in the environment: {said} ({error.__cause__})") from error
 
@@ -720,6 +721,7 @@ def _find_nearest(item: ErrorDetails) -> str:
 
 def _find_layer(location: tuple[int | str, ...], layers: Layers) -> str:
     """Return the name of the highest-priority layer that sets this section and field."""
+    # the highest layer that sets a field has decided its value
     for name, layer in reversed(list(layers.items())):
         fields = layer.get(str(location[0]), {})
         # a layer may set the whole section, or this field of it

@@ -102,6 +102,7 @@ class SavedFields:
 def _save(value: Any) -> Any:
     if hasattr(value, "state"):
         return value.state()
+    # a set has no order, but equal states are saved alike; the rest is copied, because a saved state never changes
     return sorted(value) if isinstance(value, set) else copy(value)
 
 
@@ -129,6 +130,7 @@ class FrameKey(NamedTuple):
 
 def count_missing_frames(earlier_seq: int, later_seq: int) -> int:
     """Return the number of frames between two of a camera; 0 if it started again in between."""
+    # a camera that was started again counts from the beginning, or from any other number
     missing = later_seq - earlier_seq - 1
     return missing if 0 <= missing <= MAX_MISSING_FRAMES else 0
 
@@ -279,7 +281,9 @@ class Mask:
     def without(self, pixels: np.typing.NDArray[np.bool_]) -> Mask:
         """Return the mask without these pixels of the whole image, bool [height, width]."""
         x0, y0, x1, y1 = self.box
+        # what is taken away may leave a smaller box
         kept = Mask.from_full(self.crop & ~pixels[y0:y1, x0:x1])
+        # the box of an empty mask has no place, so none may be added to it
         if not kept.crop.size:
             return Mask.empty(self.size)
         left, top, right, bottom = kept.box
@@ -424,6 +428,7 @@ class Instance:
         for axis in (0, 1):
             sides = [self.box[side] - before.box[side] for side in (axis, axis + 2)]
             shift.append(round(ratio * min(sides, key=abs)) if sides[0] * sides[1] > 0 else 0)
+        # these were measured on the frame, and no velocity says where they are now
         changes: dict[str, Any] = dict.fromkeys(("camera_position_m", "points_m", "heights_m"))
         for name in ("position_m", "extent_centre_m", "nearest_m", "upright_centre_m"):
             if (place := getattr(self, name)) is not None:
@@ -541,6 +546,7 @@ class MaskFrame:
         ahead_s = (now_ns - self.age_origin_ns) / NANOSECONDS
         before = self.before or self
         gap_s = (self.capture_ns - before.capture_ns) / NANOSECONDS
+        # an id of another epoch names another object
         is_close = 0 < gap_s <= MAX_MOTION_S and before.epoch == self.epoch
         earlier = {instance.id: instance for instance in before.instances if is_close}
         moved = list(self.instances)

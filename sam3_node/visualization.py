@@ -134,6 +134,7 @@ def _outline(canvas: Image, mask: Mask, colour: Colour, dashed: bool = False) ->
 
 def _tag(canvas: Image, instance: Instance, box: Box, occupied: Sequence[Box]) -> Box:
     """Write id, label and score at the first free position: above the box, in it, below it, or lower."""
+    # OpenCV's fonts have no other characters
     text = tag_text(instance).encode("ascii", "replace").decode()
     width, height = _text_size(canvas, text)
     x0, y0, _, y1 = box
@@ -288,6 +289,7 @@ class VideoWriter(Closeable):
 
 def _measure_rate(times_ns: Sequence[int]) -> float:
     """Return the frames per second by the median gap between capture times, 1 to 240; 30 without a gap."""
+    # a camera that was started again may count its time from the beginning
     gaps = [later - earlier for earlier, later in itertools.pairwise(times_ns) if later > earlier]
     if not gaps:
         return _FALLBACK_FPS

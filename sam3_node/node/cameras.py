@@ -112,6 +112,7 @@ class AgeLimits:
     def check_frame(self, received: ReceivedFrame) -> Refusal | None:
         """Return the reason to skip a frame; None to step it."""
         frame = received.frame
+        # a time of another clock cannot be compared with this host's, so the age counts from the arrival
         origin_ns = frame.capture_ns if frame.clock == "system" else received.received_ns
         age_ns = time.time_ns() - origin_ns
         if self._live and frame.clock == "system" and age_ns < -MAX_AHEAD_S * 1e9:
@@ -132,6 +133,7 @@ class AgeLimits:
         # before the first step, there is none to compare with
         median_ns = int(statistics.median(self._steps_ns)) if self._steps_ns else 0
         limit_ns = self._max_age_ns + MEDIAN_STEPS * median_ns
+        # after the limit is computed: a slow step must not raise its own limit
         self._steps_ns.append(step_ns)
         age_ns = time.time_ns() - masks.age_origin_ns
         if not self._max_age_ns or age_ns <= limit_ns:
@@ -163,12 +165,14 @@ class CatchUpPace:
         self._arrivals_ns[camera] = received_ns
         if before_ns is not None:
             intervals = self._intervals_ns.setdefault(camera, deque(maxlen=WINDOW))
+            # skipped frames have arrived in between, and the system's clock may have been set back
             intervals.append(max(0, received_ns - before_ns) / (skipped + 1))
 
     def note_step(self, catch_ups: CatchUps, step_ns: int, now_ns: int) -> None:
         """Note a step of a camera and the usual step time, and choose the stride of the next objects that catch up."""
         self._step_ns = step_ns
         if catch_ups.behind:
+            # one slice shortens the way by a stride of frames
             self._due += FRAMES_PER_STEP / (catch_ups.get_stride() or 1)
         catch_ups.stride = self._choose_stride(now_ns)
 
@@ -197,8 +201,10 @@ class CatchUpPace:
         """
         waiting = [pipeline for pipeline in pipelines if pipeline.behind]
         if not waiting:
+            # what is due belongs to objects that have arrived; the next object begins anew
             self._due = 0.0
             return None
+        # cameras take turns, so that no camera's objects wait for all objects of another
         pipeline = waiting[self._slices % len(waiting)]
         arrives = pipeline.behind == 1
         may_begin = arrives or self.is_due or (not frame_waits() and self._fits(now_ns))
@@ -215,6 +221,7 @@ class CatchUpPace:
         rate = sum(1 / max(interval_ns, 1) for _, interval_ns in self._find_intervals(now_ns))
         if not self._live or not rate or not self._slice_ns:
             return 1
+        # number of slices that fit between two steps, which decides how many frames one slice has to pass
         slices = USED_SHARE * (1 / rate - self._step_ns) / self._slice_ns
         return min(MAX_STRIDE, ceil(FRAMES_PER_STEP / max(slices, FRAMES_PER_STEP / MAX_STRIDE)))
 
@@ -225,6 +232,7 @@ class CatchUpPace:
     def _find_intervals(self, now_ns: int) -> list[tuple[str, float]]:
         """Return the cameras that send, whose next frame is not overdue by a whole interval, with their intervals."""
         medians = {camera: statistics.median(times) for camera, times in self._intervals_ns.items()}
+        # a camera that has stopped would have its next frame in the past, before which no slice fits
         return [
             (camera, interval_ns)
             for camera, interval_ns in medians.items()
@@ -262,6 +270,7 @@ class DecodeAhead(Closeable):
     def take(self, frame: Frame) -> PreparedFrame | None:
         """Return the prepared form of a frame that was taken, after waiting for work on it; None if there is none."""
         with self._changed:
+            # to decode the frame a second time would take longer than the rest of the first
             self._changed.wait_for(lambda: self._busy_with is not frame)
             prepared = self._prepared
             self._prepared = None
@@ -282,6 +291,7 @@ class DecodeAhead(Closeable):
     def _work(self) -> None:
         seen: Frame | None = None
         while self._wait_for_step():
+            # with the last one named, the same frame is not prepared twice
             frame = self._peek(seen, POLL_MS)
             if frame is not None:
                 seen = frame
@@ -297,6 +307,7 @@ class DecodeAhead(Closeable):
         with self._changed:
             self._busy_with = frame
         prepared = None
+        # without the lock, so that the main loop can begin and end steps meanwhile
         with suppress(Exception):  # its step will fail in the same way, and say why
             prepared = self._prepare(frame)
         with self._changed:
@@ -324,6 +335,7 @@ class RobotTracks:
     def add(self, message: RobotMessage) -> None:
         """Take a pose or joints, in any order; other frames and robots are ignored."""
         if isinstance(message, JointState):
+            # times of different clocks cannot be compared, so each clock has a track of its own
             if message.robot == self._robot:
                 self.joints.setdefault(message.clock, JointTrack(self._capacity)).add_joints(message)
         elif (message.frame, message.parent) == (GRIPPER, BASE):
@@ -386,10 +398,12 @@ class RobotPoses(RobotTracks):
             for message in self._subscriber.take(timeout_ms=0):
                 self.add(message)
         except TransportError as error:
+            # without the robot's messages, the frame still has masks
             self.problem = str(error)
             return RobotState()
         state = super().find(frame)
         source = self._subscriber
+        # a pose that is missing may be one of the malformed ones
         if self.problem is not None and source.rejected:
             self.problem += f"; {source.rejected} were malformed, the last: {source.last_error}"
         return state

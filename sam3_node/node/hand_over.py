@@ -82,6 +82,7 @@ class HandOverState:
     def end(self, stage: HandOverStage) -> None:
         """Note how the hand-over has ended, or that the node has reclaimed its work."""
         self.stage = stage
+        # replaced, not changed: another thread may be reading it
         self.outcomes = {**self.outcomes, stage: self.outcomes[stage] + 1}
 
     def find_state(self, token: str) -> str:
@@ -92,6 +93,7 @@ class HandOverState:
 
     def find_snapshot(self, token: str) -> int | None:
         """Return the snapshot of the hand-over that waits, if it has this token."""
+        # once the hand-over has ended, its state is old: a request with the same token must not get it again
         if self._last is None or self.find_state(token) != "waiting":
             return None
         return self._last.snapshot

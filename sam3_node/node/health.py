@@ -39,6 +39,7 @@ class Histogram:
 
     def cumulative(self) -> list[tuple[str, int]]:
         """Return each bound as text, the last is +Inf, with the number of durations up to it."""
+        # a copy of the counts, because the main loop may count meanwhile
         return list(zip((*map(str, BOUNDS_S), "+Inf"), accumulate(list(self._counts)), strict=True))
 
 
@@ -78,6 +79,7 @@ class Health:
     @contextmanager
     def step(self) -> Iterator[None]:
         """Measure a step within the block, and have the watchdog watch over it."""
+        # a step has a shorter limit than the rest of the loop where the steps before it were short
         self.watchdog.begin(self._step_limit_s())
         begin_s = time.monotonic()
         self._began_s = begin_s
@@ -104,6 +106,7 @@ class Health:
 
     def check_ready(self) -> Verdict:
         """Return whether masks were published lately, and if not, why."""
+        # read once, because the main loop may change these in between
         now_s = time.monotonic()
         began_s = self._began_s
         published_s = self._published_s

@@ -137,7 +137,9 @@ class HealthServer(Closeable):
 class _Server(socketserver.ThreadingTCPServer):
     """Accepts connections, and keeps account of those that are open."""
 
+    # a node that is started again finds connections of its last run on the port
     allow_reuse_address = True
+    # neither the end of the process nor `close` waits for the thread of a slow peer
     daemon_threads = True
     block_on_close = False
     request_queue_size = 64
@@ -146,6 +148,7 @@ class _Server(socketserver.ThreadingTCPServer):
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         self.pages = pages
+        # a server for other hosts cannot know by which names they reach it
         self.checks_host = is_loopback(address[0])
         self._opened_s: dict[socket.socket, float] = {}
         self._changing = threading.Lock()
@@ -156,6 +159,7 @@ class _Server(socketserver.ThreadingTCPServer):
         try:
             return super().get_request()
         except OSError:
+            # the connection still waits, so the server's loop would try again at once
             time.sleep(POLL_S)
             raise
 
@@ -163,6 +167,7 @@ class _Server(socketserver.ThreadingTCPServer):
         """Answer in a new thread; close the oldest connection if there are too many."""
         with self._changing:
             if len(self._opened_s) >= MAX_CONNECTIONS:
+                # a dict keeps the order of insertion: the first is the oldest
                 _hang_up(next(iter(self._opened_s)))
                 del self._opened_s[next(iter(self._opened_s))]
             self._opened_s[request] = time.monotonic()
@@ -171,6 +176,7 @@ class _Server(socketserver.ThreadingTCPServer):
     def shutdown_request(self, request: Any) -> None:
         """Close a connection that was answered."""
         with self._changing:
+            # a connection that was hung up is gone from here already
             self._opened_s.pop(request, None)
         super().shutdown_request(request)
 
@@ -197,6 +203,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     server: _Server
     server_version = "sam3-node"
+    # the header Server need not tell every peer which Python runs
     sys_version = ""
     timeout = MAX_CONNECTION_S
 
@@ -216,6 +223,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(page.status)
         self.send_header("Content-Type", page.content_type)
         self.send_header("Content-Length", str(len(page.body)))
+        # an answer of a cache would tell of an earlier moment
         self.send_header("Cache-Control", "no-store")
         self.end_headers()
         if with_body:
@@ -224,6 +232,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _make_page(self) -> Page:
         # a page of another site that resolves its name to this host sends that name
         name = self.headers.get("Host", "")
+        # an IPv6 address without a port ends with a bracket, and its colons separate no port
         if not name.endswith("]"):
             name = name.rpartition(":")[0] or name
         name = name.strip("[]")
@@ -297,6 +306,7 @@ class MetricsPage:
         with self._rendering:
             made_s, page = self._rendered.get(content_type, (0.0, None))
             if page is None or time.monotonic() - made_s >= FRESH_S:
+                # made here, because prometheus-client may be missing when the node starts
                 if self._registry is None:
                     self._registry = client.CollectorRegistry()
                     client.ProcessCollector(registry=self._registry)
@@ -347,6 +357,7 @@ class NodeCollector:
             (f"{section}.{name}", str(value)[:MAX_LABEL_CHARACTERS]): 1.0
             for section in SHOWN_SECTIONS
             for name, value in getattr(self._settings, section).model_dump(mode="json").items()
+            # the cameras of a group have sources, which may be paths or addresses
             if section != "group" or name != "cameras"
         }
         return _make("Gauge", "setting_info", "A setting of the node.", values, "name", "value")
@@ -395,6 +406,7 @@ def _make(kind: str, name: str, text: str, values: Any, *labels: str) -> Metric:
 
     With several labels, the values have tuples of them as keys. Values None are left out.
     """
+    # imported here, because probes have to work without it
     from prometheus_client import core
 
     family: Metric = getattr(core, f"{kind}MetricFamily")(f"{PREFIX}_{name}", text, labels=labels)

@@ -105,6 +105,7 @@ class Node:
         stack = self._open_sockets
         security = Security.from_settings(settings.transport)
         live = settings.transport.delivery == "newest"
+        # probes come first: loading may take minutes, and they say so meanwhile
         if settings.health.bind:
             pages = make_pages(self.readings, settings)
             self.health_url = stack.enter_context(HealthServer(settings.health.bind, pages)).url
@@ -119,6 +120,7 @@ class Node:
         # from here on requests wait in the queue: loading may take minutes
         self.perception = Perception.load(settings)
         self.output.perception = self.perception
+        # before any camera is served, because it gives each camera its epoch
         self.perception.session = session
         self._description = self.perception.describe()  # computes digests; later it would delay frames
         self.cameras.connect(stack, self.perception.model)
@@ -126,7 +128,9 @@ class Node:
         self.snapshots = Snapshots(settings.snapshot, self.perception, self.output)
         self.health.explain_pause = self.snapshots.hand_over_state.explain
         restore_at_start(self.snapshots, self._restore_from, security)
+        # a restored camera that has not sent yet must not lose its objects to a new camera
         self.cameras.frames.names.expect(self.perception.pipelines)
+        # from here on the control socket's own thread answers `status` and `describe`
         self.output.take_status()
         # everything allocated so far lives until the end: garbage collections skip it, so they delay neither a frame
         # nor the exit
@@ -138,7 +142,9 @@ class Node:
         self.health.serving = True
         self._announce_ready()
         while not stop.is_set():
+            # an object that may go on catching up does not wait for the next frame
             timeout_ms = 0 if self._slice_waits else POLL_MS
+            # while the node is paused, nobody takes frames: a frame that waits would end each poll at once
             if self.perception.paused:
                 self._answer_requests(timeout_ms)
             else:
@@ -191,6 +197,7 @@ class Node:
         """Return counts of the node. Any thread may call it once there is a status."""
         frames = self.cameras.frames
         return Totals(
+            # the rejected frames contain those of cameras beyond the limit, which have a count of their own
             frames.rejected - frames.names.crowded_out,
             frames.names.crowded_out,
             self._control.rejected,
@@ -203,6 +210,7 @@ class Node:
         """What probes and metrics read of this node."""
         return Readings(
             self.health,
+            # looked up at each call, because probes ask before the model and the snapshots exist
             read_status=lambda: self.output.last_status,
             count_totals=self.totals,
             read_snapshots=lambda: self.snapshots.figures(),
@@ -210,6 +218,7 @@ class Node:
 
     def _answer_now(self, request: Request) -> Reply | None:
         """Answer `status` and `describe` in the thread of the control socket, once the model is loaded."""
+        # other operations use what a step changes, so they wait for the main loop
         if request.op not in NODE_QUERIES or self.output.last_status is None:
             return None
         reply = handle_request(self, request)
@@ -233,6 +242,7 @@ class Node:
 
     def _answer_requests(self, timeout_ms: int = 0) -> None:
         """Answer at least one waiting request, and more while the budget probably suffices."""
+        # also while masks wait for their readers: a slow reader must not look like a loop that hangs
         self.health.watchdog.tick()
         left_s = self._request_budget_s
         longest_s = 0.0
@@ -240,6 +250,7 @@ class Node:
         while received is not None:
             begin_s = time.monotonic()
             peer, request = received
+            # all log lines of the work carry the id of its request, also those of lower layers
             with request_id(request.request_id):
                 answer = self._control.begun or handle_request(self, request)
                 reply = answer if isinstance(answer, Reply) else resume(answer)
@@ -261,6 +272,7 @@ class Node:
         self._control.reply(peer, reply)
         if reply.error is not None:
             log.info("control: %s was refused: %s: %s", request.op, *reply.error)
+            # the client has its answer; without the GPU no later request could succeed
             if reply.error.code == DeviceError.code:
                 raise DeviceError(reply.error.message)
 
@@ -347,6 +359,7 @@ class Node:
             return None
         refusal = self.cameras.ages.check_frame(received)
         if refusal is not None:
+            # the next frame of this camera counts it among the skipped ones before it
             self.cameras.frames.skip(received)
             self.output.stats[camera].skip(*refusal)
             return None
@@ -362,12 +375,14 @@ class Node:
         log.warning(
             "camera %s: masks of frame %d dropped: no subscriber receives them", masks.camera, masks.seq
         )
+        # the frame was stepped all the same, and counts as such
         self.output.stats[masks.camera].end(received.frame, received.received_ns)
 
     def _serve(self, camera: str) -> Pipeline | None:
         """Serve a new camera instead of one that has lost its place. Return None if the new one has lost its own."""
         served = self.perception.pipelines
         names = self.cameras.frames.names
+        # the transport decides which cameras have a place; a pipeline goes only after its camera has lost it
         while len(served) >= self._settings.tracker.max_cameras:
             lost = next((name for name in served if not names.has_place(name)), None)
             if lost is None:

@@ -73,6 +73,7 @@ def _reply_later(request: Request, work: Resumable[dict[str, Any]]) -> Resumable
 
 
 def _fail(request: Request, error: Exception) -> Reply:
+    # an argument that cannot be read is the client's fault, whichever layer notices it
     if isinstance(error, WireError):
         error = RequestError(str(error))
     if isinstance(error, Sam3NodeError):
@@ -96,7 +97,9 @@ def describe_change(request: Request, reply: Reply) -> dict[str, Any] | None:
     was_refused = reply.error is not None and reply.error.code != INTERNAL_ERROR
     if request.op not in ops.CHANGES or was_refused:
         return None
+    # another session gives other epochs, so an old one would refuse the repeated request
     args = {name: value for name, value in request.args.items() if name != "epoch"}
+    # what the node chose here depends on its load and cameras: a repetition has to be told
     if isinstance(reply.result, dict):
         args |= {name: reply.result[name] for name in ("camera", "stride") if name in reply.result}
     return args
@@ -115,6 +118,7 @@ def _answer(host: Host, operation: ops.AnyOperation) -> Answer:
         return host.status()
     if isinstance(operation, ops.DescribeNode):
         return host.describe()
+    # snapshots have checks of their own, and some come from the successor during a hand-over
     if isinstance(operation, ops.SnapshotRequest):
         return _use_snapshots(host.snapshots, operation)
     # a successor would not know the change, but a node whose successor is lost may be resumed
@@ -206,6 +210,7 @@ def _pin_frame(perception: Perception, operation: ops.PinFrame) -> dict[str, Any
     pipeline = _find_pipeline(perception, operation.camera, operation.epoch)
     age = _check_age(perception, pipeline, seq)
     pinned = sum(each.cache_usage["pinned_frames"] for each in perception.pipelines.values())
+    # to extend the lease of a pinned frame takes no further memory
     if lease_s and pinned >= MAX_PINNED and not pipeline.find(seq).lease_ns:
         raise CapacityError(
             f"expected at most {MAX_PINNED} pinned frames, found as many; let one go (lease_s: 0), or wait"
@@ -263,6 +268,7 @@ def _segment_everything(
         perception.searching = False
     masks = [_describe_mask(result, perception) for result in results]
     reply = {**_origin(pipeline), **age, "seq": seq, "masks": masks}
+    # an empty result is no error, but the client should learn what to change
     if note:
         log.info("camera %s: frame %d: %s", pipeline.camera, seq, note)
         reply["note"] = note
@@ -358,6 +364,7 @@ def _set_paused(perception: Perception, paused: bool) -> dict[str, Any]:
 def _hand_over(snapshots: Snapshots, operation: ops.HandOver) -> dict[str, Any]:
     """Hand over. A successor that names neither itself nor a token is confirmed at once."""
     token = operation.token
+    # nobody will confirm, so there is no token to compare
     if operation.taker is None:
         token = ""
     elif token is None:
@@ -412,6 +419,7 @@ def _camera_error(cameras: str, camera: str | None) -> RequestError:
 
 def _origin(pipeline: Pipeline) -> dict[str, Any]:
     """Return the camera and the epoch that ids belong to."""
+    # a replay has no epochs
     if pipeline.epoch is None:
         return {"camera": pipeline.camera}
     return {"camera": pipeline.camera, "epoch": pipeline.epoch}
@@ -438,6 +446,7 @@ def _check_age(perception: Perception, pipeline: Pipeline, seq: int | None) -> d
     age_ms = session.prompt_age_ms(cached.age_origin_ns)
     if not perception.paused and not cached.lease_ns:
         session.check_prompt_age(pipeline.camera, age_ms)
+    # with lossless delivery, frames wait in queues, and their age says nothing
     if age_ms is None:
         return {}
     return {"age_ms": age_ms}

@@ -45,6 +45,7 @@ class Output:
         self._settings = settings
         self._health = health
         self._budget_ms = 0.0
+        # with lossless delivery, no frame has to be in time
         if settings.transport.delivery == "newest":
             self._budget_ms = settings.deadline.budget_ms
         self._events = 0
@@ -104,6 +105,7 @@ class Output:
             except Sam3NodeError as error:  # recorders count the missing number as lost
                 log.error("event %d, %s, could not be published: %s", self._events, op, error)
             self._events += 1
+            # the event may begin or end a camera
             self._follow_cameras()
             self.take_status()
 
@@ -112,6 +114,7 @@ class Output:
         frame = received.frame
         stats = self.stats[masks.camera]
         stats.withhold(frame, received.received_ns, reason)
+        # a replay takes the robot of a frame from its masks, and this frame has none
         robot: dict[str, Any] = {}
         if masks.robot_pose is not None:
             robot["robot_pose"] = pose_fields(masks.robot_pose)
@@ -122,6 +125,7 @@ class Output:
     def fail(self, frame: Frame, error: Exception) -> None:
         """Count a frame whose step failed, and tell recorders."""
         stats = self.stats[frame.camera]
+        # the project's own errors say what to do; any other needs its traceback
         is_unexpected = not isinstance(error, Sam3NodeError)
         stats.fail(error)
         log.error("camera %s: frame %d failed: %s", frame.camera, frame.seq, error, exc_info=is_unexpected)
@@ -141,6 +145,7 @@ class Output:
             camera: CameraStatus.take(self.stats[camera], pipeline)
             for camera, pipeline in self.perception.pipelines.items()
         }
+        # a copy for the probes, which run in another thread
         self._health.paused = self.perception.paused
         self.last_status = NodeStatus(self.perception.status(), cameras, self._events)
 

@@ -87,6 +87,7 @@ class Saved(NamedTuple):
     def read(cls, path: Path, source: str = "") -> Self:
         """Read the file of a snapshot. Raises SnapshotError if it cannot be read, is damaged or too large."""
         with explain_os_error(SnapshotError, f"cannot read the snapshot {path}"), path.open("rb") as file:
+            # one byte more than allowed shows that the file is too large, without the rest of it
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise SnapshotError(f"{path}: expected a snapshot of at most {MAX_BYTES} bytes, found more")
@@ -140,6 +141,7 @@ class SnapshotFolder:
                 "snapshot: expected a folder for snapshots with names, found none; set snapshot.path in the node"
             )
         path = self._path.parent / f"{name}{SUFFIX}"
+        # the name of the automatic snapshot would let a client replace it
         if not NAME.fullmatch(name) or path == self._path:
             raise RequestError(f"name: expected 1 to 64 of letters, digits, _ and -, found {name!r:.80}")
         return path
@@ -147,6 +149,7 @@ class SnapshotFolder:
     def make_path(self, name: str) -> Path:
         """Return the same for a snapshot that will be written. Raises RequestError, also if there are too many."""
         path = self.find_path(name)
+        # one that replaces another of its name adds no file
         if not os.path.exists(path) and len(self.list_names()) >= MAX_NAMED:
             raise RequestError(f"expected at most {MAX_NAMED} named snapshots, found as many; delete some")
         return path
@@ -181,6 +184,7 @@ def pack(snapshot: Snapshot, path: Path | None) -> Packed:
     digest = hashlib.sha256()
     parts = [memoryview(part) for part in snapshot.parts()]
     pieces = [part[at : at + PIECE_BYTES] for part in parts for at in range(0, part.nbytes, PIECE_BYTES)]
+    # a node that is killed while it writes leaves the earlier snapshot as it was
     with BytesIO() if path is None else atomic_file(path) as file:
         for piece in pieces:
             digest.update(piece)
@@ -260,11 +264,13 @@ class Snapshots:
         self.hand_over_state = HandOverState(settings.confirm_s)
         self._origin: Mapping[str, Any] = {}
         self._ids = IdReserve(perception)
+        # one thread, so that snapshots reach the disk in the order in which they were taken
         self._writer = ThreadPoolExecutor(1, "snapshot")
         self._numbers = 0
         self._automatic: _Pending | None = None
         self._requested: _Pending | None = None
         self._good_s = time.monotonic()
+        # the first one is due at once: a node that is killed early continues, too
         self._next_s = self._good_s
         self.failed: Mapping[str, int] = dict.fromkeys(REASONS, 0)
         """Number of automatic snapshots that could not be written, by reason."""
@@ -337,6 +343,7 @@ class Snapshots:
         is_handed_over = state.stage in ("waiting", "confirmed")
         if self._settings.path is None or is_handed_over or self._automatic is not None:
             return
+        # a busy node may use up its ids before the time; after a failure, only the time counts
         if now_s >= self._next_s or (self._ids.run_low and self._status["error"] is None):
             self._next_s = now_s + self._settings.every_s
             self._automatic = self._take("automatic", self._settings.path, self._origin)
@@ -394,6 +401,7 @@ class Snapshots:
         # without a successor that confirms, these ids are given away now, so no start may restore them
         if successor is None:
             self.withdraw()
+        # before the pause: the successor must not restore it as a pause that somebody has asked for
         self._requested = self._take("hand_over", None, origin)
         state.begin(origin["to"], token, self._requested.number, self._perception.paused)
         self._perception.paused = True
@@ -422,6 +430,7 @@ class Snapshots:
         was_over = self.hand_over_state.is_over
         if was_over or self.hand_over_state.waits:
             self.hand_over_state.end("taken_back")
+        # the successor may still give ids of the epochs that it has got
         if was_over:
             self._perception.begin_epochs()
 
@@ -437,6 +446,7 @@ class Snapshots:
                 f"expected the newest snapshot, found {number}, which is not kept; ask for a new one"
             )
         job.used_s = time.monotonic()
+        # a successor that still reads is alive, however long the transfer takes
         self.hand_over_state.note_request()
         if not job.future.done():
             return {"ready": False}
@@ -461,10 +471,12 @@ class Snapshots:
     def restore(self, saved: Saved, new_epochs: bool = False) -> Saved:
         """Restore a snapshot. Raises SnapshotError if it cannot be used; nothing is changed then."""
         if new_epochs:
+            # after a named snapshot, ids begin again
             saved = saved._replace(snapshot=replace(saved.snapshot, kind="named"))
         restore_snapshot(self._perception, saved.snapshot, saved.source)
         self._status["restored"] = {"source": saved.source, **saved.describe()}
         self._output.publish_event(RESTORED, saved.describe())
+        # a named snapshot may be older than the counts of this run, which must not fall
         if saved.snapshot.kind != "named":
             for camera, stats in self._output.stats.items():
                 stats.restore(saved.snapshot.counts.get(camera, {}))
@@ -487,6 +499,7 @@ class Snapshots:
 
     def note_origin(self, hand_over: Mapping[str, Any]) -> None:
         """Note where the work was taken over from, for the snapshots from now on. See `Snapshot.hand_over`."""
+        # the next start reads the origin from the snapshot, so a new one is due
         self._origin = dict(hand_over)
         self._next_s = time.monotonic()
 
@@ -514,6 +527,7 @@ class Snapshots:
         """Write the last automatic snapshot, so that a new start continues here, and end the thread."""
         try:
             if self.hand_over_state.waits:
+                # else the last snapshot would contain the pause of the hand-over
                 self._work_on("cancelled", "this one ends")
             if not self.hand_over_state.is_over:
                 self.save()

@@ -37,6 +37,7 @@ class FrameSpans(Closeable):
         otlp = require("opentelemetry.exporter.otlp.proto.http.trace_exporter", OTEL)
         resource = require("opentelemetry.sdk.resources", OTEL).Resource
         about = resource.create({"service.name": "sam3-node", "service.instance.id": node})
+        # `close` shuts it down, within a limit of time
         self._provider = sdk.TracerProvider(resource=about, shutdown_on_exit=False)
         exporter = otlp.OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=EXPORT_S)
         self._provider.add_span_processor(export.BatchSpanProcessor(exporter))
@@ -74,6 +75,7 @@ class FrameSpans(Closeable):
 
     def close(self) -> None:
         """Send what waits, for EXPORT_S at most."""
+        # `shutdown` takes no limit of time, and a collector that is away must not delay the node's end
         ending = threading.Thread(target=self._provider.shutdown, daemon=True)
         ending.start()
         ending.join(EXPORT_S)

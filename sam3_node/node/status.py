@@ -120,7 +120,9 @@ class CameraStats:
     def begin(self, frame: Frame, received_ns: int, skipped: int) -> None:
         """Record that a frame's step starts, and that `skipped` frames before it were skipped."""
         self._begin_s = time.monotonic()
+        # kept for the whole step: the shedder decides on the next level when this step ends
         self.shed_level = self._shedder.level
+        # `skipped` contains the frames that `skip` has counted already
         self.skipped = min(self.skipped + max(0, skipped - self._skipped_by_time), MAX_INT)
         self._skipped_by_time = 0
         age_ns = time.time_ns() - _find_origin(frame, received_ns)
@@ -151,6 +153,7 @@ class CameraStats:
         self._note(reason)
 
     def _end_step(self, frame: Frame, received_ns: int) -> None:
+        # from the arrival on, because a frame that waits is late, too
         self._shedder.observe((time.time_ns() - received_ns) / 1e6)
         self.stepped += 1
         self.last_seq = frame.seq
@@ -163,6 +166,7 @@ class CameraStats:
         if problem and step.lacks_robot and poses_problem:
             problem += f": {poses_problem}"
         self.spatial_problem = problem
+        # what follows the colon may differ from frame to frame, and each would be logged
         kind = (problem or "").split(":")[0]
         if problem is not None and kind not in self._spatial_kinds:
             self._spatial_kinds.add(kind)
@@ -183,6 +187,7 @@ class CameraStats:
     def restore(self, counts: Mapping[str, int]) -> None:
         """Go on from the counts of an earlier run."""
         for name in COUNTS:
+            # a file may say anything, but a message has no larger integers
             setattr(self, name, min(max(int(counts.get(name, 0)), 0), MAX_INT))
 
     def fail(self, error: Exception) -> None:

@@ -73,12 +73,14 @@ def _restore_file(snapshots: Snapshots, saved: Saved | None, source: str) -> Non
         log.warning("%s; it was continued before", error)
         _restore_own(snapshots, saved)
         return
+    # the digest tells this file from a newer one at the same path
     origin = {"source": source, "token": file.sha256, "confirmed": True}
     continues_ids = file.snapshot.kind != "named"
     was_continued = continues_ids and saved is not None and saved.snapshot.hand_over == origin
     if was_continued and _restore_own(snapshots, saved):
         return
     snapshots.restore(file)
+    # a named snapshot gives new ids each time, so it may be restored again
     snapshots.note_origin(origin if continues_ids else {})
 
 
@@ -140,8 +142,10 @@ def _take_over(snapshots: Snapshots, source: str, security: Security | None) -> 
             saved = snapshots.restore(Saved.unpack(data, source))
             origin = {**saved.snapshot.hand_over, "source": source}
             snapshots.note_origin({**origin, "confirmed": False})
+            # on disk before the confirmation, because the other node deletes its own snapshot then
             snapshots.save()
         except Exception:
+            # if this does not arrive, the other node works on when its patience ends
             with suppress(Sam3NodeError):
                 _send(control, ConfirmHandOver(token=token, accepted=False))
             raise
@@ -153,6 +157,7 @@ def _take_over(snapshots: Snapshots, source: str, security: Security | None) -> 
         snapshots.begin_epochs()
         log.warning("%s did not answer the confirmation, and may work on: ids begin again here", source)
     elif state != "confirmed":
+        # the other node goes on to give these ids, so no start may restore them here
         snapshots.withdraw()
         raise RequestError(f"{source} works on: expected that it waits for a confirmation, found {state!r}")
     snapshots.note_origin({**origin, "confirmed": True})
@@ -164,10 +169,12 @@ def _confirm(source: str, security: Security | None, token: str, node: str, pati
     ANOTHER means that the node has begun another hand-over since, UNKNOWN that it is another process.
     """
     deadline_s = time.monotonic() + patience_s
+    # a client of its own, because a confirmation waits less than a fetch of the state
     with ControlClient(source, ASK_MS, security) as control:
         while True:
             try:
                 reply = _send(control, ConfirmHandOver(token=token))
+                # the same process no longer knows the token once it has begun another hand-over
                 is_same = reply.text("state") == UNKNOWN and reply.text("node") == node
                 return ANOTHER if is_same else reply.text("state")
             except (TransportError, BusyError, ForbiddenError, WireError) as error:

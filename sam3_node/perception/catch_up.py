@@ -155,6 +155,7 @@ class FrameCache:
         """Keep the frame `seq` for `lease_ns` from now on, 0 to let it go; UnknownFrameError if it is not cached."""
         frame = self.get(seq)
         frame.lease_ns = lease_ns
+        # the lease counts from the newest frame, whose time a replay knows, too
         frame.pinned_ns = self._frames[-1].capture_ns
 
     def add(self, frame: CachedFrame, held: Iterable[int] = ()) -> list[CachedFrame]:
@@ -190,13 +191,17 @@ class FrameCache:
             is_past = abs(newest.capture_ns - frames[0].capture_ns) > self._limits.span_ns
             is_due = is_large or (is_past and dropped < MAX_DROPS)
             return 0 if is_due and len(frames) > self._limits.frames else None
+        # neither pinned frames nor the newest `frames` ever go
         free = [at for at in range(len(frames) - self._limits.frames) if not frames[at].lease_ns]
         past = [at for at in free if abs(newest.capture_ns - frames[at].capture_ns) > self._limits.span_ns]
         first = next((at for at, frame in enumerate(frames) if frame.lease_ns), len(frames))
+        # before the first pinned frame, the oldest goes, as without pins
         if past and past[0] < first:
             return past[0] if is_large or dropped < MAX_DROPS else None
+        # on the way from a pinned frame, the one between the nearest neighbours is missed least
         if past and (is_large or len(past) > MAX_WAY):
             return min(past, key=lambda at: frames[at + 1].frame_number - frames[at - 1].frame_number)
+        # memory is the hard limit: for it, frames within the span go, too
         return free[0] if free and is_large else None
 
     def _move_to_host(self) -> None:
@@ -340,6 +345,7 @@ class CatchUps(SavedByType):
         self._places[object_id] = _CatchUpProgress(
             cached.frame_number, stride=stride or chosen, request_id=current_request_id()
         )
+        # a key of its own: a corrected object keeps its old history until it joins
         self._confidence.remove(catching_key(object_id))
         self._confidence.start(catching_key(object_id), copy_masks(logits[None])[0].levels)
         self._join_if_done(object_id)
@@ -347,6 +353,7 @@ class CatchUps(SavedByType):
 
     def advance(self) -> CaughtUp | None:
         """Track the first object on its next frame. Return it if it has caught up, or failed to."""
+        # failures are returned first, also those of `use_dropped`
         if not self._failed and self._places:
             object_id, place = next(iter(self._places.items()))
             self._go_on(object_id)
@@ -356,6 +363,7 @@ class CatchUps(SavedByType):
 
     def use_dropped(self, frame: CachedFrame) -> None:
         """Track objects up to this frame and on it, if it is on their way, before its features are gone."""
+        # a list, because an object that fails leaves the places in between
         for object_id, place in list(self._places.items()):
             while object_id in self._places and place.frame_number + place.stride <= frame.frame_number:
                 step = self._frames.next_after(place.frame_number + place.stride - 1) or frame
@@ -363,6 +371,7 @@ class CatchUps(SavedByType):
 
     def end(self, object_id: int, failed: bool) -> None:
         """Catch up at once, or give up if it has `failed` to. Does nothing for an object that does not catch up."""
+        # a replay gives up where the recorded node did, even if it could go on
         if failed and object_id in self._places:
             self._give_up(object_id)
         while object_id in self._places:
@@ -371,6 +380,7 @@ class CatchUps(SavedByType):
 
     def end_all(self) -> None:
         """Let all objects catch up at once."""
+        # a list, because each object leaves the places when it joins
         for object_id in list(self._places):
             self.end(object_id, failed=False)
 

@@ -73,11 +73,14 @@ def list_parts(state: State) -> list[Buffer]:
         if not isinstance(value, Tensor):
             raise TypeError(f"a state holds plain values and tensors, found {type(value).__name__}")
         key = str(len(tensors))
+        # a view of a larger tensor must not bring all of its memory along
         dense = value.clone()
+        # in this order the values are contiguous, so that they need no further copy
         tensors[key] = dense.permute(_outermost_first(dense.stride()))
         return msgpack.ExtType(TENSOR, msgpack.packb([key, dense.stride()]))
 
     packed = msgpack.packb(state, default=replace_tensor)
+    # a bytearray, because torch warns of memory that cannot be written
     tensors[PLAIN] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
     return _serialize(tensors)
 
@@ -100,6 +103,7 @@ def _serialize(tensors: Mapping[str, Tensor]) -> list[Buffer]:
         header[key] = {"dtype": DTYPES[tensor.dtype], **place}
         parts.append(flat.view(torch.uint8).numpy().data)
     text = json.dumps(header).encode()
+    # the values begin at a multiple of 8 bytes, so that they are aligned
     text += b" " * (-len(text) % _SIZE.size)
     return [_SIZE.pack(len(text)), text, *parts]
 
@@ -113,6 +117,7 @@ def unpack_state(data: bytes) -> State:
         raise ReplayError(
             f"expected a checkpoint, which begins with {MAGIC!r}, found {magic!r}; start the replay again"
         )
+    # before anything is unpacked: damaged bytes may look like any content
     if hashlib.sha256(content).digest() != digest:
         raise ReplayError(
             f"expected a complete checkpoint, found one of {len(data)} bytes that is damaged or truncated; resume from "
@@ -134,6 +139,7 @@ def unpack_tensors(body: bytes) -> State:
         order = _outermost_first(strides)
         # each tensor is used once, and takes the memory of its values: the state is no larger than the body
         packed = tensors.pop(key).permute(sorted(range(len(order)), key=order.__getitem__))
+        # strides that were made up could ask for any amount of memory
         last = sum((size - 1) * stride for size, stride in zip(packed.shape, strides, strict=True))
         if packed.numel() and last >= packed.numel():
             raise ValueError(f"expected strides of a dense tensor {list(packed.shape)}, found {strides}")

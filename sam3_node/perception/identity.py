@@ -26,6 +26,7 @@ class LiveIdentity:
     @staticmethod
     def make_epoch() -> int:
         """Return an epoch for a camera whose ids begin now."""
+        # random, because no run knows the epochs of the runs before
         return 1 + secrets.randbelow(MAX_EPOCH)
 
     def sends(self, camera: str) -> bool:
@@ -44,6 +45,7 @@ class LiveIdentity:
 
     def prompt_age_ms(self, age_origin_ns: int) -> float | None:
         """Return the age in ms of a frame to prompt on; None with lossless delivery."""
+        # a camera's clock may be a little ahead
         return round(max(0, time.time_ns() - age_origin_ns) / 1e6, 3) if self._live else None
 
     def check_prompt_age(self, camera: str, age_ms: float | None) -> None:

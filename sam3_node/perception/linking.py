@@ -122,6 +122,7 @@ class WorldLinker(SavedByType):
 
     def drop(self, camera: str) -> None:
         """Forget all objects of a camera."""
+        # a list, because each removal changes the map
         for key in [key for key in self._ids if key.camera == camera]:
             self._remove(key)
 
@@ -129,6 +130,7 @@ class WorldLinker(SavedByType):
         if key in self._ids:
             members = self._things[self._ids[key]].members
             members[key] = sighting and _with_speed(sighting, members[key])
+        # beyond the limit, the object tries again with its next position
         elif sighting is not None and (self.id_limit is None or self.last_id < self.id_limit):
             self._begin(key, sighting)
 
@@ -138,6 +140,7 @@ class WorldLinker(SavedByType):
         self._ids[key] = self.last_id
 
     def _forget_absent(self, masks: MaskFrame) -> None:
+        # a held object was not tracked on this frame, so it is not gone
         held = masks.shed.held if masks.shed else ()
         present = {*held, *(instance.id for instance in masks.instances)}
         for key in [key for key in self._ids if key.camera == masks.camera and key.id not in present]:
@@ -161,6 +164,7 @@ class WorldLinker(SavedByType):
         rules = self._rules
         own = thing.members[key]
         pairs = self._pair([own], [other for member, other in thing.members.items() if member != key])
+        # without a sighting to compare, nothing speaks for or against the link
         if not pairs:
             return
         if any(self._may_stay(*pair) for pair in pairs):
@@ -179,6 +183,7 @@ class WorldLinker(SavedByType):
         for thing in own:
             other_id = pairs.get(thing.id)
             count = 0 if other_id is None else thing.agreed.get(other_id, 0) + 1
+            # only observations in a row count, so what agreed before with another thing is void
             thing.agreed = {} if other_id is None else {other_id: count}
             if other_id is not None and count >= self._rules.confirmations:
                 self._join(thing, self._things[other_id])
@@ -196,6 +201,7 @@ class WorldLinker(SavedByType):
 
     def _cost(self, thing: _Thing, other: _Thing) -> float:
         """Return the mean distance in metres between two things, infinite if they cannot be the same."""
+        # two objects of one camera are two things
         if thing.cameras & other.cameras:
             return math.inf
         distances_m = [
@@ -210,6 +216,7 @@ class WorldLinker(SavedByType):
         self, lefts: Iterable[Sighting | None], rights: Iterable[Sighting | None]
     ) -> list[tuple[Sighting, Sighting]]:
         """Return all pairs of sightings of nearly the same time."""
+        # positions of different moments also differ by the motion in between
         max_apart_ns = self._rules.max_apart_s * NANOSECONDS
         pairs = itertools.product(filter(None, lefts), filter(None, rights))
         return [(left, right) for left, right in pairs if abs(left.time_ns - right.time_ns) <= max_apart_ns]
@@ -228,6 +235,7 @@ class WorldLinker(SavedByType):
         older, younger = sorted((left, right), key=lambda thing: thing.id)
         self._end(younger)
         older.members |= younger.members
+        # these counts compared other members
         older.contradicted.clear()
         older.agreed.clear()
         self._ids |= dict.fromkeys(younger.members, older.id)
@@ -246,6 +254,7 @@ def _distance_m(left: Sighting, right: Sighting, max_size_ratio: float) -> float
 
 def _with_speed(sighting: Sighting, before: Sighting | None) -> Sighting:
     """Return the sighting with its speed since the one before."""
+    # without time in between there is no speed; a clock may also begin again
     if before is None or sighting.time_ns <= before.time_ns:
         return sighting
     passed_s = (sighting.time_ns - before.time_ns) / NANOSECONDS

@@ -109,6 +109,7 @@ def _serve(model: TrackerModel, settings: Settings) -> None:
     serve_tracker(model, settings)
     serve_fast_torch(model, settings)
     serve_kernels(model, settings)
+    # last, because a graph captures the stages that were put in place above
     if settings.engine.graphs:
         use_graphs(model)
 

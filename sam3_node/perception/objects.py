@@ -71,6 +71,7 @@ class Objects:
                 f"expected an id up to {self.id_limit}, the last that the saved snapshot allows, found all given; try "
                 "again when the next snapshot is written (snapshot.path; status says why it is not)"
             )
+        # `add` gives the id, so a prompt that is refused in between uses up none
         return self.last_id + 1
 
     def add(self, object_id: int, label: str, priority: Priority = "normal") -> None:
@@ -133,7 +134,9 @@ class Objects:
         self.last_id = state["last_id"]
         self._objects = {status.id: status for status in from_plain(list[ObjectStatus], state["objects"])}
         for values in self._values:
+            # filled again, not replaced, because the stages hold these objects
             values.clear()
+            # a state from before these values were added lacks them
             values.update(from_plain(dict[int, values.kind], state["values"].get(values.name, [])))  # type: ignore[name-defined]
 
     def observe(self, seen: Seen) -> Instance:
@@ -146,6 +149,7 @@ class Objects:
         else:
             status.state = "tracked" if seen.in_view else "occluded"
         status.frames_since_seen = 0 if seen.in_view else status.frames_since_seen + 1
+        # without a mask in view there is nothing to be sure of
         return Instance(
             seen.id,
             status.label,

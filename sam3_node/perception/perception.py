@@ -74,6 +74,7 @@ class Perception:
 
         Raises ModelError, VocabularyError, EngineError, MissingExtraError or SettingsError if they cannot be used.
         """
+        # before the model, which takes long to load: a wrong file is refused at once
         calibrations = tuple(map(load_calibration, settings.spatial.calibration))
         settings = resolve(settings)
         perception = cls(settings, *load_models(settings))
@@ -109,6 +110,7 @@ class Perception:
             )
             if self.session is not None:
                 pipeline.epoch = self.session.make_epoch()
+            # a camera that comes later searches for the same names
             if self.prompts:
                 pipeline.set_prompts(self._prompts)
             self.pipelines[camera] = pipeline
@@ -116,6 +118,7 @@ class Perception:
 
     def drop(self, camera: str) -> None:
         """Remove a camera and its objects, if the camera has a pipeline."""
+        # served anew, the camera would give the same ids to other things, so the links go, too
         self.pipelines.pop(camera, None)
         if self.linker is not None:
             self.linker.drop(camera)
@@ -145,6 +148,7 @@ class Perception:
         cleaned = clean_prompts(phrases)
         score = self.settings.detector.score
         kept = self._prompts.exemplars
+        # all of it is prepared before any camera changes, so that a refusal changes nothing
         prompts = prepare_prompts(self.detector, cleaned, score, scores, max_counts, priorities, kept)
         self._use_prompts(prompts)
         return cleaned
@@ -204,6 +208,7 @@ class Perception:
         for camera, saved in state["cameras"].items():
             pipeline = self.serve(camera)
             pipeline.restore(saved)
+            # the state's own epoch, not the one that `serve` has just made
             pipeline.epoch = state["epochs"][camera]
         if self.linker is not None and state["links"] is not None:
             self.linker.restore(state["links"])
@@ -260,6 +265,7 @@ class Perception:
             **self.digests,
             "confidence": {"calibration": CALIBRATION, "calibrated": is_calibrated(self.model.name)},
             "device_name": _device_name(self.model.device),
+            # the number of threads decides how sums are split, and so how they round
             "threads": torch.get_num_threads(),
             "versions": {
                 "python": platform.python_version(),
@@ -269,6 +275,7 @@ class Perception:
             },
         }
 
+    # weights are large files, so they are read once
     @cached_property
     def digests(self) -> dict[str, str]:
         """SHA-256 of the weights of model and detector; empty for weights that are not files."""

@@ -263,6 +263,7 @@ def make_spatial_stages(objects: Objects, surroundings: Surroundings) -> Iterato
     yield MeasureObjects(objects, settings, surroundings.calibration)
     if settings.table:
         yield FindTable()
+    # last, because it compares the positions that the others have measured
     yield FindHeld(objects)
 
 

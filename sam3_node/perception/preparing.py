@@ -28,6 +28,7 @@ class PreparedFrame(NamedTuple):
         if self.uploaded is not None:
             stream = torch.cuda.current_stream(self.pixels.device)
             stream.wait_event(self.uploaded)
+            # else the other stream could get this memory for its next frame while this one still reads it
             self.pixels.record_stream(stream)
         return self.pixels
 
@@ -54,6 +55,7 @@ class FramePreparer:
             return PreparedFrame(frame, image, self._model.preprocess(image), None)
         with torch.cuda.stream(self._stream):
             pixels = self._model.preprocess(image)
+            # an event, because to wait for the whole stream would be to wait for later frames, too
             uploaded = torch.cuda.Event()
             uploaded.record(self._stream)
         return PreparedFrame(frame, image, pixels, uploaded)

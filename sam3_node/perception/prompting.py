@@ -117,6 +117,7 @@ class Prompting:
                 "the next frame; try again when masks show it"
             )
         cached = self.find(seq)
+        # points correct the mask on the frame that the user has seen, not the latest mask
         checked = to_model(prompt, object_id, cached.scaling, cached.logits.get(object_id))
         return self._prompt(cached, checked, stride)
 
@@ -142,6 +143,7 @@ class Prompting:
         """Segment the cached frame `seq`, or the latest for None, from points and/or a box, without tracking."""
         cached = self.find(seq)
         features = cached.features_on(self._model.device)
+        # ids begin with 1, so 0 names no object
         logits, score = self._tracker.segment(features, to_model(prompt, 0, cached.scaling))
         return to_prompt_results(cached.seq, cached.scaling, logits[None], score)[0]
 
@@ -164,6 +166,7 @@ class Prompting:
         Return its seq, the masks, and the reason for an empty result. Steps and removals in between change nothing.
         """
         cached = self.find(seq)
+        # held for all turns, because the frame may leave the cache in between
         features = cached.features_on(self._model.device)
         census = Census()
         masks = yield from segment_everything(self._model, features, options, census)
@@ -204,5 +207,6 @@ class Prompting:
         return to_prompt_results(cached.seq, cached.scaling, logits[None], score)[0]
 
     def _stop_tracking(self, object_id: int) -> None:
+        # an object that waits for its first frame, or is new and catches up, is not tracked yet
         if object_id in self._tracker.ids:
             self._tracker.remove(object_id)

@@ -45,6 +45,7 @@ def to_model(
     if prompt.mask is not None:
         return PromptTensors.from_mask(object_id, torch.from_numpy(_scale_mask(prompt.mask, scaling)))
     points, box = (None if place is None else scaling.to_model(place) for place in (points, box))
+    # without points there is nothing to correct with: a box begins a new mask
     return PromptTensors.from_points(
         object_id, points, prompt.labels, box, None if points is None else logits
     )
@@ -54,6 +55,7 @@ def check_choice(choice: int, prompt: FramePrompt, candidates: int) -> int:
     """Return which of so many masks for a prompt is meant. Raises RequestError if there is no such one."""
     if prompt.mask is not None:
         raise RequestError("choice: expected points or a box beside it, found a mask")
+    # weights that were not trained for several masks give a single one
     if choice >= candidates:
         raise RequestError(
             f"choice: these weights give {candidates} to choose from, found {choice}; count from 0"
@@ -64,6 +66,7 @@ def check_choice(choice: int, prompt: FramePrompt, candidates: int) -> int:
 def _scale_mask(mask: Mask, scaling: Scaling) -> npt.NDArray[np.bool_]:
     """Stretch the mask to the model's square, bool [S, S]. Even the thinnest mask keeps a pixel."""
     side = (scaling.model_size, scaling.model_size)
+    # the share of each model pixel that is covered: a sample at its centre could miss a thin mask
     covered = cv2.resize(mask.full().astype(np.float32), side, interpolation=cv2.INTER_AREA)
     kept: npt.NDArray[np.bool_] = covered >= min(0.5, float(covered.max()))
     return kept

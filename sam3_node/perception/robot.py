@@ -66,6 +66,7 @@ class Part(NamedTuple):
         hull = mesh.convex_hull
         corners = transform_points(link_from_mesh, hull.vertices)
         faces = np.asarray(hull.face_normals) @ link_from_mesh[:3, :3].T
+        # each measured point is compared with each plane, so nearly parallel faces share one
         _, group = np.unique(np.round(faces / PLANES), axis=0, return_inverse=True)
         sums = np.zeros((group.max() + 1, 3))
         np.add.at(sums, group.ravel(), faces * np.asarray(hull.area_faces)[:, None])
@@ -84,11 +85,13 @@ class RobotBody:
         yourdfpy = require("yourdfpy", "robot")
         try:
             urdf = yourdfpy.URDF.load(str(path), build_scene_graph=False, load_meshes=False)
+            # the root is the link that is no joint's child
             children = {joint.child for joint in urdf.robot.joints}
             links = [link.name for link in urdf.robot.links if link.name not in children][:1]
             joints = list(_sort_joints(urdf.robot.joints, *links))
             links += [joint.child for joint in joints]
             self._parts = list(_load_parts(path, [urdf.link_map[name] for name in links]))
+        # a missing mesh is explained already
         except SettingsError:
             raise
         except Exception as error:  # yourdfpy and the readers of meshes raise errors of many kinds
@@ -152,6 +155,7 @@ class RobotBody:
         motion[:, :3, 3] = angles[:, 0] * self._slides
         placed = [np.eye(4)]
         for parent, local in zip(self._parents, self._origins @ motion, strict=True):
+            # joints come after their parents, so the parent's pose is known
             placed.append(placed[parent] @ local)
         found: Array = invert(placed[self._base]) @ np.array(placed)
         return found
@@ -214,6 +218,7 @@ class LensView:
         """
         z = points_m[:, 2]
         nearest = np.minimum.reduceat(z, starts)
+        # a body that comes nearer is cut below; here it must only not divide by zero
         rays = (points_m[:, :2] / np.maximum(z, NEAR_M)[:, None]).astype(np.float32)
         low = np.minimum.reduceat(rays, starts)
         high = np.maximum.reduceat(rays, starts)
@@ -229,6 +234,7 @@ class LensView:
         if not len(rays):
             return None
         hull = cv2.convexHull(rays)
+        # beyond this field a lens model may fold back into the image
         if may_leave:
             area, hull = cv2.intersectConvexConvex(hull, self._field)
             if not area:
@@ -238,6 +244,7 @@ class LensView:
         if lens.model == "none":
             pixels = corners * (lens.fx, lens.fy) + (lens.cx, lens.cy)
         else:
+            # a lens bends straight edges, so points between the corners are projected, too
             steps = np.linspace(0, 1, EDGE_POINTS, endpoint=False)[:, None]
             edges = (corners[:, None] + steps * (np.roll(corners, -1, axis=0) - corners)[:, None]).reshape(
                 -1, 2
@@ -312,6 +319,7 @@ class RobotPixels(NamedTuple):
 
     def looks_at(self, place: Place) -> bool:
         """Return True if the camera is where it was when it saw the object there."""
+        # a mask in pixels says where the object is only while the camera stands still
         motion = self.camera_from_base @ invert(place.camera_from_base)
         turned_rad = float(np.linalg.norm(vector_from_rotation(motion[:3, :3])))
         return float(np.linalg.norm(motion[:3, 3])) <= MOVED_M and turned_rad <= MOVED_RAD
@@ -320,6 +328,7 @@ class RobotPixels(NamedTuple):
         """Return True if the robot fills most of a box (x0, y0, x1, y1) in pixels of the frame."""
         x0, y0, x1, y1 = (max(0, round(side)) for side in box)
         crop = self.inside[y0:y1, x0:x1]
+        # a box beside the image has no pixels, and so no mean
         return crop.size > 0 and float(crop.mean()) > COVERED
 
 

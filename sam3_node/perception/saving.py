@@ -40,13 +40,16 @@ def to_plain(value: Any) -> Any:
     """
     if isinstance(value, Tensor):
         return value.cpu()
+    # before dataclasses: a mask is one, too, but takes less as an encoded mask
     if isinstance(value, Mask):
         return encode_mask(value)
     if isinstance(value, np.ndarray):
         return value.tolist()
     if is_dataclass(value):
+        # fields that the constructor does not take are computed from the others
         return {field.name: to_plain(getattr(value, field.name)) for field in fields(value) if field.init}
     if isinstance(value, dict):
+        # pairs, because the keys may be ids, or tuples
         return [[to_plain(key), to_plain(item)] for key, item in value.items()]
     if isinstance(value, tuple | list):
         return [to_plain(item) for item in value]

@@ -57,6 +57,7 @@ class LoadShedder:
         if self.level < MAX_LEVEL and self._has_misses(self._budget_ms):
             has_failed = self._frames_since_fall <= self._patience
             self._patience = min(2 * self._patience, MAX_PATIENCE) if has_failed else WINDOW
+            # this rise has judged the fall: the next rise must not judge it again
             self._frames_since_fall = math.inf
             self._change(1)
         elif self.level and self._calm >= self._patience:
@@ -92,5 +93,6 @@ def choose_shed(
     held = list[int]()
     if level >= MAX_LEVEL:
         low = [status.id for status in objects if status.priority == "low"]
+        # an object that is not tracked yet has nothing to hold
         held = [object_id for object_id in low if object_id in tracked and (object_id + step) % 2]
     return Shed(level, tuple(held))

@@ -69,6 +69,7 @@ class Snapshot:
         hand_over: Mapping[str, Any] | None = None,
     ) -> Self:
         """Copy the state. Later steps do not change the copy."""
+        # most cached frames are left out: they would make each snapshot much larger
         state = perception.state(whole=False)
         return cls(
             kind,
@@ -110,6 +111,7 @@ class Snapshot:
                 f"{data[: len(MAGIC)]!r}; name a file that sam3-node snapshot or snapshot.path wrote"
             )
         _, version, digest = _HEADER.unpack_from(data)
+        # before the digest, so that the message names the version and not damage
         if version != VERSION:
             raise SnapshotError(
                 f"{what}: expected a snapshot of version {VERSION}, found version {version}; restore it with the "
@@ -124,6 +126,7 @@ class Snapshot:
         try:
             fields = unpack_tensors(body)
             snapshot = cls(**fields)
+            # a file that was made up may have any types, and what follows relies on these
             for name, kind in (("kind", str), ("saved_ns", int), *((name, dict) for name in MAPS)):
                 if not isinstance(fields[name], kind):
                     raise TypeError(f"{name} is {fields[name]!r:.80}")
@@ -141,6 +144,7 @@ def read_uptime() -> dict[str, Any]:
             "boot": BOOT_ID.read_text().strip(),
             "ns": time.clock_gettime_ns(time.CLOCK_BOOTTIME),
         }
+    # such as a system without /proc, or a Python without this clock
     except (OSError, AttributeError):
         return {}
 
@@ -169,13 +173,17 @@ def restore_snapshot(perception: Perception, snapshot: Snapshot, what: str) -> N
     Automatic snapshots, and those that were handed over, continue the ids and epochs; after the others, ids begin again
     in new epochs. Raises SnapshotError if the snapshot does not fit model and settings; nothing is changed then.
     """
+    # before anything changes: memories of other weights would track nothing
     _check_identity(perception, snapshot, what)
+    # some cameras may be restored already when another one is refused
     before = perception.state()
     try:
         perception.restore(snapshot.state)
         if snapshot.kind == "automatic":
+            # the node may have given more ids after this snapshot; after a hand-over it gives none
             IdReserve(perception).skip()
     except Exception as error:  # a state that was made up may fail in any way
+        # without its GPU the process can restore neither state
         if lost := find_device_error(error):
             raise lost from error
         perception.restore(before)
@@ -218,6 +226,7 @@ class IdReserve:
     def allow(limits: Sequence[tuple[IdGiver, int]], durable: bool) -> None:
         """Set the limits. Until the snapshot is on disk, a restart is from the one before, so that its limits hold."""
         for giver, limit in limits:
+            # without an older limit this one holds at once: ids beyond its block would be given again after a restart
             if durable or giver.id_limit is None:
                 giver.id_limit = limit
 
@@ -240,6 +249,7 @@ class IdReserve:
         )
 
     def _givers(self) -> list[IdGiver]:
+        # asked each time, because cameras come and go, and a restored state has a new linker
         linker = self._perception.linker
         registries = [pipeline.registry for pipeline in self._perception.pipelines.values()]
         return [*registries, *([linker] if linker is not None else [])]

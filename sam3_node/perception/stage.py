@@ -77,6 +77,7 @@ class StageTimer:
         if clock is None:
             yield
         elif clock == "device" and self._is_cuda:
+            # one pair serves all frames: a frame's times are read before the next frame starts
             if name not in self._events:
                 self._events[name] = torch.cuda.Event(True), torch.cuda.Event(True)
             begin, end = self._events[name]
@@ -92,6 +93,7 @@ class StageTimer:
 
     def read(self) -> dict[str, int]:
         """Return the microseconds of each stage, in order. On a GPU, call it after the device has finished."""
+        # a copy, so that a second call finds the device's stages again
         spent_us = dict(self._spent_us)
         for name in spent_us:
             if spent_us[name] < 0:

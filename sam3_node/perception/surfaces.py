@@ -103,6 +103,7 @@ class Samples:
         """[N], distance of samples in pixels"""
         self.offsets_px = np.array([box.offset_px for box in boxes])
         """[N, 2], x and y from the samples' middle to the middle of the mask's box"""
+        # the empty row keeps the filters of one mask from reaching the next
         self.heights = np.array([len(crop) + 1 for crop in crops])
         """[N], rows of each mask"""
         self.starts = np.append(0, self.heights.cumsum())
@@ -146,6 +147,7 @@ class _Thinning(NamedTuple):
 def _thin(mask: Mask, target: int) -> _Thinning:
     """Take samples symmetrically about the box's middle as far as whole pixels allow."""
     x0, y0, x1, y1 = mask.box
+    # a thin mask in a large box would keep a large image around its samples
     box_step = math.ceil(math.sqrt(mask.crop.size / (_BOX_PIXELS * target)))
     step = max(1, box_step, round(math.sqrt(mask.area / target)))
     left = (x1 - x0 - 1) % step
@@ -218,6 +220,7 @@ def _erode(samples: Samples, valid: Bools, counts: Ints) -> tuple[Bools, Bools]:
     A mask stays as it is if erosion would leave less than a sixth.
     """
     inside = samples.inside.view(np.uint8)
+    # beyond the image is outside of the mask: by OpenCV's default, its edge would not erode
     core = cv2.erode(inside, _KERNEL, borderType=cv2.BORDER_CONSTANT, borderValue=0).view(np.bool_) & valid
     eroded: Bools = samples.count(core) * 6 >= counts
     for index in np.flatnonzero(~eroded).tolist():
@@ -243,6 +246,7 @@ def _keep_objects(samples: Samples, core: Bools, widths_per_depth: Array) -> Non
     near = ends - np.arange(used.size)
     densest = np.maximum.reduceat(near, bounds[:-1][sizes > 0])
     fewest = np.maximum(_MIN_DENSE, _SPARSE_SHARE * densest)
+    # False at both ends, so that each run of dense depths has a begin and an end
     dense = np.zeros(used.size + 2, np.bool_)
     np.greater_equal(near, np.repeat(fewest, sizes[sizes > 0]), out=dense[1:-1])
     changes = np.flatnonzero(dense[1:] != dense[:-1])
@@ -250,6 +254,7 @@ def _keep_objects(samples: Samples, core: Bools, widths_per_depth: Array) -> Non
     owners = np.searchsorted(bounds, changes[::2], side="right") - 1
     lasts = ends[changes[1::2] - 1] - 1
     modes = zip(depths[firsts].tolist(), depths[lasts].tolist(), (lasts - firsts).tolist(), strict=True)
+    # a mask without modes loses no sample here
     limits = np.full((2, len(sizes), 1), [[[-np.inf]], [[np.inf]]], np.float32)
     widths = widths_per_depth.tolist()
     for owner, group in itertools.groupby(zip(owners.tolist(), modes, strict=True), key=lambda item: item[0]):
@@ -269,6 +274,7 @@ def _join_modes(modes: Sequence[tuple[float, float, int]], near_per_depth: float
 
     `modes` are the lowest depth, the highest depth and the size of each mode, sorted by depth.
     """
+    # modes are sorted by depth, so the search on each side ends at the first wide gap
     largest = max(range(len(modes)), key=lambda index: modes[index][2])
     low, high, _ = modes[largest]
     near_m = near_per_depth * (low + high) / 2
@@ -289,6 +295,7 @@ def _restore_rim(samples: Samples, valid: Bools, core: Bools, eroded: Bools) -> 
     high = cv2.dilate(z * core, _KERNEL)
     low = cv2.erode(np.where(core, z, _FAR_M), _KERNEL)
     reached = samples.inside & (high > 0)
+    # a mask that was not eroded has no rim to restore
     for index in np.flatnonzero(~eroded).tolist():
         reached[samples.rows(index)] = core[samples.rows(index)]
     middle = 0.5 * (high + low)
@@ -317,6 +324,7 @@ def _describe(
     bounds = samples.find_bounds(used)
     starts = bounds[indices]
     sizes = (bounds[1:] - bounds[:-1])[indices]
+    # in float64, because sums of many float32 values lose digits
     positions = (np.add.reduceat(points, starts, axis=1, dtype=np.float64) / sizes).T
     # the box lies along the principal axes of the surface
     centred = _split(points - np.repeat(positions.T.astype(np.float32), sizes, axis=1), starts)
@@ -372,6 +380,7 @@ def _find_nearest(points: Float, starts: Ints) -> Array:
 
 def _orient(axes: Array) -> Array:
     """Return axes [n, 3, 3] right-handed, with the largest component of the first two positive."""
+    # the sign of an eigenvector is arbitrary, and would flip the box from frame to frame
     extremes = np.where(axes.max(axis=1) >= -axes.min(axis=1), 1.0, -1.0)
     axes = axes * extremes[:, None, :]
     a, b, c = axes[:, :, 0].T

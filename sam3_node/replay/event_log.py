@@ -175,6 +175,7 @@ class _LogReader:
             yield _describe_restore(event.args)
             return
         if event.op == SERVED:
+            # a camera that is served anew has no frame before
             self.last_seq[args.text("camera")] = None
         elif event.op == DROPPED:
             self.last_seq.pop(args.text("camera"), None)

@@ -179,6 +179,7 @@ def _make_unique(names: Sequence[str]) -> list[str]:
     for name in names:
         count = 2
         unique = name
+        # a recording may itself be named like another one with a number
         while unique in taken:
             unique = f"{name}-{count}"
             count += 1
@@ -222,6 +223,7 @@ def calibrations_for(job: Job, description: Mapping[str, Any] | None) -> tuple[C
     # an older recording has none
     recorded = (description or {}).get("calibrations", ())
     with _checking("calibration does"):
+        # the recorded ones become text like the job's, so that one validator reads both
         texts = job.calibrations or map(json.dumps, recorded)
         return tuple(map(Calibration.model_validate_json, texts))
 

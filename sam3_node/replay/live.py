@@ -208,6 +208,7 @@ class LivePlayer(ActionPlayer):
             self._node.settle()
             self._node.check()
         except TransportError:
+            # masks that came before the failure are results, too
             yield from self._take_settled()
             raise
         yield from self._take_settled()
@@ -372,6 +373,7 @@ class LiveNode(Closeable):
             self.description: dict[str, Any] = self._status_client.call("describe")
             """The node's description of itself."""
             transport = self.description["settings"]["transport"]
+            # with other delivery, the node would skip frames of the recording
             _check_delivery(transport["delivery"], control)
 
             self._control = opened.enter_context(ControlClient(control, REPLY_MS, security))
@@ -393,6 +395,7 @@ class LiveNode(Closeable):
         """
         # counts from here on are of this replay's frames
         self._wait_until(lambda: bool(self._masks.connected), CONNECT_S, *_NO_PUBLISHER)
+        # a paused node takes no frames
         self.request("resume")
         self._reset_counts(cameras, self._wait_idle(cameras))
         status = self._read_status()
@@ -595,6 +598,7 @@ def _check_delivery(delivery: str, control: str) -> None:
 
 def _resolve_endpoint(control: str, endpoint: str) -> str:
     """Return an endpoint of the node as seen from here. One bound on all addresses gets the host of `control`."""
+    # a node that is bound to all addresses does not say under which one it is reached
     host = re.match("tcp://.+:", control)
     if host is None:
         return endpoint

@@ -193,6 +193,7 @@ def _write_report(folder: Path, sources: Sources, progress: Callable[[int], None
     first_ns = dict[str, int]()
     model = ""
     pairs = join_frames(sources.masks, sources.frames)
+    # both passes go through the same masks, so that they stay in step
     recorded = join_frames(sources.masks, sources.recorded or _no_masks)
     for number, ((masks, frame), (_, before)) in enumerate(zip(pairs, recorded, strict=True)):
         model = masks.model
@@ -342,6 +343,7 @@ def _make_annotations(
 
 def _make_region(instance: Instance) -> dict[str, Any]:
     x0, y0, x1, y1 = instance.box
+    # COCO's run lengths are text in JSON
     mask = encode_mask(instance.mask, "rle")
     return {
         "score": instance.score,

@@ -114,9 +114,11 @@ class Player(ActionPlayer):
             foreseen = isinstance(error, Sam3NodeError)
             log.error("camera %s: frame %d failed: %s", frame.camera, frame.seq, error, exc_info=not foreseen)
             return None
+        # also of frames whose masks are not kept: they took time, too
         self.stages_us.update(masks.stages_us)
         if frame.depth is not None or pipeline.finds_robot:
             self._count_depth(frame.camera, taken.problem)
+        # the live node stepped the frame but published nothing, so the state goes on and no masks come
         if step.withheld:
             return None
         if step.failed:
@@ -157,6 +159,7 @@ class Player(ActionPlayer):
             catch_ups = perception.serve(edit.args["camera"]).catch_ups
             return catch_ups.end(edit.args["id"], failed="error" in edit.args)
         reply = carry_out(perception, edit.read_change())
+        # nothing recorded says when the object joined, so it joins before the next frame
         if not self._joins_recorded:
             for pipeline in perception.pipelines.values():
                 pipeline.end_catch_ups()
@@ -174,6 +177,7 @@ class Player(ActionPlayer):
             perception.drop(camera)
         perception.forget_things()
         perception.paused = False
+        # a phrase keeps its exemplar, so the exemplars of the run before go only with all phrases
         for prompts in ((), perception.settings.detector.prompts):  # first without exemplars
             if perception.prompts or prompts:
                 perception.set_prompts(prompts)
@@ -198,6 +202,7 @@ def add_everything(
         try:
             replies.append(request(AddObject(prompt=prompt, camera=search.camera, seq=search.seq)))
         except CapacityError:
+            # every further mask would be refused, too
             break
     return replies
 
@@ -213,6 +218,7 @@ def update_masks(masks: MaskFrame, edit: Edit, reply: Any) -> MaskFrame:
     mask = decode_mask(reply["mask"])
     score = reply["score"]
     instances = {instance.id: instance for instance in masks.instances}
+    # an object that was added on this frame is not in its masks yet
     edited = instances.get(reply["id"])
     if edited is None:
         state: TrackState = "tracked" if mask.area else "occluded"

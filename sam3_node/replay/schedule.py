@@ -302,6 +302,7 @@ class FrameEdits:
         skipped = [
             edit for group in (self.before, self.on) for place in places for edit in group.pop(place, ())
         ]
+        # names stay in force on later frames, so the last ones are needed from the beginning on
         prompts = [edit for edit in skipped if edit.op == "set_prompts"]
         if prompts:
             self.before[camera, seq] = [prompts[-1], *self.before.pop((camera, seq), ())]
@@ -332,6 +333,7 @@ def step_all_frames(
     episode = None
     for frame in frames:
         place = frame.camera, frame.seq
+        # taken out, because a seq comes again after a restart of the camera
         yield from edits.before.pop(place, ())
         before = episode
         episode = bisect_right(episode_starts, frame.seq)
@@ -349,6 +351,7 @@ def step_all_frames(
             on_frame.append(
                 event_log.Edit(event_log.ADD_EVERYTHING, {"camera": frame.camera, "seq": frame.seq})
             )
+        # the time of a recorded frame, not of this run, so that a repeated replay gives the same bytes
         received_ns = frame.sent_ns or frame.capture_ns
         yield event_log.Step(frame, received_ns, edits=tuple(on_frame), robot=find_robot(frame))
     for item in remaining:
@@ -370,6 +373,7 @@ def check_extents(objects: Sequence[ObjectOnFrame], frames: Iterable[Frame]) -> 
     for frame in frames:
         own = [item for item in waiting if item.camera in (None, frame.camera)]
         for item in own:
+            # only the first frame of its camera is compared: a camera keeps its size
             waiting.remove(item)
             mask = None
             if item.mask is not None:

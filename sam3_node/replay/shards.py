@@ -99,6 +99,7 @@ class Shards:
         self._store.write(self._state_name(number), checkpoint)
         self._store.write(self._masks_name(number), MAGIC + hashlib.sha256(body).digest() + body)
         self._count += 1
+        # a replay is continued from the newest state only
         if number:
             self._store.delete(self._state_name(number - 1))
 

@@ -305,6 +305,7 @@ class FolderStore:
         # errors of the block are no errors of this store
         with explain_os_error(OutputError, str(self.folder)):
             (self.folder / WORK).mkdir(exist_ok=True)
+            # the lock belongs to the open file, so it ends with the process, however that ends
             file = (self.folder / LOCK).open("w")
         with file:
             with explain_os_error(OutputError, str(self.folder)):
@@ -386,6 +387,7 @@ class UrlStore:
         try:
             with temp_dir() as self._folder:
                 yield
+            # a later holder's token must stay
             if self._read_token() == token:
                 self.delete(LOCK)
         finally:

@@ -78,6 +78,7 @@ class ReadDepth(Stage):
         gripper = None
         if calibration.parent == GRIPPER:
             if robot_pose is None:
+                # without depth, no positions are missing
                 step.lacks_robot = step.frame.depth is not None
                 step.problem = (
                     "no pose of the gripper at the time of the image, so positions are in the camera's frame"
@@ -125,12 +126,14 @@ class ReadDepth(Stage):
         except Sam3NodeError as error:
             step.problem = str(error)
             return None
+        # nothing can be measured then, and the user learns why
         if not image.any():
             step.problem = "depth without any valid value"
         # to the size of colour: the nearest pixel, because the mean of two depths lies on neither surface
         if image.shape != size:
             image = np.asarray(cv2.resize(image, size[::-1], interpolation=cv2.INTER_NEAREST), np.uint16)
         stated = self._calibration.depth if self._calibration is not None else None
+        # a scale in the calibration was stated by the user, so it wins
         scale_m = (stated.scale_m if stated is not None else None) or depth.scale_m
         focal_px = (intrinsics.fx * intrinsics.fy) ** 0.5
         return DepthMap(image, scale_m, self._rays.rays(intrinsics, size), focal_px)

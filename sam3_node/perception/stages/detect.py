@@ -121,6 +121,7 @@ class DetectObjects(Stage):
         try:
             changed = self.detect(step)
         except Sam3NodeError as error:
+            # the tracker needs no detections, so the frame goes on without
             log.error("camera %s: detection failed: %s", self._camera, error)
             return
         for object_id in changed:  # the history begins again with the mask that the detector gave
@@ -173,6 +174,7 @@ class DetectObjects(Stage):
             self._lifecycle.observe(seen.id, seen.score, seen.in_view, now_ns)
             if seen.in_view and seen.score >= self._settings.min_track_score:
                 self._confident_ids.add(seen.id)
+            # one request for each fall below the limit, not one on each frame below it
             elif seen.id in self._confident_ids:
                 self._confident_ids.remove(seen.id)
                 self._uncertain = True
@@ -220,10 +222,12 @@ class DetectObjects(Stage):
     def _run_detector(self, step: StepFrame) -> list[Detection]:
         """Return the best detections on a frame that no excluded robot fills, down to half of their thresholds."""
         thresholds = self.prompts.thresholds
+        # the detector takes one limit for all prompts; the limit of each is applied below
         min_score = WEAK_SCORE_FACTOR * min(thresholds.values())
         # weak detections, too: they show that a tracked object is still there
         with self._side_stream.run():
             detections = self._detector.detect(step.image, self.prompts.query, min_score, step.features.trunk)
+        # where the settings do not exclude the robot, there is no cover
         robot = None if step.cover is None else step.robot
         if robot is not None:
             detections = [found for found in detections if not robot.covers(found.box)]
@@ -244,6 +248,7 @@ class DetectObjects(Stage):
     def _score_pairs(self, tracks: Tracks, candidates: _Candidates) -> PairwiseScores:
         proposals = candidates.proposals
         model = self._tracker.model
+        # an object out of view shows no mask, so no detection may match one
         logits = torch.where(tracks.visible[:, None, None], tracks.logits, -1)
         scale = model.mask_size[0] / model.image_size
         boxes = candidates.boxes.float() * scale
@@ -335,6 +340,7 @@ class DetectObjects(Stage):
         now_ns = candidates.step.frame.capture_ns
         self._lifecycle.mark_detected(object_id, detection.label, detection.score, now_ns, features, anew)
         label = self._lifecycle.label(object_id)
+        # beyond the limit of the new label, the object keeps its old one
         if not self._is_label_full(label):
             self._objects.rename(object_id, label)
             self._objects.set_priority(object_id, self._priority(label))
@@ -352,6 +358,7 @@ class DetectObjects(Stage):
         return self._tracker.adopt(step.features, step.frame_number, object_id, candidates.proposals, index)
 
     def _drop(self, object_id: int, results: dict[int, Track]) -> None:
+        # it may have been added or corrected on this frame
         results.pop(object_id, None)
         self._objects.remove(object_id)
 

@@ -40,4 +40,5 @@ class JudgeDoubt(Stage):
         for seen in step.seen:
             name = seen.name_confidence
             unsure_name = name is not None and name < self._min_name_confidence
+            # an object out of view shows no mask that could be doubted
             seen.doubtful = seen.in_view and (seen.confidence < self._min_confidence or unsure_name)

@@ -61,6 +61,7 @@ class Grip:
 
     def see(self, sight: GripSight, size_m: float) -> None:
         """Take the newest sight of the object, whose longest side is `size_m`."""
+        # the position of a large object moves more when another part of its surface is seen
         if self.is_held and self._has_left(sight, max(LEFT_M, size_m / 2)):
             self.contradictions += 1
             if self.contradictions == LEFT_FRAMES:
@@ -99,6 +100,7 @@ class Grip:
         """Return the position in the base of the hidden object, and the covariance of its error, which grows."""
         last = self.sights[-1]
         slip_m = SLIP_MPS * (stamp_ns - last.stamp_ns) / NANOSECONDS
+        # it may slip in any direction, so the diagonal grows alike
         covariance_m2 = np.add(last.covariance_m2, slip_m**2 * np.array([1, 0, 0, 1, 0, 1]))
         position_m = np.round(transform_points(base_from_gripper, last.place_m), DIGITS)
         return tuple(position_m.tolist()), tuple(covariance_m2.tolist())
@@ -121,6 +123,7 @@ class FindHeld(Stage):
     def run(self, step: StepFrame) -> None:
         """Set `held` of the instances, and add an event for each object that was grasped or released."""
         gripper = None if step.robot_state is None else step.robot_state.pose
+        # without either pose, the two places of an object cannot be compared
         if gripper is None or step.camera_pose is None:
             return
         base_from_gripper = matrix_of(gripper)
@@ -149,6 +152,7 @@ def _make_sight(instance: Instance, stamp_ns: int, base_from_gripper: Array) -> 
 
 def _complete(instance: Instance, grip: Grip | None, stamp_ns: int, base_from_gripper: Array) -> Instance:
     """Return an instance with `held`, and if it is hidden in the grip, with its position."""
+    # what is measured is better than what the grip predicts
     if grip is None or instance.position_m is not None:
         return replace(instance, held=grip is not None)
     (x, y, z), covariance_m2 = grip.predict(stamp_ns, base_from_gripper)

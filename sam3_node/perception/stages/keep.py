@@ -21,6 +21,7 @@ class KeepFrame(Stage):
     def run(self, step: StepFrame) -> None:
         """Cache the frame with its features and masks."""
         cached = CachedFrame.from_step(step, self._with_image)
+        # these objects have no mask on this frame, so the cache gives them the one before
         held = step.shed.held if step.shed is not None else ()
         for dropped in self._cache.add(cached, held):
             self._catch_ups.use_dropped(dropped)

@@ -82,6 +82,7 @@ class FindRobot(Stage):
         try:
             step.robot = self.see(step)
         except CalibrationError as error:
+            # an earlier problem may be the cause of this one
             step.problem = step.problem or f"no mask of the robot: {error}"
             step.lacks_robot |= step.robot_state is None or step.robot_state.joints is None
             return
@@ -132,6 +133,7 @@ class CutRobot(Stage):
                 seen.covered = seen.id in cover.ids and not seen.visible
                 if seen.covered:
                     seen.mask = Mask.empty(seen.mask.size)
+                # the robot may have taken all that was left of the mask
                 seen.in_view = seen.visible and seen.mask.area > 0
             if seen.in_view:
                 self._places.observe(seen.id, seen.mask, excluded)

@@ -88,6 +88,7 @@ class MeasureObjects(Stage):
         mask = self._last_masks.get(object_id)
         if last is None or last.depth is None or mask is None:
             return None
+        # measured again, because a user may ask for more points than a step uses
         surfaces = measure_surfaces([mask], last.depth, count)
         if not surfaces.indices:
             return None
@@ -100,6 +101,7 @@ class MeasureObjects(Stage):
     ) -> dict[int, _Fields]:
         """Return the fields of instances with masks, by id. Their positions enter the filters of velocities."""
         masks = [instance.mask for instance in instances]
+        # each point that is sent needs a sample
         surfaces = measure_surfaces(masks, depth, max(TARGET_PIXELS, self._points))
         # a mask without a surface still tells how much of it has depth
         fields: dict[int, _Fields] = {
@@ -244,6 +246,7 @@ class VelocityFilters:
         if kept is None or kept.count < MIN_POSITIONS:
             return None
         age_s = (stamp_ns - kept.stamp_ns) / NANOSECONDS
+        # a camera's clock may begin again, so an age may be negative
         return Velocity(kept.frame, kept.mean[3:], age_s) if 0 <= age_s <= MAX_AGE_S else None
 
 
@@ -269,6 +272,7 @@ def _update(filters: Sequence[_Filter], stamp_ns: int, positions_m: Array, covar
     covariances[:, 3:, :3] = cross.transpose(0, 2, 1)
     covariances[:, 3:, 3:] = speed + noise
     covariances -= gain @ predicted.transpose(0, 2, 1)
+    # rounding makes a covariance less symmetric with each update
     covariances = (covariances + covariances.transpose(0, 2, 1)) / 2
     for each, mean, covariance in zip(filters, means[:, :, 0], covariances, strict=True):
         each.mean = mean

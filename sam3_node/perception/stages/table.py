@@ -66,6 +66,7 @@ def fit_plane(points_m: Array, depths_m: Array) -> Plane | None:
         away_m = centred @ normal
         rms_m = float(np.sqrt(np.mean(away_m[chosen] ** 2)))
         chosen = np.abs(away_m) < GATE * noise_m
+    # an eigenvector may point down
     normal *= np.copysign(1.0, normal[2])
     x, y, z = normal.tolist()
     return Plane((x, y, z), float(centre @ normal), rms_m) if z > LEVEL else None
@@ -153,6 +154,7 @@ def _list_points(
     camera: FramePose, depth: DepthMap, masks: Iterable[Mask], robot: Bools | None
 ) -> tuple[Array, Array]:
     """Return points in the base [n, 3] outside of masks and robot, with their depths [n]."""
+    # a copy, because masks are painted into it, and the message needs the robot's pixels alone
     taken = np.zeros(depth.image.shape, np.bool_) if robot is None else robot.copy()
     for mask in masks:
         mask.paint(taken, True)

@@ -60,6 +60,7 @@ class TrackObjects(Stage):
     def _remove_untracked(self) -> None:
         tracked = set(self._tracker.ids)
         for status in list(self._objects):
+            # the prompt of an object that catches up was on another frame, which did not fail
             if status.id not in tracked and status.id not in self._catch_ups:
                 log.warning(
                     "%s: object %d was removed: the frame on which it would have entered failed",
