@@ -113,15 +113,8 @@ class Pipeline(Prompting):
         if surroundings.robot is not None:
             # before the objects that the robot may cover; so depth is read early, which else may not be needed at all
             self.stages.append(measuring.pop(0))
-            self.stages.append(
-                FindRobot(
-                    surroundings.robot,
-                    surroundings.robot_settings,
-                    model,
-                    places,
-                    settings.exclude_robot,
-                )
-            )
+            how = surroundings.robot_settings
+            self.stages.append(FindRobot(surroundings.robot, how, model, places, settings.exclude_robot))
         # on the device
         if self._detection is not None:
             self.stages.append(PlanDetection(self._detection))
