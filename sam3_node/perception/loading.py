@@ -200,6 +200,8 @@ def _track_blank_frames(model: TrackerModel, settings: TrackerSettings) -> None:
         # tracks it: with the next object, a stage that fails would remove that one, too
         if count == 1:
             pipeline.step(blank)
+    # an object is tracked on the frame after the one on which it enters
+    pipeline.step(blank)
 
 
 @torch.inference_mode()

@@ -50,7 +50,8 @@ def test_static_shapes_read_no_more_than_dynamic_ones() -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
         found = count_stages(half)
     assert found["read, static"].flops == pytest.approx(found["read, dynamic"].flops, rel=0.01)
-    assert found["read, engine"].flops <= 1.001 * found["read, static"].flops
+    # an engine pads the values of pointers, too
+    assert found["read, engine"].flops <= 1.003 * found["read, static"].flops
 
 
 def test_the_decoder_never_projects_the_image_tokens(model: TrackerModel) -> None:

@@ -224,7 +224,7 @@ def tracked(model: TrackerModel, objects: int = 5, frames: int = 4) -> Tensor:
 def test_a_tracker_of_plans_gives_what_torch_gives(
     api: StrictTensorRT, cuda: StrictCuda, source: torch.nn.Module, graphs: bool
 ) -> None:
-    """Five objects: padded to eight, and read four at a time, as plans for the read are built."""
+    """Five objects: padded to six, and read by a plan that takes four at a time."""
     plain, model = stages_of(source), stages_of(source)
     specs, workspace = tracker_stages(model), Workspace(CPU)
     runs = (
@@ -235,8 +235,8 @@ def test_a_tracker_of_plans_gives_what_torch_gives(
     model.stages = Stages(*(GraphedStage(run, cuda.capture) for run in stages)) if graphs else stages
     model.static_shapes = True
     assert (tracked(model) - tracked(plain)).abs().max() < 1e-4
-    assert {objects for name, objects in api.executed if name == "read"} == {4}
-    assert {objects for name, objects in api.executed if name == "decode"} == {8}
+    assert {objects for name, objects in api.executed if name == "read"} == {4, 2}
+    assert {objects for name, objects in api.executed if name == "decode"} == {6}
     if graphs:
         before = len(api.executed)
         tracked(model)
