@@ -9,10 +9,12 @@ import urllib.parse
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 from sam3_node.node import monitoring
 from sam3_node.node.monitoring import MetricsPage, NodeCollector
@@ -20,6 +22,7 @@ from sam3_node.settings import Settings
 from tests.support.near_node import HealthyNode, ask
 from tests.support.node_rig import until
 from tests.support.paths import ROOT
+from tests.support.transport_peer import open_peer
 
 MONITORING = ROOT / "launch" / "monitoring"
 LISTENING = re.compile(r'msg="Listening on" address=(\S+)')
@@ -108,9 +111,24 @@ def test_metrics_count_what_the_node_does(served: HealthyNode) -> None:
         in (ask(served.url, "/metrics")[1])
     )
     refused = value("sam3_node_requests_rejected_total")
-    served.client._socket.send(b"nonsense")
-    until(lambda: value("sam3_node_requests_rejected_total") > refused, "a refused request is counted")
+    with open_peer(zmq.DEALER, served.control) as stranger:
+        stranger.send(b"nonsense")
+        until(lambda: value("sam3_node_requests_rejected_total") > refused, "a refused request is counted")
     assert "transport" not in ask(served.url, "/metrics")[1], "addresses may hold passwords"
+
+
+def test_a_node_of_a_checkout_that_is_not_installed_has_no_version(
+    served: HealthyNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find(package: str) -> str:
+        raise metadata.PackageNotFoundError(package)
+
+    until(
+        lambda: served.send_as() and "sam3_node_info" in ask(served.url, "/metrics")[1], "the node is known"
+    )
+    monkeypatch.setattr(metadata, "version", find)
+    page = MetricsPage(served.node.readings, Settings()).render("")
+    assert b'version="not installed"' in page.body
 
 
 def test_many_who_ask_at_once_get_the_same_page(served: HealthyNode, monkeypatch: pytest.MonkeyPatch) -> None:

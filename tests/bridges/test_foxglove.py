@@ -187,7 +187,7 @@ def test_the_layout_shows_topics_of_the_bridge(server: FoxgloveServer, client: F
     assert (len(topics), panels["3D!base"]["followTf"]) == (5, placed().camera_pose.parent)  # type: ignore[union-attr]
     server.show(replace(raw_frame(), camera="cam0"), replace(placed(), camera="cam0"))
     while not topics <= client.channels.keys():
-        client._take()
+        client.receive()
 
 
 def test_only_what_somebody_subscribes_to_is_encoded(

@@ -16,6 +16,7 @@ from sam3_node_ros import link
 from sam3_node_ros.link import MAX_HEADERS, Ros2Bridge, Ros2Settings
 from sam3_node_ros.messages import Header
 
+from sam3_node.client import PerceptionClient
 from sam3_node.errors import SettingsError, TransportError, WireError
 from sam3_node.transport import FrameSubscriber, MaskPublisher
 from sam3_node.transport.tap import PoseSubscriber
@@ -441,7 +442,7 @@ def test_without_a_node_services_answer_with_an_error_and_images_are_still_taken
 
 def test_boxes_of_an_image_or_a_photo_become_an_exemplar(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(site.bridge._client, "add_exemplar", lambda name, **given: asked.append(given))
+    monkeypatch.setattr(PerceptionClient, "add_exemplar", lambda _, name, **given: asked.append(given))
     kind = import_type("sam3_node_msgs/srv/AddExemplar")
     request = kind.Request(name="bolt", boxes=[make_box((2, 1, 8, 6))], text="steel bolt")
     assert site.bridge.services["add_exemplar"](request, kind.Response()).success
@@ -450,7 +451,7 @@ def test_boxes_of_an_image_or_a_photo_become_an_exemplar(site: Site, monkeypatch
     assert site.bridge.services["add_exemplar"](request, kind.Response()).success
     shown = {"boxes": [(2, 1, 8, 6)], "text": "steel bolt"}
     assert asked == [
-        {**shown, "labels": None, "seq": None, "camera": site.bridge._settings.camera},
+        {**shown, "labels": None, "seq": None, "camera": site.settings.camera},
         {**shown, "labels": [0], "photo": b"JPEG"},
     ]
 

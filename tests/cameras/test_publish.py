@@ -16,7 +16,6 @@ import pytest
 from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.calibration import load_calibration
 from sam3_node.calibration.camera_file import DepthSection
-from sam3_node.cameras import sources
 from sam3_node.cameras.camera_source import CapturedImage, Mode
 from sam3_node.cameras.publish import frame_from, run_camera
 from sam3_node.cameras.scene import Scene
@@ -257,13 +256,16 @@ def test_a_missing_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch,
     assert last == "  none"
 
 
-def test_cameras_come_with_their_modes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cameras_come_with_their_modes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     modes = (Mode(640, 480, 30, "YUYV"), Mode(640, 480, 15, "YUYV"), Mode(1280, 720, 30, "MJPG"))
     described = ["1280x720 MJPG: 30 fps", "640x480 YUYV: 15, 30 fps"]
     assert list(describe_modes(modes)) == described
     camera = V4l2Camera(Path("/dev/video2"), "HD Webcam", modes)
     monkeypatch.setattr("sam3_node.cameras.webcam.list_v4l2", lambda: [camera])
-    assert list(sources._list_v4l2()) == ["v4l2:/dev/video2  HD Webcam", *("  " + mode for mode in described)]
+    lines = list(list_cameras(tmp_path))
+    begin = lines.index("V4L2:") + 1
+    end = lines.index(f"recordings in {tmp_path}:")
+    assert lines[begin:end] == ["  v4l2:/dev/video2  HD Webcam", *("    " + mode for mode in described)]
 
 
 def test_a_folder_is_for_the_list_only(capsys: pytest.CaptureFixture[str]) -> None:

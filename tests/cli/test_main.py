@@ -1,5 +1,6 @@
 """Tests of the command line: light imports, complete help, one line for each error, and text safe for a terminal."""
 
+import itertools
 import json
 import re
 import shlex
@@ -287,26 +288,34 @@ def test_doctor_says_what_was_chosen_for_the_gpu_and_estimates_its_memory(
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    small = SimpleNamespace(total_memory=8e9)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    small = SimpleNamespace(name="a GPU", major=9, minor=0, total_memory=8e9)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: small)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr("sam3_node.engines.fast_torch.identify_setup", lambda settings: "a setup")
     settings = load_settings(overrides={"engine.folder": str(tmp_path), "tracker.max_objects": "64"})
-    first, memory = doctor._check_options(settings)
+    first, memory = options_of(settings)
     assert mentions(first.detail, "sam3-node tune")
     assert memory.status == "warn"
     trial = options.Trial({"model.compile": True}, {4: 7.0})
     options.Tuning((4,), (trial,), 0, "2026-11-26").save(options.find_path(settings))
-    assert mentions(next(iter(doctor._check_options(settings))).detail, "7.0 ms with 4 objects")
+    assert mentions(options_of(settings)[0].detail, "7.0 ms with 4 objects")
+
+
+def options_of(settings: Settings) -> list[doctor.CheckResult]:
+    """Return what the doctor says of options and memory of the GPU; the checks behind them do not run."""
+    before = itertools.takewhile(lambda row: row.name != "realsense", doctor.run_checks(settings))
+    return [row for row in before if row.name in ("options", "gpu memory")]
 
 
 def test_doctor_asks_for_the_gpu_that_the_settings_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    asked = {check.name: check for check in doctor._check_torch("cuda:1")}["gpu"]
+    asked = row_of(load_settings(overrides={"model.device": "cuda:1"}), "gpu")
     assert asked.status == "fix"
     assert mentions(asked.detail, "model.device", "cuda:1")
-    assert {check.status for check in doctor._check_torch("auto")} <= {"ok", "warn"}
+    auto = load_settings(overrides={"model.device": "auto"})
+    assert {row_of(auto, name).status for name in ("torch", "gpu")} <= {"ok", "warn"}
 
 
 @pytest.mark.parametrize("token", [None, "hf_secret"])
@@ -315,8 +324,8 @@ def test_doctor_warns_of_gated_weights_without_a_login(
 ) -> None:
     weight_files = pytest.importorskip("sam3_node.models.weight_files")
     monkeypatch.setattr(weight_files.huggingface_hub, "get_token", lambda: token)
-    monkeypatch.setattr(weight_files, "_find", lambda *args, **options: None)
-    check = doctor._check_weights("model", load_settings(overrides={"model.name": "facebook/sam3"}))
+    monkeypatch.setattr(weight_files, "cached_file", lambda *args, **options: None)
+    check = row_of(load_settings(overrides={"model.name": "facebook/sam3"}), "weights")
     assert (check.status == "warn") == (token is None)
     assert mentions(check.hint, "hf auth login") == (token is None)
 
@@ -418,10 +427,15 @@ def test_version_bounds(monkeypatch: pytest.MonkeyPatch, version: str, bounds: s
 
 
 @pytest.mark.parametrize(("major", "advice"), [(7, ["model.dtype auto", "float16"]), (8, [])])
-def test_doctor_says_what_a_gpu_without_bfloat16_takes(major: int, advice: list[str]) -> None:
+def test_doctor_says_what_a_gpu_without_bfloat16_takes(
+    major: int, advice: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     properties = SimpleNamespace(name="a GPU", major=major, minor=5, total_memory=16 << 30)
-    torch = SimpleNamespace(cuda=SimpleNamespace(get_device_properties=lambda index: properties))
-    detail = doctor._check_gpu(torch, 0).detail
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    detail = row_of(Settings(), "gpu 0").detail
     assert f"capability {major}.5, 16 GiB" in detail
     assert [word for word in ("model.dtype auto", "float16") if word in detail] == advice
 
@@ -432,10 +446,10 @@ def test_doctor_hints_at_the_udev_rules_where_the_sdk_finds_no_camera(
     monkeypatch.setattr(
         doctor, "list_realsense", lambda: iter(["realsense:831612  D435, USB 3.2", "  colour"])
     )
-    found = doctor._check_realsense()
+    found = row_of(Settings(), "realsense")
     assert (found.status, found.detail, found.hint) == ("ok", "realsense:831612  D435, USB 3.2", "")
     monkeypatch.setattr(doctor, "list_realsense", lambda: iter([]))
-    none = doctor._check_realsense()
+    none = row_of(Settings(), "realsense")
     assert none.status == "ok"
     assert "udev rules" in none.hint
 

@@ -166,4 +166,4 @@ def test_it_belongs_to_one_event_loop() -> None:
     asyncio.run(look())
     with refuses(TransportError, field=("event", "loop")):
         asyncio.run(look())
-    client._client.close()
+    asyncio.run(client.close())

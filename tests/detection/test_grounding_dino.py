@@ -13,6 +13,7 @@ from transformers.models.grounding_dino.image_processing_pil_grounding_dino impo
     GroundingDinoImageProcessorPil,
 )
 
+from sam3_node.detection import grounding_dino
 from sam3_node.detection.grounding_dino import GroundingDinoDetector, input_size, load_grounding_dino
 from sam3_node.errors import RequestError, UnknownPhraseError
 from sam3_node.models.pixels import box_iou, normalise_frame
@@ -63,7 +64,7 @@ def test_boxes_scores_and_labels_are_those_of_the_processor(folder: Path, names:
     mine = detector(folder)
     image = picture(90, 120)
     query = mine.prepare(names)
-    out = raw(mine, image, query.tokens)
+    out = raw(folder, image, query.tokens)
     marks = query.owners == len(names)
     out.logits = out.logits.clone()
     out.logits[..., : len(marks)] = out.logits[..., : len(marks)].masked_fill(marks, -torch.inf)
@@ -79,12 +80,12 @@ def test_boxes_scores_and_labels_are_those_of_the_processor(folder: Path, names:
         assert wanted["text_labels"][last].removeprefix("##") in d.label
 
 
-def raw(mine: GroundingDinoDetector, image: np.ndarray, tokens: torch.Tensor) -> object:
+def raw(folder: Path, image: np.ndarray, tokens: torch.Tensor) -> object:
     """The whole model's own outputs on a frame."""
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in IMAGENET)
     pixels = normalise_frame(image, input_size(image.shape[:2], **SMALL), mean, std, torch.float32)
     with torch.inference_mode():
-        return mine._model(pixel_values=pixels, input_ids=tokens)
+        return GroundingDinoForObjectDetection.from_pretrained(folder)(pixel_values=pixels, input_ids=tokens)
 
 
 def in_frame(box: torch.Tensor) -> list[float]:
@@ -138,20 +139,47 @@ def test_more_words_than_the_model_reads_are_refused(folder: Path) -> None:
         mine.prepare(["mug"] * 12)
 
 
-def test_the_folder_tells_how_pixels_are_made(folder: Path, tmp_path: Path) -> None:
+class Inputs:
+    """What a detector makes of frames for its network."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(grounding_dino, "normalise_frame", self.make)
+
+    def make(
+        self,
+        image: np.ndarray,
+        size: tuple[int, int],
+        mean: torch.Tensor,
+        std: torch.Tensor,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        self.size = size
+        self.mean = mean.flatten().tolist()
+        self.std = std.flatten().tolist()
+        return normalise_frame(image, size, mean, std, dtype)
+
+    def sizes_of(self, mine: GroundingDinoDetector) -> list[tuple[int, int]]:
+        """Return the sizes of inputs of a square frame, which the shortest side limits, and of one that is wide."""
+        sizes = []
+        for shape in ((90, 90), (60, 180)):
+            mine.detect(picture(*shape), mine.prepare(NAMES), 0.0)
+            sizes.append(self.size)
+        return sizes
+
+
+def test_the_folder_tells_how_pixels_are_made(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = Inputs(monkeypatch)
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     for size in (None, "large", {"shortest_edge": 0, "longest_edge": 10}):
         (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": size}))
-        assert limits(load_grounding_dino(tmp_path)) == (800, 1333)
+        assert inputs.sizes_of(load_grounding_dino(tmp_path)) == [(800, 800), (444, 1333)]
     found = {"image_mean": [0, 0, 0], "image_std": [1, 1, 1]}
     found["size"] = {"shortest_edge": 64, "longest_edge": 107}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(found))
     mine = load_grounding_dino(tmp_path)
-    assert limits(mine) == (64, 107)
-    assert (mine._mean.flatten().tolist(), mine._std.flatten().tolist()) == ([0, 0, 0], [1, 1, 1])
+    assert inputs.sizes_of(mine) == [(64, 64), (36, 107)]
+    assert (inputs.mean, inputs.std) == ([0, 0, 0], [1, 1, 1])
     assert mine.name == tmp_path.name
     assert mine.detect(picture(), mine.prepare(NAMES), 0.0)
-
-
-def limits(mine: GroundingDinoDetector) -> tuple[int, int]:
-    return mine._shortest, mine._longest

@@ -58,9 +58,9 @@ class Loop:
     def __init__(self, step_ms: float, slice_ms: float) -> None:
         self._random = random.Random(1)
         self._step_ms, self._slice_ms = step_ms, slice_ms
-        self._pace, self.way = CatchUpPace(live=True), Way()
-        self._camera = self.way  # a pipeline, as far as its pace goes
-        self._now_ns, self._taken, self._begun = 0, -1, 0
+        self.pace = CatchUpPace(live=True)
+        self.way = Way()  # a pipeline, as far as its pace goes
+        self.now_ns, self._taken, self._begun = 0, -1, 0
         self.ages_ms: list[float] = []
         self.arrivals: list[int] = []  # steps
 
@@ -74,31 +74,31 @@ class Loop:
             self._step()
             while self._may_slice():
                 self._slice(number)
-                if not self._pace.is_due:
+                if not self.pace.is_due:
                     break
 
     def _frame_waits(self) -> bool:
-        return self._now_ns // INTERVAL_NS > self._taken
+        return self.now_ns // INTERVAL_NS > self._taken
 
     def _may_slice(self) -> bool:
-        return self._pace.choose([self._camera], self._now_ns, self._frame_waits) is not None
+        return self.pace.choose([self.way], self.now_ns, self._frame_waits) is not None
 
     def _slice(self, number: int) -> None:
         took_ns = self._vary(self._slice_ms)
-        self._now_ns += took_ns
-        self._pace.note_slice(took_ns)
+        self.now_ns += took_ns
+        self.pace.note_slice(took_ns)
         if self.way.advance():
             self.arrivals.append(number - self._begun)
 
     def _step(self) -> None:
-        self._now_ns = max(self._now_ns, (self._taken + 1) * INTERVAL_NS)
-        newest = self._now_ns // INTERVAL_NS
-        self._pace.note_frame("cam0", newest * INTERVAL_NS, newest - self._taken - 1)
+        self.now_ns = max(self.now_ns, (self._taken + 1) * INTERVAL_NS)
+        newest = self.now_ns // INTERVAL_NS
+        self.pace.note_frame("cam0", newest * INTERVAL_NS, newest - self._taken - 1)
         self._taken = newest
-        self._now_ns += self._vary(self._step_ms)
+        self.now_ns += self._vary(self._step_ms)
         self.way.latest += 1
-        self.ages_ms.append((self._now_ns - newest * INTERVAL_NS) / MS)
-        self._pace.note_step(self.way, round(1.06 * self._step_ms * MS), self._now_ns)
+        self.ages_ms.append((self.now_ns - newest * INTERVAL_NS) / MS)
+        self.pace.note_step(self.way, round(1.06 * self._step_ms * MS), self.now_ns)
 
     def _vary(self, mean_ms: float) -> int:
         return round((0.94 * mean_ms + self._random.expovariate(1 / (0.09 * mean_ms))) * MS)
@@ -146,8 +146,8 @@ def test_without_frames_slices_need_not_wait() -> None:
     loop = Loop(47, 30)
     loop.run(50, lambda number: False)
     loop.way.begin()
-    silent_ns = loop._now_ns + 10 * INTERVAL_NS
-    assert loop._pace.choose([loop._camera], silent_ns, frame_waits=lambda: False) is loop._camera
+    silent_ns = loop.now_ns + 10 * INTERVAL_NS
+    assert loop.pace.choose([loop.way], silent_ns, frame_waits=lambda: False) is loop.way
 
 
 def test_lossless_delivery_tracks_on_every_frame() -> None:

@@ -179,7 +179,8 @@ class OldNode:
 
     def __init__(self, folder: Path, opened: ExitStack) -> None:
         self.endpoint = f"ipc://{folder}/old"
-        self.snapshots = keeper(folder / "old.snapshot", with_object())
+        self.perception = with_object()
+        self.snapshots = keeper(folder / "old.snapshot", self.perception)
         self._server = opened.enter_context(ControlServer(self.endpoint))
         opened.callback(self.snapshots.close)
         opened.enter_context(repeating(self._serve))
@@ -191,10 +192,6 @@ class OldNode:
             return
         peer, request = received
         self._server.reply(peer, handle_request(self, request))  # snapshot operations use `snapshots` only
-
-    @property
-    def perception(self) -> Perception:
-        return self.snapshots._perception
 
     def find_state(self) -> str:
         return str((self.snapshots.describe()["hand_over"] or {}).get("state"))
@@ -255,7 +252,7 @@ def test_a_taker_of_a_hand_over_that_is_past_takes_over_again(
 ) -> None:
     """It was killed before it confirmed. Meanwhile the old node has been taken over by another one, and resumed."""
     with monkeypatch.context() as patch:
-        patch.setattr(take_over, "_confirm", lambda *_: 1 / 0)
+        patch.setattr(take_over, "ConfirmHandOver", lambda **_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             start(tmp_path / "new.snapshot", old.endpoint)
     old.snapshots.take_back()

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,18 +67,17 @@ def test_a_paused_node_is_alive_and_not_ready(served: HealthyNode) -> None:
 
 
 def test_a_step_that_takes_too_long_is_not_alive_until_it_ends(
-    served: HealthyNode, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    until(lambda: served.send_as() and ready(served), "ready")
-    health = served.node.health
-    monkeypatch.setattr(health, "_hang_step_s", 0.5)
-    health._steps_s.clear()
-    health._steps_s.append(0.0)
-    with held_step(served.send_as, monkeypatch):
-        text = until(lambda: (found := ask(served.url, "/healthz"))[0] == 503 and found[1], "it hangs")
-        assert "the main loop hangs" in text
-        assert "sam3_node_alive 0.0" in ask(served.url, "/metrics")[1]
-    until(lambda: ask(served.url, "/healthz")[0] == 200, "alive again")
+    group = GroupSettings(hang_step_s=0.5)
+    with HealthyNode(tmp_path, deadline_s=0.5, group=group) as served:
+        for _ in range(5):  # the first step takes longer than the others, and sets no limit alone
+            served.send()
+        with held_step(served.send_as, monkeypatch):
+            text = until(lambda: (found := ask(served.url, "/healthz"))[0] == 503 and found[1], "it hangs")
+            assert "the main loop hangs" in text
+            assert "sam3_node_alive 0.0" in ask(served.url, "/metrics")[1]
+        until(lambda: ask(served.url, "/healthz")[0] == 200, "alive again")
 
 
 def test_probes_are_answered_while_slow_peers_hold_connections(
@@ -147,19 +147,43 @@ def test_a_taken_or_wrong_address_is_explained(served: HealthyNode) -> None:
             node.__enter__()
 
 
-def test_the_limit_of_a_step() -> None:
+class NotingWatchdog(Watchdog):
+    """A watchdog that notes how long the work that begins may take."""
+
+    def __init__(self, hang_s: float) -> None:
+        super().__init__(hang_s)
+        self.limits_s: list[float] = []
+
+    def begin(self, limit_s: float) -> None:
+        self.limits_s.append(limit_s)
+        super().begin(limit_s)
+
+
+def list_limits(settings: Settings, steps_s: list[float], monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the limit of each of the steps, which take these times, and of the one after them."""
+    watchdog = NotingWatchdog(settings.group.hang_s)
+    health = Health(settings, watchdog)
+    now_s = 1000.0
+    limits_s = []
+    with monkeypatch.context() as patch:
+        patch.setattr("sam3_node.node.health.time", SimpleNamespace(monotonic=lambda: now_s))
+        for took_s in (*steps_s, 0.0):
+            watchdog.limits_s.clear()
+            with health.step():
+                limits_s += watchdog.limits_s
+                now_s += took_s
+    return limits_s
+
+
+def test_the_limit_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     group = GroupSettings(hang_s=100.0, hang_step_s=8.0)
-    health = Health(Settings(group=group))
-    assert health._step_limit_s() == 100.0, "the first step may compile"
-    health._steps_s.append(0.5)
-    assert health._step_limit_s() == 8.0
-    health._steps_s.extend((2.0, 2.0, 400.0))
-    assert health._step_limit_s() == 20.0
-    health._steps_s.extend([30.0] * 25)
-    assert health._step_limit_s() == 100.0
-    compiling = Health(Settings(group=group, model=ModelSettings(compile=True)))
-    compiling._steps_s.append(0.5)
-    assert compiling._step_limit_s() == 100.0
+    limits_s = list_limits(Settings(group=group), [0.5, 2.0, 2.0, 400.0, *[30.0] * 25], monkeypatch)
+    assert limits_s[0] == 100.0, "the first step may compile"
+    assert limits_s[1] == 8.0
+    assert limits_s[4] == 20.0
+    assert limits_s[-1] == 100.0
+    compiling = Settings(group=group, model=ModelSettings(compile=True))
+    assert list_limits(compiling, [0.5], monkeypatch) == [100.0, 100.0]
 
 
 def test_the_verdicts_before_the_first_frame() -> None:

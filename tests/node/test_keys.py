@@ -160,8 +160,8 @@ def test_a_revoked_key_loses_its_masks(rig: KeyedRig, policy: PerceptionClient) 
 
 def test_no_secret_is_written_anywhere(rig: KeyedRig) -> None:
     # a request on a connection that ends is lost
-    with rig.connect(rig.keys.machine("auditor", "policy")) as auditor:
-        told = json.dumps([auditor.status(), auditor._control.call("describe")])
+    with ControlClient(rig.control, 60_000, rig.keys.machine("auditor", "policy")) as auditor:
+        told = json.dumps([auditor.call("status"), auditor.call("describe")])
     told += "".join(process.log.read_text() for process in rig.processes)
     done = rig.command("keys", "list", TRANSPORT__KEYS=str(rig.keys.all.path))
     told += done.stdout + done.stderr

@@ -365,7 +365,8 @@ def test_free_memory_between_chunks_in_use_is_given_back(monkeypatch: pytest.Mon
     before = rss_bytes()
     trimmer.tick()
     assert before - rss_bytes() < CHUNK * COUNT // 2  # it is not time yet
-    monkeypatch.setattr(node.time, "monotonic", lambda: trimmer._next_s)
+    later_s = time.monotonic() + node.TRIM_EVERY_S
+    monkeypatch.setattr(node.time, "monotonic", lambda: later_s)
     trimmer.tick()
     assert before - rss_bytes() > CHUNK * COUNT // 2
     assert len(kept) == COUNT // 20

@@ -96,7 +96,7 @@ class Held:
         search = Prompting.find_everything
 
         def wait(queries: Prompting, *args: Any) -> Resumable[Any]:
-            self.begun.append(queries._frame_cache._camera)
+            self.begun.append(queries.camera)
             try:
                 while not self.go.is_set():
                     yield

@@ -3,9 +3,8 @@
 import os
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 from sam3_node.client import PerceptionClient
 from sam3_node.errors import NodeRestarted, RequestError, SettingsError, SnapshotError
+from sam3_node.node import saved_state
 from sam3_node.node.saved_state import Snapshots
 from sam3_node.node.status import CameraStats
 from sam3_node.node.take_over import restore_at_start
@@ -146,12 +146,16 @@ def restore_by_name(folder: Path, client: PerceptionClient, before: MaskFrame) -
 
 
 def keeper(
-    path: Path, perception: Perception | None = None, max_age_s: float = 60.0, **tracker: Any
+    path: Path,
+    perception: Perception | None = None,
+    max_age_s: float = 60.0,
+    publish_event: Callable[[str, dict[str, Any]], None] = lambda op, args: None,
+    **tracker: Any,
 ) -> Snapshots:
     """The snapshots of a node in this process."""
     perception = perception or served(**tracker)
     stats = {camera: CameraStats() for camera in perception.pipelines}
-    output: Any = SimpleNamespace(stats=stats, publish_event=lambda op, args: None)
+    output: Any = SimpleNamespace(stats=stats, publish_event=publish_event)
     return Snapshots(SnapshotSettings(path=path, every_s=1000, max_age_s=max_age_s), perception, output)
 
 
@@ -333,8 +337,7 @@ def test_a_folder_that_cannot_be_written_is_told_and_ids_stay_safe(saved: Path) 
 
 def test_the_event_of_a_restore_names_the_snapshot(saved: Path) -> None:
     events = list[tuple[str, dict[str, Any]]]()
-    node = keeper(saved)
-    node._output.publish_event = lambda op, args: events.append((op, args))
+    node = keeper(saved, publish_event=lambda op, args: events.append((op, args)))
     restore_at_start(node, None)
     ((op, args),) = events
     assert op == RESTORED
@@ -342,7 +345,7 @@ def test_the_event_of_a_restore_names_the_snapshot(saved: Path) -> None:
     assert (args["ids_continue"], args["cameras"]) == (True, ["cam1"])
 
 
-def test_a_request_reads_only_its_own_snapshot(tmp_path: Path) -> None:
+def test_a_request_reads_only_its_own_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node = keeper(tmp_path / "a.snapshot", with_object())
     number = node.begin()
     until(lambda: node.read(number, 0)["ready"], "a packed snapshot")
@@ -351,7 +354,9 @@ def test_a_request_reads_only_its_own_snapshot(tmp_path: Path) -> None:
     assert node.read(number, 1 << 60)["data"] == b""
     with refuses(RequestError, field="kept"):
         node.read(number + 1, 0)
-    node._requested = replace(node._requested, used_s=-1e9)
+    node.tick()
+    assert node.read(number, 10) == part, "it is kept for a while"
+    monkeypatch.setattr(saved_state, "KEEP_S", -1.0)  # nobody has read it for longer
     node.tick()
     with refuses(RequestError, field="kept"):
         node.read(number, 0)

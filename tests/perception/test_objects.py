@@ -93,15 +93,16 @@ def test_a_value_that_the_state_does_not_know_begins_empty() -> None:
 
 
 def test_declared_attributes_are_saved_by_their_types() -> None:
+    @dataclass
     class Counter(SavedByType):
         SAVED = ("_seen", "last")
         _seen: dict[int, Point]
         last: Point | None
 
-    one, other = Counter(), Counter()
-    one._seen, one.last = {3: Point(0.5)}, None
+    one = Counter({3: Point(0.5)}, None)
+    other = Counter({}, Point(1.0))
     other.restore(unpack_state(pack_state(one.state())))
-    assert (other._seen, other.last) == (one._seen, one.last)
+    assert other == one
     assert set(one.state()) == {"seen", "last"}
 
 

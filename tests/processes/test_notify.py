@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sam3_node.processes import notify, supervisor
 from sam3_node.processes.notify import NotifySocket, Watchdog
 from sam3_node.processes.supervisor import Group, Process, list_processes
 from sam3_node.settings import load_settings
@@ -201,16 +203,23 @@ def test_a_stopped_process_is_replaced_and_the_others_are_not(monkeypatch: pytes
     assert not any(mentions(line, "well", "silent") or "silent has been" in line for line in lines)
 
 
-def test_a_supervisor_that_did_not_run_kills_nobody() -> None:
+def sleep_machine(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let this time pass for the supervisor while nobody runs."""
+    later = SimpleNamespace(**{**vars(time), "monotonic": lambda: time.monotonic() + seconds})
+    monkeypatch.setattr(notify, "time", later)
+    monkeypatch.setattr(supervisor, "time", later)
+
+
+def test_a_supervisor_that_did_not_run_kills_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     with Group(echo=lines.append) as group:
         group.start(alive("well"))
         reports = child_of(group, "well").reports
         until(group, lambda: reports.silent_s > 0)
-        child_of(group, "well").signal(signal.SIGSTOP)  # as on a machine that sleeps
+        child_of(group, "well").signal(signal.SIGSTOP)
         reports.read()
-        reports._heard_s = time.monotonic() - 1000.0
-        group._polled_s = reports._heard_s
+        sleep_machine(monkeypatch, 1000.0)
+        assert reports.silent_s > WATCHDOG_S
         assert not group.poll(0.0)
         assert 0 < reports.silent_s < WATCHDOG_S
         child_of(group, "well").signal(signal.SIGCONT)

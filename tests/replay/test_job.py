@@ -22,6 +22,7 @@ from sam3_node.settings import load_settings
 from sam3_node.types import Frame
 from sam3_node.wire import decode_mask
 from sam3_node.wire.frame_prompt import FramePrompt
+from tests.support.command_line import command_parser
 from tests.support.paths import SHARED
 from tests.support.refuses import refuses
 
@@ -95,7 +96,8 @@ def test_several_recordings_are_a_job_each_in_a_folder_of_its_own() -> None:
 
 def test_the_command_offers_all_outputs_and_strategies() -> None:
     assert replay_verbs.OUTPUTS == OUTPUTS == KINDS
-    assert replay_verbs._parse_outputs("davis, coco") == ("png", "coco")
+    line = ["replay", "bag.mcap", "-o", "out", "--outputs", "davis, coco"]
+    assert command_parser().parse(line).outputs == ("png", "coco")
 
 
 def test_a_job_has_only_settings_that_the_user_set(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ class FoxgloveClient(ExitStack):
     def subscribe(self, *topics: str) -> None:
         """Subscribe to topics, as soon as they are advertised."""
         while not set(topics) <= set(self.channels):
-            self._take()
+            self.receive()
         for topic in topics:
             channel = self.channels[topic]["id"]
             self._topics[channel] = topic
@@ -56,19 +56,20 @@ class FoxgloveClient(ExitStack):
     def next(self, topic: str = "", timeout_s: float = PATIENCE_S) -> Received:
         """Return the next message, of a topic if one is given."""
         while True:
-            received = self._take(timeout_s)
+            received = self.receive(timeout_s)
             if received is not None and topic in ("", received.topic):
                 return received
 
     def until_advertised(self, topic: str, schema: str) -> None:
         """Wait until a topic has this schema."""
         while self.channels.get(topic, {}).get("schemaName") != schema:
-            self._take()
+            self.receive()
 
     def _send(self, request: dict[str, Any]) -> None:
         self._socket.send(json.dumps(request))
 
-    def _take(self, timeout_s: float = PATIENCE_S) -> Received | None:
+    def receive(self, timeout_s: float = PATIENCE_S) -> Received | None:
+        """Receive one message of the server. Return it if it is of a topic; note it if it is of the protocol."""
         data = self._socket.recv(timeout_s)
         if isinstance(data, str):
             self._note(json.loads(data))

@@ -90,10 +90,10 @@ class NearNode(ExitStack):
 class HealthyNode(NearNode):
     """A node with a health endpoint on a free port, which keeps a snapshot."""
 
-    def __init__(self, folder: Path, deadline_s: float) -> None:
+    def __init__(self, folder: Path, deadline_s: float, **sections: Any) -> None:
         health = settings.HealthSettings(bind="127.0.0.1:0", deadline_s=deadline_s)
         keep = settings.SnapshotSettings(path=folder / "node.snapshot")
-        super().__init__(folder, health=health, snapshot=keep)
+        super().__init__(folder, health=health, snapshot=keep, **sections)
         self.url = self.node.health_url
 
     def send_as(self, camera: str = "cam1") -> bool:

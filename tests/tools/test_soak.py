@@ -4,11 +4,14 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
 from sam3_node.types import MaskFrame
+from tests.support.transport_peer import wait_until
+from tools.bench import soak_chaos
 from tools.bench.soak_chaos import Plan, Reader, Soak
 from tools.bench.soak_summary import Row, find_calm, fit_growth, select, summarise, write_results
 from tools.bench.tiny_weights import save_tiny_checkpoint
@@ -110,17 +113,41 @@ def test_a_short_chaos_runs_and_keeps_its_ids(tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").stat().st_size > 1000
 
 
-def test_recovery_counts_from_the_first_of_enough_frames_on_time() -> None:
-    class Client:
-        def __iter__(self) -> Iterator[MaskFrame]:
-            return iter(())
+class TimedClient:
+    """A client of a node whose masks come at given times, by a clock that only they move."""
 
-    reader = Reader(Client(), keeps_epochs=False)  # type: ignore[arg-type]
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self._coming: SimpleQueue[tuple[int, float] | None] = SimpleQueue()
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def send(self, *frames: tuple[int, float]) -> None:
+        """Send masks of frames of these ages in ms, at these times in s since the start."""
+        for frame in frames:
+            self._coming.put(frame)
+
+    def end(self) -> None:
+        self._coming.put(None)
+
+    def __iter__(self) -> Iterator[MaskFrame]:
+        for seq, (age_ms, at_s) in enumerate(iter(self._coming.get, None)):
+            self.now_s = 100.0 + at_s
+            yield MaskFrame("cam0", seq, 0, 2, 2, published_ns=age_ms * 1_000_000)
+
+
+def test_recovery_counts_from_the_first_of_enough_frames_on_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = TimedClient()
+    monkeypatch.setattr(soak_chaos, "time", client)
+    reader = Reader(client, keeps_epochs=False)  # type: ignore[arg-type]
     reader.watch_recovery(120.0, frames=3)
-    start_s = reader._watched_s
-    for age_ms, at_s in ((500, 0.1), (20, 0.2), (30, 0.3), (130, 0.4), (10, 0.5), (20, 0.6)):
-        reader._note_recovery(age_ms, start_s + at_s)
+    client.send((500, 0.1), (20, 0.2), (30, 0.3), (130, 0.4), (10, 0.5), (20, 0.6))
+    wait_until(lambda: reader.masks == 6)
+    assert reader.cameras == {"cam0"}  # which waits until the last masks are taken
     assert reader.recovery_s == math.inf
-    for age_ms, at_s in ((30, 0.7), (400, 5.0), (10, 5.1), (10, 5.2), (10, 5.3)):
-        reader._note_recovery(age_ms, start_s + at_s)
+    client.send((30, 0.7), (400, 5.0), (10, 5.1), (10, 5.2), (10, 5.3))
+    wait_until(lambda: reader.masks == 11)
+    assert reader.cameras == {"cam0"}
     assert reader.recovery_s == pytest.approx(0.5)
+    client.end()

@@ -85,7 +85,7 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SimpleNamesp
         endpoints = found.masks.endpoint, found.control.endpoint
         found.client = enter(PerceptionClient(*endpoints, timeout_ms=20_000, security=policy))
         found.async_client = AsyncPerceptionClient(*endpoints, timeout_ms=20_000, security=policy)
-        stack.callback(found.async_client._client.close)
+        stack.callback(lambda: asyncio.run(found.async_client.close()))
         found.requests = enter(ControlClient(found.control.endpoint, 20_000, policy))
         found.reader = enter(FrameSubscriber([found.frames.endpoint], security=policy))
         streams = ([found.frames.endpoint], found.masks.endpoint)

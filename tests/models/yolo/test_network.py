@@ -206,10 +206,16 @@ def test_a_wrong_configuration_is_told(
     assert str(config) in str(caught.value)
 
 
-def test_a_configuration_survives_json(tmp_path: Path) -> None:
-    for config in network.SCALES.values():
-        (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
-        assert network._read_config(tmp_path / "config.json") == config
+def test_a_configuration_survives_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = tiny_yolo()
+    read: list[network.YoloWorldConfig] = []
+    network.save_yolo_world(tiny, tmp_path)
+    with monkeypatch.context() as patch:  # the weights are those of a tiny network
+        patch.setattr(network, "build", lambda config, *_, **__: read.append(config) or tiny)
+        for config in network.SCALES.values():
+            (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
+            network.load_yolo_world(tmp_path)
+    assert read == list(network.SCALES.values())
     (tmp_path / "config.json").write_text("[]")
     with refuses(ModelError, field="config.json"):
         network.load_yolo_world(tmp_path)
