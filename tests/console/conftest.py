@@ -1,4 +1,4 @@
-"""A browser for all tests, and one camera, node and console for the tests of a file."""
+"""A browser, and one camera, node and console for the tests of a file."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +8,8 @@ import pytest
 from tests.support.console_rig import ConsoleRig, Page, open_browser
 
 
-@pytest.fixture(scope="session")
+# of a file: the browser keeps an event loop in this thread, in which other files' tests could start none of their own
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with open_browser() as opened:
         yield opened

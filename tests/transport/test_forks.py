@@ -160,8 +160,9 @@ def test_the_end_of_the_forked_process_disturbs_nothing(rig: SimpleNamespace) ->
         assert not rig.client.connected
         for name, owner in list(vars(rig).items()):
             if name != "policy":
-                asyncio.run(owner.close()) if name == "async_client" else owner.close()
-                if name != "async_client":
+                if name == "async_client":
+                    asyncio.run(owner.close())
+                else:
                     owner.close()
                 delattr(rig, name)
         gc.collect()
