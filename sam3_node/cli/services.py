@@ -56,7 +56,7 @@ def run(args: Namespace, settings: Settings) -> None:
         require("torch", "node")
         require("transformers", "node")
         if settings.model.device != "cpu":
-            threading.Thread(target=_begin_cuda, name="cuda", daemon=True).start()
+            threading.Thread(target=_begin_cuda, args=(settings.model.device,), daemon=True).start()
         from ..node.node import Node
 
         with Node(settings, args.restore_from, watchdog) as node, _notify_about_frames("run", settings):
@@ -90,15 +90,17 @@ def camera(args: Namespace, settings: Settings) -> None:
         run_camera(settings, stop_on_signals(), watchdog)
 
 
-def _begin_cuda() -> None:
-    """Create the context of the first GPU while torch and transformers are imported, which take as long.
+def _begin_cuda(name: str) -> None:
+    """Create the context of the GPU `name` (auto, cuda, cuda:N) while torch and transformers are imported.
 
     torch uses this context then. Where there is no GPU or driver, do nothing: torch says what lacks.
     """
     with suppress(OSError, AttributeError):
         cuda = ctypes.CDLL("libcuda.so.1")  # a call by ctypes lets other threads run meanwhile
-        device, context = ctypes.c_int(), ctypes.c_void_p()
-        if cuda.cuInit(0) == 0 and cuda.cuDeviceGet(ctypes.byref(device), 0) == 0:
+        number = int(name.partition(":")[2] or 0)
+        device = ctypes.c_int()
+        context = ctypes.c_void_p()
+        if cuda.cuInit(0) == 0 and cuda.cuDeviceGet(ctypes.byref(device), number) == 0:
             cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
 
 

@@ -157,7 +157,7 @@ class LabelSearch:
 
     @property
     def target(self) -> str:
-        """What it looks for, as errors name it."""
+        """Name of the searched object, as errors give it."""
         if self.held_id is not None:
             return f"object {self.held_id}"
         return f"object {self.label!r}"

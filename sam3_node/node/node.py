@@ -207,7 +207,7 @@ class Node:
 
     @property
     def readings(self) -> Readings:
-        """What probes and metrics read of this node."""
+        """Values of this node that probes and metrics read."""
         return Readings(
             self.health,
             # looked up at each call, because probes ask before the model and the snapshots exist

@@ -60,7 +60,9 @@ class Loop:
         self._step_ms, self._slice_ms = step_ms, slice_ms
         self.pace = CatchUpPace(live=True)
         self.way = Way()  # a pipeline, as far as its pace goes
-        self.now_ns, self._taken, self._begun = 0, -1, 0
+        self.now_ns = 0
+        self._taken = -1
+        self._begun = 0
         self.ages_ms: list[float] = []
         self.arrivals: list[int] = []  # steps
 

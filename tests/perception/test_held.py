@@ -31,7 +31,9 @@ class World:
 
     def __init__(self) -> None:
         self.objects = Objects(4)
-        self.held, self.seq, self.random = FindHeld(self.objects), 0, np.random.default_rng(7)
+        self.held = FindHeld(self.objects)
+        self.seq = 0
+        self.random = np.random.default_rng(7)
         self.events: list[str] = []
 
     def step(self, tip: Any, block: Any = None, turn: Sequence[float] = (np.pi, 0, 0)) -> Instance:

@@ -65,7 +65,8 @@ def test_a_removed_object_is_forgotten_everywhere() -> None:
 
 
 def test_values_are_restored_without_loss_and_others_are_emptied() -> None:
-    objects, others = Objects(2), Objects(2)
+    objects = Objects(2)
+    others = Objects(2)
     kept, volatile = (objects.register(PerObject(name, Note, name == "kept")) for name in ("kept", "not"))
     restored, emptied = (others.register(PerObject(name, Note, name == "kept")) for name in ("kept", "not"))
     objects.add(1, "cup", "low")
@@ -73,7 +74,8 @@ def test_values_are_restored_without_loss_and_others_are_emptied() -> None:
     others.restore(unpack_state(pack_state(objects.state())))
     assert list(others) == list(objects)
     assert (list(restored), list(emptied)) == ([1], [])
-    found, expected = restored[1], kept[1]
+    found = restored[1]
+    expected = kept[1]
     assert (found.points, found.sizes, found.counts) == (expected.points, expected.sizes, expected.counts)
     assert isinstance(found.points[1], Point)
     assert np.array_equal(found.place, expected.place)

@@ -48,7 +48,7 @@ class Regions(NamedTuple):
 
     @property
     def starts(self) -> list[int]:
-        """Where the second and the third region begin."""
+        """First keys of the second and of the third region."""
         return [self.reduced, self.reduced + self.full]
 
     @property

@@ -236,7 +236,9 @@ def test_attention_to_a_full_bank_is_as_exact_as_bfloat16(objects: int) -> None:
     def make(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device="cuda", generator=generator).bfloat16()
 
-    query, key, value = make(objects, area, 256), make(objects, tokens, 256), make(objects, tokens, 64)
+    query = make(objects, area, 256)
+    key = make(objects, tokens, 256)
+    value = make(objects, tokens, 64)
     counts = torch.tensor([[0, 7 * area, 64], [0, area, 3], [0, 2 * area, 64]], device="cuda")[:objects]
     poison = torch.full((8 * objects * area * 64,), float("nan"), device="cuda")
     del poison  # what the kernel does not write is NaN
