@@ -34,6 +34,8 @@ GRAPHS = "engine.graphs"
 PRECISION = "engine.precision"
 OPTIONS = (DTYPE, KERNEL, COMPILE, GRAPHS, PRECISION)
 
+OF_ENGINES: Values = {KERNEL: "torch", COMPILE: False, GRAPHS: False, PRECISION: "bfloat16"}
+"""Values of open options with engines, which have kernels of their own and nothing to compile."""
 AMPERE = (8, 0)
 """Compute capability from which NVIDIA GPUs have units for bfloat16."""
 FOLDER = "tuned"
@@ -90,8 +92,8 @@ def resolve(settings: Settings) -> Settings:
 
     On a CPU `model.dtype` stays open, and everywhere `engine.read_kernel`.
     """
-    if settings.engine.kind != "torch" or not list_open(settings):
-        return replace_values(settings, _drop_unused(settings))
+    if settings.engine.kind != "torch":
+        return replace_values(settings, _only_open(settings, OF_ENGINES))
     for line in describe(settings):
         _log.info("%s", line)
     values = find_defaults(_device(settings))
@@ -172,12 +174,6 @@ def _find_tuned(settings: Settings) -> Trial | None:
 def _only_open(settings: Settings, values: Values) -> Values:
     is_open = list_open(settings)
     return {name: value for name, value in values.items() if name in is_open}
-
-
-def _drop_unused(settings: Settings) -> Values:
-    """Return what replaces open options with engines, which have kernels of their own and nothing to compile."""
-    unused: Values = {KERNEL: "torch", COMPILE: False, GRAPHS: False, PRECISION: "bfloat16"}
-    return _only_open(settings, unused) if settings.engine.kind != "torch" else {}
 
 
 def _join(words: list[str]) -> str:
