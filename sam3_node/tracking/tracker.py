@@ -8,12 +8,12 @@ from torch import Tensor
 
 from ..errors import RequestError, SettingsError
 from ..models import Features, TrackerModel
-from ..models.sam.stages import Decoded, find_limits
+from ..models.sam.stages import Decoded
 from ..types import SavedFields
-from .host_copy import copy_to_device
-from .memory import PRESENT_LOGIT, Ints, LastMasks, MemoryBank, get_rule
+from .last_masks import LastMasks
+from .memory import MemoryBank, SelectionRule, get_rule
+from .propagation import MemoryPropagation, Prompted, Propagation
 from .tracks import (
-    BATCHES,
     Cover,
     ObjectPrompt,
     ObjectRows,
@@ -23,7 +23,6 @@ from .tracks import (
     catching_key,
     combine_scores,
     decode_boxes,
-    pad_to_batch,
     split_tracks,
 )
 
@@ -51,7 +50,7 @@ class Tracker(SavedFields):
         model: TrackerModel,
         max_objects: int = 16,
         bank_size: int = 7,
-        selection: str = "recent",
+        selection: str | SelectionRule = "recent",
         history: int = 4,
         corrections: int = 0,
     ) -> None:
@@ -62,12 +61,16 @@ class Tracker(SavedFields):
             )
         self.model = model
         self.frame_number = 0
-        rule = get_rule(selection)
-        self.bank: MemoryBank | LastMasks = (
-            MemoryBank(model, max_objects + corrections, bank_size, rule, history)
-            if model.has_memory
-            else LastMasks(model, max_objects + corrections)
-        )
+        rule = selection if isinstance(selection, SelectionRule) else get_rule(selection)
+        self.bank: MemoryBank | LastMasks
+        """What is remembered of the objects, in rows"""
+        self._propagation: Propagation
+        if model.has_memory:
+            self.bank = MemoryBank(model, max_objects + corrections, bank_size, rule, history)
+            self._propagation = MemoryPropagation(model, self.bank)
+        else:
+            self.bank = LastMasks(model, max_objects + corrections)
+            self._propagation = self.bank
         self._rows = ObjectRows(max_objects, corrections)
 
     @property
@@ -126,7 +129,8 @@ class Tracker(SavedFields):
         """
         self._check_past(frame_number)
         checked = self._check([prompt])[prompt.object_id]
-        if self._has_tracked(prompt.object_id, frame_number):
+        tracked = prompt.object_id in self._rows
+        if tracked and self._propagation.has_tracked(self._rows[prompt.object_id], frame_number):
             result = self._correct(features, frame_number, prompt.object_id, checked)
         else:
             result = self._condition(features, frame_number, prompt.object_id, checked)
@@ -209,7 +213,7 @@ class Tracker(SavedFields):
         `features` and `frame_number` belong to the frame that was passed to `propose`.
         """
         self._rows.check_capacity(object_id not in self._rows)
-        return self._remember(features, frame_number, object_id, proposals.pick(index))
+        return self._start(features, frame_number, object_id, Prompted(proposals.pick(index)))
 
     def appearance(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the object pointers of the prompted frames of N objects, [N, P, C], and bool [N, P]: True if valid."""
@@ -270,128 +274,38 @@ class Tracker(SavedFields):
     def _follow_batch(
         self, features: Features, ids: list[int], frame: int, cover: Cover | None = None
     ) -> list[Track]:
-        """Track one batch: read the bank, decode, write the bank for the objects that nothing covers."""
-        model = self.model
+        """Track one batch of objects that the device can run at once."""
         rows = np.array([self._rows[object_id] for object_id in ids], dtype=np.int64)
         hidden = np.array([cover is not None and object_id in cover.ids for object_id in ids])
-        if isinstance(self.bank, LastMasks):
-            decoded = self.bank.follow(features, rows, frame, hidden)
-            return split_tracks(cover.cut(decoded) if cover else decoded, len(ids))
-        top = self._read(features.top, rows, frame)
-        if model.is_compiled:
-            top = top.contiguous()  # a compiled decoder is made for one order of values in memory
-        decoded = Decoded(*model.stages.decode(top, features.fine, features.middle))
-        if cover is not None:
-            decoded = cover.cut(decoded)
-        memory = model.stages.remember(features.top, decoded.logits, decoded.presence)
-        # with static shapes, the rows after those of the objects are padding
-        if not hidden.any():
-            self.bank.write(rows, frame, memory[: len(ids)], decoded)
-        elif not hidden.all():
-            seen = copy_to_device(np.flatnonzero(~hidden), memory.device)
-            self.bank.write(rows[~hidden], frame, memory[seen], Decoded(*(part[seen] for part in decoded)))
-        return split_tracks(decoded, len(ids))
+        return split_tracks(self._propagation.follow(features, rows, frame, hidden, cover), len(ids))
 
-    def _read(self, top: Tensor, rows: Ints, frame: int) -> Tensor:
-        """Return the image tokens of N objects, [N, C, h, w], which have attended to the memories before `frame`.
-
-        With static shapes, the objects are padded to the next batch size.
-        """
-        read = self.model.stages.read
-        static = self.model.static_shapes
-        limits = find_limits(read)
-        # of a CUDA graph, whose inputs have addresses of their own
-        find_place = getattr(read, "find_place", None)
-        if (
-            not limits.any_width and limits.max_objects is None
-        ):  # it reads what is valid, in one call for all objects
-            padded = pad_to_batch(rows) if static else rows
-            static = static or self.model.is_compiled
-            full_apart = limits.full_from is not None and len(padded) >= limits.full_from
-            out: Tensor = read(top, *self._memory.read(padded, frame, static, find_place, full_apart))
-            return out
-        engine_objects = None if limits.any_width else limits.max_objects
-        groups = self._memory.read_groups(rows, frame, static, engine_objects, self.model.is_compiled)
-        if len(groups) == 1:
-            out = read(top, *groups[0].gather(find_place))
-            return out
-        tokens = [  # [1, hw, C] each
-            row
-            for group in groups
-            for row in read(top, *group.gather(find_place))[: len(group.positions)].flatten(2).mT.split(1)
-        ]
-        # groups are ordered by their numbers of memories; the result is ordered by `rows`
-        order = np.argsort(np.concatenate([group.positions for group in groups]))
-        joined: Tensor = torch.cat([tokens[row] for row in (pad_to_batch(order) if static else order)])
-        return joined.mT.reshape(len(joined), -1, *self.model.grid)
-
-    @torch.inference_mode()
     def warm_up_reads(self) -> None:
-        """Run the read in every shape that needs a compiler, a plan or a graph, so that no frame waits for it.
-
-        A compiled read has one graph for one object, and one for more. With static shapes, each shape counts.
-        """
-        model = self.model
-        read = model.stages.read
-        limits = find_limits(read)
-        if not (model.static_shapes or model.is_compiled):
-            return
-        # of the encoder itself, because a compiled read is made for the order of its values in memory
-        top = model.encode(torch.zeros(1, 3, model.image_size, model.image_size)).top
-        if not model.static_shapes:
-            for objects in range(1, min(self.capacity, 2) + 1):
-                read(top, *next(self._memory.examples(objects, limits)))
-            return
-        most = min(self.capacity, model.batch_size, limits.max_objects or self.capacity)
-        for objects in BATCHES:
-            for memories in self._memory.examples(objects, limits):
-                read(top, *memories)
-            if objects >= most:
-                break
-
-    @property
-    def _memory(self) -> MemoryBank:
-        assert isinstance(self.bank, MemoryBank), "last masks are followed without reading a bank"
-        return self.bank
-
-    def _has_tracked(self, object_id: int, frame: int) -> bool:
-        known = isinstance(self.bank, MemoryBank) and object_id in self._rows
-        return known and self._memory.has_tracked(self._rows[object_id], frame)
+        """Run the read in every shape that needs a compiler, a plan or a graph, so that no frame waits for it."""
+        self._propagation.warm_up_reads(self.capacity)
 
     def _correct(self, features: Features, frame: int, object_id: int, prompt: PromptTensors) -> Track:
         """Decode a prompt on a tracked frame with the memories before it, and replace what was tracked there."""
         row = self._rows[object_id]
         if prompt.mask is not None:
-            decoded, masks = self._decode_mask(features, prompt.mask)
+            prompted = self._propagation.decode_mask(features, prompt.mask)
         else:
-            top = self._read(features.top, np.array([row], dtype=np.int64), frame)
-            decoded = self._decode_prompt(features, prompt, top)
-            masks = self.model.remember_stage.upsample(decoded.logits)
-        memory = self.model.remember_stage(features.top, masks, True, decoded.presence)
-        self._memory.correct(row, frame, self.frame_number, memory, decoded.pointer)
-        return split_tracks(decoded, 1)[0]
+            top = self._propagation.read(features.top, np.array([row], dtype=np.int64), frame)
+            prompted = Prompted(self._decode_prompt(features, prompt, top))
+        self._propagation.correct(features, row, frame, self.frame_number, prompted)
+        return split_tracks(prompted.decoded, 1)[0]
 
     def _condition(self, features: Features, frame: int, object_id: int, prompt: PromptTensors) -> Track:
         """Decode a prompted object without memory, then store the frame as a conditioning frame."""
-        if prompt.mask is None:
-            return self._remember(features, frame, object_id, self._decode_prompt(features, prompt))
-        if isinstance(self.bank, LastMasks):
-            return self._remember(features, frame, object_id, self.bank.decode_mask(features, prompt.mask))
-        return self._remember(features, frame, object_id, *self._decode_mask(features, prompt.mask))
+        if prompt.mask is not None:
+            prompted = self._propagation.decode_mask(features, prompt.mask)
+        else:
+            prompted = Prompted(self._decode_prompt(features, prompt))
+        return self._start(features, frame, object_id, prompted)
 
-    def _remember(
-        self, features: Features, frame: int, object_id: int, decoded: Decoded, masks: Tensor | None = None
-    ) -> Track:
-        """Store a prompted frame. `masks` are the memory encoder's input; by default, the upsampled logits."""
-        row = self._row(object_id)
-        if isinstance(self.bank, LastMasks):
-            self.bank.start(row, frame, decoded)
-            return split_tracks(decoded, 1)[0]
-        write = self.model.remember_stage
-        masks = write.upsample(decoded.logits) if masks is None else masks
-        memory = write(features.top, masks, True, decoded.presence)
-        self.bank.write_conditioning(row, frame, self.frame_number, memory, decoded.pointer)
-        return split_tracks(decoded, 1)[0]
+    def _start(self, features: Features, frame: int, object_id: int, prompted: Prompted) -> Track:
+        """Store a prompted frame."""
+        self._propagation.start(features, self._row(object_id), frame, self.frame_number, prompted)
+        return split_tracks(prompted.decoded, 1)[0]
 
     def _row(self, key: int) -> int:
         """Return the row of an object's id, or of its key while it catches up; make one if there is none."""
@@ -424,16 +338,6 @@ class Tracker(SavedFields):
         top, *others = decoder.embed(features, prompt.points, prompt.labels, prompt.logits)
         multimask = self.model.competes(len(prompt.points), remembered is None)
         return decoder(top if remembered is None else remembered, *others, multimask)
-
-    def _decode_mask(self, features: Features, mask: Tensor) -> tuple[Decoded, Tensor]:
-        """Return the mask prompt [1, 1, S, S] itself as the result. Only its object pointer is decoded."""
-        model = self.model
-        mask = mask.to(model.dtype)
-        logits, masks = model.remember_stage.from_mask(mask)
-        pointer = model.decode_stage.encode_mask_pointer(features, mask)
-        # decided on the device, so that the host does not wait for it
-        presence = torch.where(mask.any(), PRESENT_LOGIT, -PRESENT_LOGIT).reshape(1)
-        return Decoded(logits.to(model.dtype), torch.ones_like(presence), presence, pointer), masks
 
     def updated(self, tracks: Tracks, changed: Mapping[int, Track]) -> Tracks:
         """Update the tracks of a frame: apply the `changed` tracks, and drop objects that are no longer tracked."""

@@ -17,7 +17,7 @@ from sam3_node.perception.output_masks import rasterize
 from sam3_node.perception.prompts import to_model
 from sam3_node.settings import TrackerSettings
 from sam3_node.tracking import Tracker
-from sam3_node.tracking.memory import RULES, Bools, Floats, Ints, MemoryBank, SelectionRule
+from sam3_node.tracking.memory import RULES, Bools, Floats, Ints, SelectionRule
 from sam3_node.types import Mask
 from sam3_node.wire.frame_prompt import FramePrompt
 
@@ -144,10 +144,8 @@ def make_follower(setting: Setting, model: TrackerModel, max_objects: int) -> Fo
         return CopyFirst()
     if setting.method == "bank-off":
         return BoxToBox(Tracker(model, max_objects=1, bank_size=2), setting.prompt)
-    tracker = Tracker(model, max_objects, setting.bank_size, setting.selection)
-    if setting.method == "first-only":
-        tracker.bank = MemoryBank(model, max_objects, setting.bank_size, PROMPTED_ONLY)
-    return Tracked(tracker, setting.prompt)
+    rule = PROMPTED_ONLY if setting.method == "first-only" else setting.selection
+    return Tracked(Tracker(model, max_objects, setting.bank_size, rule), setting.prompt)
 
 
 def _none(ages: Ints, scores: Floats, limit: int) -> Bools:

@@ -37,7 +37,7 @@ class TrackerModel(nn.Module):
     """The stages of a SAM tracker. They share the weights of a transformers model. For inference only.
 
     Without memory modules (`has_memory` is False), objects are followed by their last masks; see
-    `tracking.memory.LastMasks`.
+    `tracking.last_masks.LastMasks`.
     """
 
     mean: Tensor
