@@ -308,7 +308,7 @@ class EngineSettings(Section):
     min_iou: float = Field(0.95, gt=0.0, le=1.0)
     """Gate: reject engines if their mean mask IoU with torch in float32 over a tracked clip is below this."""
     max_time: float = Field(1.1, ge=0.0, le=1000.0)
-    """Gate: reject engines, FP8 or kernels that take more than this times as long as torch on this machine. The part
+    """Gate: reject engines or FP8 that take more than this times as long as torch on this machine. The part
     above 1 is for the noise of the measurement. 0: serve them however long they take."""
 
     @property
@@ -636,8 +636,8 @@ def _environment() -> dict[str, Any]:
 
 
 def _check_variables(environment: Iterable[str]) -> None:
-    # a misspelt variable would otherwise be no setting at all, and nobody would notice
     """Raise SettingsError for a variable that starts with SAM3_ and is neither a setting nor a section."""
+    # a misspelt variable would otherwise be no setting at all, and nobody would notice
     names = [*(option.name for option in options()), *Settings.model_fields]
     variables = {f"{PREFIX}{name.replace('.', DELIMITER)}".upper() for name in names}
     for variable in sorted(environment):

@@ -19,7 +19,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from ..cameras.sources import list_realsense
-from ..errors import Sam3NodeError, find_version, install_advice
+from ..errors import ModelError, Sam3NodeError, find_version, install_advice
 from ..settings import Settings, TransportSettings
 
 PYTHON = ">=3.11"
@@ -241,14 +241,22 @@ def _check_options(settings: Settings) -> Iterator[CheckResult]:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():
         return
-    from ..engines.options import describe
+    from ..engines.options import describe, find_tuning
+    from ..models.weight_files import pick_device
 
-    for reason in describe(settings):
+    try:
+        device = pick_device(settings.model.device)
+    except ModelError as error:
+        yield CheckResult("options", "fix", str(error), "correct --model.device, or take auto")
+        return
+    if device.type != "cuda":
+        return
+    for reason in describe(settings, find_tuning(settings)):
         yield CheckResult("options", "ok", reason)
     # an estimate by the settings, because nothing is loaded here
     tracker = settings.tracker
     needed_gb = estimate_gpu_gb(tracker.max_objects, tracker.bank_size, tracker.max_cameras)
-    held_gb = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory / 1e9
+    held_gb = torch.cuda.get_device_properties(device).total_memory / 1e9
     detail = (
         f"estimate for SAM 3 at 1008 px: {needed_gb:.1f} of {held_gb:.0f} GB ({tracker.max_objects} objects on each "
         f"of {tracker.max_cameras} cameras, bank_size {tracker.bank_size})"

@@ -51,8 +51,8 @@ LAUNCHES = "launches"
 TRITON = "triton"
 BACKEND = "inductor"
 """Compiler of the encoder in FP8."""
-MIN_CAPABILITY = (8, 0)
-"""Compute capability from which the kernels have run: those of older GPUs have no units for bfloat16."""
+AMPERE = (8, 0)
+"""Compute capability from which NVIDIA GPUs have units for bfloat16, and our kernels have run."""
 MAX_ERROR_CHARS = 300  # of triton's errors, which have the reason in their third line
 MULTIPLE = 16
 """The sides of FP8 matrices on a GPU are multiples of this."""
@@ -300,22 +300,23 @@ def serve_kernels(model: TrackerModel, settings: Settings) -> None:
     MissingExtraError. Where nobody asked, the log says why.
     """
     engine = settings.engine
-    if model.device.type == "cuda" and math.prod(model.grid) < MIN_TOKENS:
+    if model.device.type == "cuda":
         # cuDNN plans each shape of an attention for 40 to 150 ms, more than it ever saves for a small model
-        torch.backends.cuda.enable_cudnn_sdp(False)
+        torch.backends.cuda.enable_cudnn_sdp(math.prod(model.grid) >= MIN_TOKENS)
+    # a model that was loaded before, such as by an earlier trial of `tune`, may have left them on
+    model.use_kernels(False)
     if engine.kind != "torch" or engine.read_kernel == "torch":
         return
     stages = model.stages
 
     def serve() -> None:
         try:
-            _check_kernels(model)
+            _check_kernels(model, engine.folder)
         except STAGE_ERRORS:
             raise
         except Exception as error:  # triton has its own, such as for a GPU that its ptxas does not know
             said = " ".join(str(error).split())[:MAX_ERROR_CHARS]
             raise EngineError(f"the kernels fail: {type(error).__name__}: {said}") from error
-        use_kept_launch(model.device, engine.folder)
         model.use_kernels()
 
     if engine.read_kernel == TRITON:
@@ -338,13 +339,13 @@ def are_kernels_worth_it(model: TrackerModel) -> bool:
         and model.device.type == "cuda"
         and torch.version.hip is None
         and model.dtype in (torch.bfloat16, torch.float16)
-        and torch.cuda.get_device_capability(model.device) >= MIN_CAPABILITY
+        and torch.cuda.get_device_capability(model.device) >= AMPERE
         and math.prod(model.grid) >= MIN_TOKENS
         and importlib.util.find_spec(TRITON) is not None
     )
 
 
-def _check_kernels(model: TrackerModel) -> None:
+def _check_kernels(model: TrackerModel, folder: Path) -> None:
     """Raise EngineError or MissingExtraError unless the kernels compute rightly for this model."""
     if model.device.type != "cuda" or model.dtype == torch.float32:
         raise EngineError(
@@ -355,7 +356,10 @@ def _check_kernels(model: TrackerModel) -> None:
     # imported late: the module itself imports triton, which is optional
     from ..models.sam import kernels
 
-    error = kernels.measure_error(model.device, model.dtype)
+    # before the check, so that it runs what will serve
+    use_kept_launch(model.device, folder)
+    launch = kernels.choose_launch(model.device)
+    error = kernels.measure_error(model.device, model.dtype, launch)
     if error > PROBE_ERROR:
         raise EngineError(
             f"engine.read_kernel triton: expected an error of at most {PROBE_ERROR} beside float32 on this GPU, found "

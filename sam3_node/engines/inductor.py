@@ -312,7 +312,7 @@ class GraphedStage:
 
 
 def use_graphs(model: TrackerModel) -> None:
-    """Run the model's stages in CUDA graphs, for 1, 2, 4, 8 … objects. On a CPU, change nothing.
+    """Run the model's stages in CUDA graphs, for each of the tracker's batch sizes. On a CPU, change nothing.
 
     All graphs share one memory pool. This is safe because only one of them is replayed at a time, and no result stays
     in the pool.

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from ..files import keep, read_kept
 from ..models.weight_files import pick_device
 from ..settings import Settings
-from .fast_torch import find_report
+from .fast_torch import AMPERE, find_report
 
 AUTO = "auto"
 Values = dict[str, str | bool]
@@ -36,8 +36,6 @@ OPTIONS = (DTYPE, KERNEL, COMPILE, GRAPHS, PRECISION)
 
 OF_ENGINES: Values = {KERNEL: "torch", COMPILE: False, GRAPHS: False, PRECISION: "bfloat16"}
 """Values of open options with engines, which have kernels of their own and nothing to compile."""
-AMPERE = (8, 0)
-"""Compute capability from which NVIDIA GPUs have units for bfloat16."""
 FOLDER = "tuned"
 LOSS = "tune again"
 
@@ -94,22 +92,33 @@ def resolve(settings: Settings) -> Settings:
     """
     if settings.engine.kind != "torch":
         return replace_values(settings, _only_open(settings, OF_ENGINES))
-    for line in describe(settings):
+    if not list_open(settings):
+        return settings
+    tuning = find_tuning(settings)
+    for line in describe(settings, tuning):
         _log.info("%s", line)
     values = find_defaults(_device(settings))
     # a tuning has the options that were open when it ran; the defaults fill in the others
-    tuned = _find_tuned(settings)
-    if tuned is not None:
-        values |= tuned.values
+    if tuning is not None and tuning.best is not None:
+        values |= tuning.trials[tuning.best].values
     return replace_values(settings, _only_open(settings, values))
 
 
-def describe(settings: Settings) -> tuple[str, ...]:
-    """Say which options serve and why, in one line; nothing on a CPU that nobody has tuned for."""
+def find_tuning(settings: Settings) -> Tuning | None:
+    """Return what `sam3-node tune` has kept for these weights and settings on this machine."""
+    # the path depends on a digest of the weights, which takes seconds
+    if not (settings.engine.folder.expanduser() / FOLDER).is_dir():
+        return None
+    return Tuning.load(find_path(settings))
+
+
+def describe(settings: Settings, tuning: Tuning | None) -> tuple[str, ...]:
+    """Say which options serve and why, in one line; nothing on a CPU that nobody has tuned for.
+
+    tuning: what `find_tuning` returns.
+    """
     if settings.engine.kind != "torch" or not list_open(settings):
         return ()
-    tuning = Tuning.load(find_path(settings))
-    # a tuning that was stopped has no best trial yet
     if tuning is not None and tuning.best is not None:
         best = tuning.trials[tuning.best]
         return (f"options tuned on {tuning.date}: {name_values(best.values)}; {best.describe()}",)
@@ -164,11 +173,6 @@ def name_values(values: Mapping[str, str | bool]) -> str:
 
 def _device(settings: Settings) -> torch.device:
     return pick_device(settings.model.device)
-
-
-def _find_tuned(settings: Settings) -> Trial | None:
-    tuning = Tuning.load(find_path(settings))
-    return None if tuning is None or tuning.best is None else tuning.trials[tuning.best]
 
 
 def _only_open(settings: Settings, values: Values) -> Values:

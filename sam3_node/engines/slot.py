@@ -157,6 +157,7 @@ def use_torch(model: TrackerModel, stages: Stages, reason: EngineError) -> None:
     """Let the model's own torch stages serve in the place of engines that failed; the model's name says why."""
     _log.warning("engines cannot serve, torch does: %s", reason)
     model.stages = stages
+    model.use_kernels(False)
     # torch's stages take any number of objects
     model.static_shapes = False
     model.name = f"{model.name} (torch: {shorten_reason(reason)})"

@@ -6,14 +6,17 @@ timed, each on all numbers of objects. `sam3-node tune` runs this; no start does
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import itertools
+import logging
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import torch
 
@@ -48,6 +51,8 @@ FILL_FRAMES = 18
 TIMED_FRAMES = 12
 ENDED = "the trial ended the process"
 
+_log = logging.getLogger(__name__)
+
 Load = Callable[[Settings], TrackerModel]
 """Loads a tracker that serves as the settings say."""
 Report = Callable[[str, int, int], None]
@@ -73,13 +78,15 @@ def tune(
             "engine.read_kernel, engine.graphs and engine.precision at auto, or engine.kind is not torch; leave one out"
         )
     path = find_path(settings)
-    tuning = Tuning.load(path)
-    # a finished tuning, or one for other numbers of objects, begins again
-    if tuning is None or tuning.best is not None or tuning.objects != tuple(objects):
+    # starts go on with what an earlier tuning has found until this one has ended
+    part = find_part(path)
+    tuning = Tuning.load(part)
+    # a tuning that was stopped goes on, unless it was for other numbers of objects
+    if tuning is None or tuning.objects != tuple(objects):
         tuning = Tuning(tuple(objects), ())
     # before the trials, so that each of them runs the fastest launch
     if any(values.get(KERNEL) == TRITON for values in combinations):
-        keep_launch(pick_device(settings.model.device), settings.engine.folder)
+        _keep_launch(settings)
 
     # a trial that ends the process is marked before it begins, so that the next call goes on after it
     for number, values in enumerate(combinations):
@@ -88,13 +95,35 @@ def tune(
         if number < len(tuning.trials):
             continue
         before = tuning.trials
-        replace(tuning, trials=(*before, Trial(values, refused=ENDED))).save(path)
-        trial = _try(settings, values, load, objects, clock)
+        replace(tuning, trials=(*before, Trial(values, refused=ENDED))).save(part)
+        try:
+            trial = _try(settings, values, load, objects, clock)
+        except KeyboardInterrupt:
+            # the user has ended the trial, not the trial the process
+            tuning.save(part)
+            raise
         tuning = replace(tuning, trials=(*before, trial))
-        tuning.save(path)
+        tuning.save(part)
     tuning = replace(tuning, best=find_best(tuning.trials), date=datetime.now(UTC).strftime("%Y-%m-%d"))
     tuning.save(path or find_path(settings))  # by now the weights are files
+    if part is not None:
+        part.unlink(missing_ok=True)
     return tuning
+
+
+def find_part(path: Path | None) -> Path | None:
+    """Return where the trials of a tuning that has not ended are kept, beside the finished tuning."""
+    return None if path is None else path.with_suffix(".part.json")
+
+
+def _keep_launch(settings: Settings) -> None:
+    """Find the fastest launch of the read's attention. Where none runs, trials say why the kernels cannot serve."""
+    try:
+        keep_launch(pick_device(settings.model.device), settings.engine.folder)
+    except Exception as error:  # triton has errors of its own
+        if lost := find_device_error(error):
+            raise lost from error
+        _log.warning("the kernels' launches cannot be timed: %s", summarize_error(error))
 
 
 def list_combinations(settings: Settings) -> Iterator[Values]:
@@ -105,7 +134,9 @@ def list_combinations(settings: Settings) -> Iterator[Values]:
     # on a CPU the gate chooses the dtype
     choices: dict[str, tuple[str | bool, ...]] = {COMPILE: (False, True)}
     if device.type == "cuda":
-        kernels = defaults[DTYPE] != "float32" and importlib.util.find_spec(TRITON) is not None
+        dtype = defaults[DTYPE] if DTYPE in is_open else settings.model.dtype
+        has_triton = importlib.util.find_spec(TRITON) is not None
+        kernels = dtype != "float32" and torch.version.hip is None and has_triton
         choices |= {
             DTYPE: (defaults[DTYPE],),
             GRAPHS: (True, False),
@@ -162,6 +193,7 @@ def _try(settings: Settings, values: Values, load: Load, objects: Sequence[int],
     # a refusal of the gate is a reason here, not a reason to serve something slower
     strict = replace_values(settings, values | {"engine.fallback": False})
     # what earlier trials hold and have compiled must not count against this one
+    gc.collect()
     if pick_device(settings.model.device).type == "cuda":
         torch.cuda.empty_cache()
     torch._dynamo.reset()

@@ -121,6 +121,11 @@ def pick_device(device: str | torch.device) -> torch.device:
     chosen = torch.device(device)
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ModelError("device cuda was requested, but torch finds no CUDA device; use --model.device cpu")
+    if chosen.type == "cuda" and chosen.index is not None and chosen.index >= torch.cuda.device_count():
+        raise ModelError(
+            f"device {device}: expected one of the {torch.cuda.device_count()} CUDA devices that torch finds, counted "
+            "from cuda:0; correct --model.device"
+        )
     return chosen
 
 

@@ -399,12 +399,14 @@ def test_kernels_that_nobody_asked_for_fail_with_a_line_alone(
     assert not model.read_stage.attend.uses_kernels
 
 
-def test_kernels_whose_numbers_are_wrong_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_whose_numbers_are_wrong_do_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     kernels = pytest.importorskip("sam3_node.models.sam.kernels", reason="needs the extra triton")
-    monkeypatch.setattr(kernels, "measure_error", lambda device, dtype: 0.5)
+    monkeypatch.setattr(kernels, "measure_error", lambda device, dtype, launch: 0.5)
+    monkeypatch.setattr(kernels, "choose_launch", lambda device: kernels.LARGE[0])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     model = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16)
     with refuses(EngineError, field=("0.5", "engine.read_kernel")):
-        fast_torch._check_kernels(model)  # type: ignore[arg-type]
+        fast_torch._check_kernels(model, tmp_path)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_a_cpu_compiles_and_captures_nothing_and_chooses_its_dtype_later(setting
         GRAPHS: False,
         PRECISION: "bfloat16",
     }
-    assert describe(replace_values(settings, {"model.device": "cpu"})) == ()
+    assert describe(replace_values(settings, {"model.device": "cpu"}), None) == ()
 
 
 def test_engines_have_kernels_of_their_own(settings: Settings) -> None:

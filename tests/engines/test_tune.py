@@ -105,7 +105,7 @@ def test_a_tuning_that_was_stopped_goes_on(settings: Settings, monkeypatch: pyte
     machine = Machine({(KERNEL, "torch"): lost})
     with refuses(DeviceError):
         run(settings, machine, monkeypatch)
-    stopped = Tuning.load(find_path(settings))
+    stopped = Tuning.load(tune.find_part(find_path(settings)))
     assert stopped is not None
     assert stopped.best is None
     assert stopped.trials[-1].refused == tune.ENDED
@@ -118,6 +118,47 @@ def test_a_tuning_that_was_stopped_goes_on(settings: Settings, monkeypatch: pyte
     machine.loads.clear()
     run(settings, machine, monkeypatch)
     assert len(machine.loads) == 8, "a tuning that has ended begins anew"
+
+
+def test_a_new_tuning_serves_when_it_has_ended(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine()
+    finished = run(settings, machine, monkeypatch)
+    machine.broken[KERNEL, "torch"] = DeviceError("the GPU has failed, and this process can use it no longer")
+    with refuses(DeviceError):
+        run(settings, machine, monkeypatch)
+    assert options.find_tuning(settings) == finished
+
+
+def test_a_trial_that_the_user_ends_is_made_again(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine()
+
+    def interrupt(*args: Any) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tune, "time_step", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        tune.tune(settings, machine.load, COUNTS)
+    tuning = run(settings, machine, monkeypatch)
+    assert all(not trial.refused for trial in tuning.trials)
+
+
+def test_kernels_without_a_launch_leave_the_other_trials(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: Any) -> None:
+        raise RuntimeError("no ptxas for this GPU")
+
+    monkeypatch.setattr(tune, "keep_launch", fail)
+    tuning = run(settings, Machine(), monkeypatch)
+    assert tuning.best is not None
+    assert "no ptxas for this GPU" in caplog.text
+
+
+def test_our_kernels_are_no_choice_in_float32(settings: Settings) -> None:
+    given = options.replace_values(settings, {options.DTYPE: "float32"})
+    assert {values[KERNEL] for values in list_combinations(given)} == {"torch"}
 
 
 def test_fp8_is_tried_with_scales_and_a_compiler(settings: Settings, tmp_path: Any) -> None:

@@ -108,6 +108,7 @@ def measure_read(method: str, family: str = "sam3") -> float:
 @torch.no_grad()
 def main() -> None:
     everything, few = [list(REGIONS)] * COUNT, [[70, 130, 20], [0, 65, 3]]
+    cpu = torch.device("cpu")
     found = {
         "all keys": measure_attention(torch.float32, everything, 1, False),
         "a length for each object": measure_attention(torch.float32, few, 1, False),
@@ -118,7 +119,7 @@ def main() -> None:
         **{f"read {method}": measure_read(method) for method in ("exact", "pooled", "sparse")},
         "read compressed": measure_read("exact", "edgetam"),
         "keys projected": count_projected(),
-        "all, by their own probe": kernels.measure_error(torch.device("cpu"), torch.float32),
+        "all, by their own probe": kernels.measure_error(cpu, torch.float32, kernels.choose_launch(cpu)),
     }
     json.dump(found, sys.stdout)
 

@@ -73,6 +73,7 @@ MIDDLE_MEMORY = ((8, 0), (8, 7))
 SMALL_MEMORY = ((8, 6), (8, 9), (12, 0), (12, 1))
 """Compute capabilities whose blocks have 99 KB of shared memory."""
 _chosen: dict[torch.device, Launch] = {}
+"""Launches that `use_launch` has set, by devices that have their numbers."""
 
 # A kernel is compiled for each type of its arguments, and again for integers that 16 divides. Numbers of tokens change
 # with the bank, so they are left out of this: a compilation takes seconds, and frames would wait for it.
@@ -445,7 +446,7 @@ def attend(
     """
     (count, tokens, wide) = key.shape
     length = query.shape[1]
-    if alike and fills(count * length, key.device) and has_cudnn(key.device, key.dtype):
+    if alike and fills(count, length, key.device) and has_cudnn(key.device, key.dtype):
         return attend_cudnn(query, key, value).out
     launch = choose_launch(key.device)
     tiles = triton.cdiv(length, launch.queries)
@@ -493,9 +494,9 @@ def _measure_norms(x: Tensor, weight: Tensor, bias: Tensor) -> Iterator[float]:
     yield relative_error(found, F.gelu(maps.float() * inverse * some[0] + some[1]))
 
 
-def fills(queries: int, device: torch.device) -> bool:
-    """Return True if cuDNN's blocks for this number of queries leave few multiprocessors of a GPU idle."""
-    blocks = triton.cdiv(queries, CUDNN_QUERIES)
+def fills(count: int, queries: int, device: torch.device) -> bool:
+    """Return True if cuDNN's blocks for so many queries of each object leave few multiprocessors of a GPU idle."""
+    blocks = count * triton.cdiv(queries, CUDNN_QUERIES)
     processors = count_processors(device)
     waves = triton.cdiv(blocks, processors)
     return blocks / (waves * processors) >= MIN_FILLED
@@ -503,7 +504,7 @@ def fills(queries: int, device: torch.device) -> bool:
 
 def choose_launch(device: torch.device) -> Launch:
     """Return the launch that `use_launch` has set for a device, else the first of its list."""
-    return _chosen.get(device) or list_launches(device)[0]
+    return _chosen.get(_number(device)) or list_launches(device)[0]
 
 
 def list_launches(device: torch.device) -> tuple[Launch, ...]:
@@ -518,7 +519,14 @@ def list_launches(device: torch.device) -> tuple[Launch, ...]:
 
 def use_launch(device: torch.device, launch: Launch) -> None:
     """Launch the attention on a device in this way from now on."""
-    _chosen[device] = launch
+    _chosen[_number(device)] = launch
+
+
+def _number(device: torch.device) -> torch.device:
+    """Return a device as its tensors name it: "cuda" means the current GPU, "cuda:0" as a rule."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 def time_launches(device: torch.device) -> dict[Launch, float]:
@@ -554,10 +562,11 @@ def time_launches(device: torch.device) -> dict[Launch, float]:
 
 
 @functools.cache
-def measure_error(device: torch.device, dtype: torch.dtype) -> float:
+def measure_error(device: torch.device, dtype: torch.dtype, launch: Launch) -> float:
     """Return the largest relative error of the kernels on this device, on random values.
 
-    The first call compiles the kernels. Raises what triton raises where it cannot.
+    launch: what the attention runs with on this device. The first call with it compiles the kernels. Raises what triton
+    raises where it cannot.
     """
     generator = torch.Generator(device).manual_seed(0)
 
@@ -596,7 +605,28 @@ def measure_error(device: torch.device, dtype: torch.dtype) -> float:
             errors.append(relative_error(key[item, used], right))
             scores = query[item].float() @ key[item, used].float().T * wide**-0.5
             errors.append(relative_error(out[item], scores.softmax(-1) @ x[item, used].float()))
+        errors += _measure_pooled(query, key, x, full_end)
     return max(errors)
+
+
+def _measure_pooled(query: Tensor, key: Tensor, value: Tensor, full_end: int) -> Iterator[float]:
+    """Yield the relative errors of attention to two objects' keys, of which the first ones are pooled.
+
+    Keys are valid to the end for the first object, and up to 130 for the second.
+    """
+    weight = 4
+    pooled_end = 100
+    counts = [[pooled_end, full_end - pooled_end, 50], [20, 30, 3]]
+    starts = [pooled_end, full_end]
+    valid = torch.tensor(counts, dtype=torch.int32, device=key.device)
+    out = attend(query, key, value, valid, starts, weight, False)
+    for item, lengths in enumerate(counts):
+        regions = zip((0, *starts), lengths, strict=True)
+        used = torch.cat([torch.arange(start, start + length) for start, length in regions]).to(key.device)
+        scores = query[item].float() @ key[item, used].float().T * key.shape[-1] ** -0.5
+        # a key that counts w times adds log w to its score
+        scores[:, : lengths[0]] += math.log(weight)
+        yield relative_error(out[item], scores.softmax(-1) @ value[item, used].float())
 
 
 def choose_splits(tiles: int, processors: int) -> int:

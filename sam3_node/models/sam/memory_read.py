@@ -228,9 +228,6 @@ def _sine_1d(position: Tensor, channels: int) -> Tensor:
     return torch.cat([phase.sin(), phase.cos()], dim=-1)
 
 
-KERNEL_EXTRA = "triton"
-
-
 class Attend(Protocol):
     """One read's attention to memories and pointers."""
 
@@ -297,10 +294,11 @@ class MemoryRead(CompilableStage):
         fewest = 2 if self.tokens.method == "exact" else 3
         return memory.shape[1] >= fewest and valid is not None and valid.shape[1] == pointers.shape[1]
 
-    def use_kernels(self) -> None:
-        """Project keys and attend by our kernels from now on. Raises MissingExtraError without triton."""
-        require("triton", KERNEL_EXTRA)
-        self.attend.uses_kernels = True
+    def use_kernels(self, on: bool = True) -> None:
+        """Project keys and attend by our kernels, or by torch. Raises MissingExtraError without triton."""
+        if on:
+            require("triton", "triton")
+        self.attend.uses_kernels = on
 
     def forward(
         self,

@@ -167,17 +167,21 @@ class TrackerModel(nn.Module):
     def static_shapes(self, value: bool) -> None:
         self._static_shapes = value
 
-    def use_kernels(self) -> None:
-        """Run our kernels from now on: for the memory read, and for the rotary encoding of SAM 3's encoder.
+    def use_kernels(self, on: bool = True) -> None:
+        """Run our kernels from now on, or torch's operations: for the memory read, norms, and SAM 3's rotary encoding.
 
-        Raises MissingExtraError without triton.
+        Norms follow the last call for this device, whatever the model. Raises MissingExtraError without triton.
         """
-        has_cudnn(self.device, self.dtype)  # probes it now: neither compiled nor captured code may do so
-        KERNEL_DEVICES.add(self.device)
+        if on:
+            has_cudnn(self.device, self.dtype)  # probes it now: neither compiled nor captured code may do so
         if self.has_memory:
-            self.read_stage.use_kernels()
+            self.read_stage.use_kernels(on)
         if isinstance(self.encode_stage, Sam3Encoder):
-            self.encode_stage.backbone.use_kernels()
+            self.encode_stage.backbone.use_kernels(on)
+        if on:
+            KERNEL_DEVICES.add(self.device)
+        else:
+            KERNEL_DEVICES.discard(self.device)
 
     def use_read(self, method: ReadMethod) -> None:
         """Attend to memories by this method from now on. Raises ModelError where weights or image size do not allow it.

@@ -54,11 +54,14 @@ class WindowedViT(WindowEncoder):
         self.norm = source.layer_norm
         self.layers = nn.ModuleList(_ViTLayer(layer, windows, self.order) for layer in source.layers)
 
-    def use_kernels(self) -> None:
-        """Rotate queries and keys by our kernel from now on: in place, where torch moves them six times in float32."""
+    def use_kernels(self, on: bool) -> None:
+        """Rotate queries and keys by our kernel, or by torch.
+
+        The kernel rotates in place, where torch moves queries and keys six times in float32.
+        """
         for layer in self.layers:
             assert isinstance(layer, _ViTLayer)
-            layer.uses_kernels = True
+            layer.uses_kernels = on
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Encode pixels [1, 3, S, S] into the feature map [1, C, h, w], channels last in memory."""

@@ -219,9 +219,24 @@ def test_the_kernels_keep_their_numbers_in_registers(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_kernels_on_a_gpu_are_as_exact_as_half_precision(dtype: torch.dtype) -> None:
-    from sam3_node.models.sam.kernels import measure_error
+    from sam3_node.models.sam.kernels import choose_launch, measure_error
 
-    assert 1e-4 < measure_error(torch.device("cuda"), dtype) < 0.01
+    device = torch.device("cuda")
+    assert 1e-4 < measure_error(device, dtype, choose_launch(device)) < 0.01
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_launch_for_cuda_serves_the_tensors_of_the_current_gpu() -> None:
+    from sam3_node.models.sam.kernels import choose_launch, list_launches, use_launch
+
+    device = torch.device("cuda")
+    launches = list_launches(device)
+    try:
+        use_launch(device, launches[-1])
+        assert choose_launch(torch.empty(0, device=device).device) == launches[-1]
+    finally:
+        use_launch(device, launches[0])
 
 
 @pytest.mark.gpu
