@@ -258,6 +258,12 @@ class Supervised:
         command = (sys.executable, "-c", OBEDIENT, "run", str(self.order))
         group.start(Process("node", command, NODE_READY, environment, "on-failure", watchdog_s=16.0))
 
+    def give(self, order: str) -> None:
+        """Give the node an order for its next step. It reads the file whole or not at all."""
+        written = self.order.with_suffix(".new")
+        written.write_text(order)
+        written.replace(self.order)
+
     def serve(self, camera: FramePublisher, policy: PerceptionClient, seqs: Iterator[int]) -> str:
         """Send frames until masks come, and return the name of the node that made them."""
 
@@ -273,7 +279,15 @@ class Supervised:
         self, camera: FramePublisher, policy: PerceptionClient, seqs: Iterator[int], old: str
     ) -> str:
         """Send frames until another node than `old` answers."""
-        return until(lambda: (name := self.serve(camera, policy, seqs)) != old and name, "a new node")
+
+        def find() -> str | None:
+            name = self.serve(camera, policy, seqs)
+            return name if name != old else None
+
+        try:
+            return until(find, "a new node")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; the node and its supervisor said: {self.lines[-30:]}") from None
 
 
 IS_WHOLE = repetitions(0, 1) == 1
@@ -292,7 +306,7 @@ def test_a_node_that_hangs_or_lost_its_gpu_is_replaced(tmp_path: Path) -> None:
             seqs = iter(range(1_000_000))
             name = served.serve(camera, policy, seqs)
             for order in ORDERS:
-                served.order.write_text(order)
+                served.give(order)
                 name = served.serve_again(camera, policy, seqs, name)
     text = "\n".join(lines)
     assert "node says that it hangs: killed" in text
