@@ -15,7 +15,7 @@ ROS2_READY := $(ROS2)/.ready
 
 help:
 	@echo 'make demo          play the bundled recording through camera, node and subscriber; results in out/demo'
-	@echo 'make test          lint, then every test'
+	@echo 'make test          lint, then all tests but those of training'
 	@echo 'make test-training the tests of training/, which `make test` leaves out'
 	@echo 'make test-engines  install TensorRT-RTX and Triton, then the tests that build engines and kernels, and compare the'
 	@echo '                   calls of TensorRT with the bindings of five versions; they need no GPU'

@@ -264,10 +264,10 @@ def current_request_id() -> str | None:
 
 
 def make_error(code: str, message: str) -> Sam3NodeError:
-    # breadth first through all subclasses, also those of other modules: the list grows while it is read
     """Return an error of the class with this code; a RequestError if no class has it."""
+    # breadth first through all subclasses, also those of other modules: the list grows while it is read
     classes: list[type[Sam3NodeError]] = [Sam3NodeError]
-    for error_class in classes:  # the list grows
+    for error_class in classes:
         if error_class.code == code:
             return error_class(message)
         classes += error_class.__subclasses__()

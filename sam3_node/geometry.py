@@ -21,7 +21,7 @@ Array = npt.NDArray[np.float64]
 # when undistortion ends: COUNT + EPS, iterations, normalised image units; OpenCV's default of 5 iterations leaves
 # errors of tenths of a pixel at the rim of a strongly distorting lens
 _UNDISTORT_CRITERIA = (3, 100, 1e-12)
-# sine of half a turn below which the turn is so small that its axis does not follow
+# sine of half the angle of a turn, below which it is so small that its axis does not follow
 _MIN_SINE = 1e-12
 _IDENTITY = np.eye(4)
 

@@ -80,9 +80,11 @@ def run_demo(out: Path, seconds: float | None, settings: Settings) -> DemoResult
             # start the camera after the node, so that the node receives the first frame of the recording
             _start_camera(group, frames_endpoint, robot_endpoint)
             # without a detector, nothing is found by name
-            prompter: BoxPrompter = NamePrompter(recording, client)
+            prompter: BoxPrompter
             if settings.detector.kind == "none":
                 prompter = BoxPrompter(recording, client)
+            else:
+                prompter = NamePrompter(recording, client)
             results = _collect(group, client, prompter, frames)
     announce("drawing the results ...")
     write_results(out, results)

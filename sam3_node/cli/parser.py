@@ -249,8 +249,8 @@ def parse_named(parse: Callable[[str], T], what: str = "NUMBER") -> Callable[[st
 
     def named(text: str) -> tuple[str, T]:
         # the name may contain =, the value may not
-        # the error of `parse` would not name the form of the whole
         name, _, value = text.rpartition("=")
+        # the error of `parse` would not name the form of the whole
         try:
             parsed = parse(value)
         except ValueError:

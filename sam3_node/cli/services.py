@@ -9,6 +9,7 @@ import threading
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,8 +94,12 @@ def camera(args: Namespace, settings: Settings) -> None:
 def _begin_cuda(name: str) -> None:
     """Create the context of the GPU `name` (auto, cuda, cuda:N) while torch and transformers are imported.
 
-    torch uses this context then. Where there is no GPU or driver, do nothing: torch says what lacks.
+    torch uses this context then. Where there is no GPU or driver, do nothing: torch says what lacks. Nor is there
+    anything to do for a build of torch for CPUs.
     """
+    with suppress(PackageNotFoundError):
+        if version("torch").endswith("+cpu"):
+            return
     with suppress(OSError, AttributeError):
         cuda = ctypes.CDLL("libcuda.so.1")  # a call by ctypes lets other threads run meanwhile
         number = int(name.partition(":")[2] or 0)

@@ -125,8 +125,7 @@ def _diagnose_no_answer(wanted: Wanted, connected: bool, arrivals: Arrivals | No
 
 def _diagnose_cameras(description: Description, cameras: Sequence[str]) -> str:
     """Say which state of node or cameras keeps masks from a client that is connected."""
-    # the first reason that holds for all cameras
-    # nothing is processed at all, then no camera, no wanted camera, no frames, and frames that fail
+    # the first reason that holds: nothing is processed, no camera, no wanted camera, no frames, frames that fail
     if description["paused"]:
         return "the node is paused: resume it with client.resume() or sam3-node resume"
     if not description["cameras"]:

@@ -33,7 +33,9 @@ STOP_S = 10.0
 RESULT = "recorded "
 """Beginning of the recorder's line about a finished file."""
 MAX_LINE = 500
-"""Characters of a recorder's line that are kept. A longer line is shown without its beginning."""
+"""Characters of a recorder's line that are shown. A longer line is shown without its beginning."""
+MAX_BEGUN = 8_000
+"""Characters of a line without its end that are kept. What comes after them is lost."""
 
 
 class Controls(Closeable):
@@ -158,7 +160,7 @@ class RecorderLines(io.StringIO):
         """Take a part of the output, which may end within a line. Return its length."""
         # the line that has not ended yet is kept until the rest of it comes
         *lines, begun = (self._begun + text).split("\n")
-        self._begun = begun[-MAX_LINE:]
+        self._begun = begun[:MAX_BEGUN]
         for line in lines:
             if line.strip():
                 self._last = line[-MAX_LINE:]
@@ -210,8 +212,8 @@ class RecordingThread:
         return {"on": self.is_running and not self._stop.is_set(), "line": self._out.shown}
 
     def _run(self, stop: threading.Event, out: RecorderLines) -> None:
-        from ..recording.recorder import run_record
         # imported when a recording begins: it needs the extra `bags`
+        from ..recording.recorder import run_record
 
         try:
             run_record(self._settings, stop, out)

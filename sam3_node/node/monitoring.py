@@ -266,7 +266,8 @@ class Readings(NamedTuple):
 
     health: Health
     read_status: Callable[[], NodeStatus | None]
-    """Returns the newest status; None before the model is loaded. `totals` and `snapshots` are called after that."""
+    """Returns the newest status; None before the model is loaded. `count_totals` and `read_snapshots` are called after
+    that."""
     count_totals: Callable[[], Totals]
     read_snapshots: Callable[[], SnapshotFigures]
 

@@ -250,7 +250,8 @@ class _Pending:
 class Snapshots:
     """Takes and restores the snapshots of one node. `output` publishes what they change, and has each camera's counts.
 
-    All methods but `describe` are for the thread of the main loop. `close` ends the writing thread.
+    All methods but `describe`, `figures`, `restored` and `age_s` are for the thread of the main loop. `close` ends the
+    writing thread.
     Raises SettingsError if snapshot.path is a folder.
     """
 
@@ -575,7 +576,6 @@ class Snapshots:
         """Note how the automatic snapshot has ended, if it has."""
         if not job.future.done():
             return
-        # the file is on disk: ids that were given before it stay unique after a restart
         self._automatic = None
         failure = job.future.exception()
         if failure is None:
@@ -584,6 +584,7 @@ class Snapshots:
             saved = {"saved": self._status["saved"] + 1, "saved_ns": time.time_ns()}
             self._status |= {**written, **saved, "error": None}
             self._good_s = job.taken_s
+            # the file is on disk: ids that were given before it stay unique after a restart
             self._ids.allow(job.limits, durable=True)
             return
         # the first failure of several in a row is logged; all are counted

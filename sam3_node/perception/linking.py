@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from ..types import NANOSECONDS, Instance, MaskFrame
+from ..types import NANOSECONDS, Instance, MaskFrame, State
 from .saving import SavedByType
 
 BASE = "base"
@@ -86,7 +86,7 @@ class WorldLinker(SavedByType):
     holds one object of each camera at most.
     """
 
-    SAVED = ("last_id", "_things", "_ids")
+    SAVED = ("last_id", "_things")
     last_id: int
     """the last id that was given; 0 if there was none"""
     _things: dict[int, _Thing]
@@ -101,6 +101,11 @@ class WorldLinker(SavedByType):
         """The last id that may be given; None: any. Things beyond it have no id until it is raised."""
         self._things = {}
         self._ids = {}
+
+    def restore(self, state: State) -> None:
+        """Continue from the moment at which `state` was called."""
+        super().restore(state)
+        self._ids = {key: thing.id for thing in self._things.values() for key in thing.members}
 
     def observe(self, masks: MaskFrame) -> MaskFrame:
         """Return the masks with a `world_id` for each object that has one."""

@@ -187,7 +187,7 @@ def _track_blank_frames(model: TrackerModel, settings: TrackerSettings) -> None:
         FramePrompt(box=(0, 0, side / 2, side / 2)),
         FramePrompt(mask=Mask.from_full(np.eye(side, dtype=np.bool_))),
     ):
-        pipeline.remove(pipeline.add(prompt).id)
+        pipeline.remove(pipeline.add(prompt, seq=blank.seq).id)
     most = settings.max_objects
     sizes: tuple[int, ...] = BATCHES
     if not static:

@@ -38,6 +38,9 @@ def to_plain(value: Any) -> Any:
 
     A dataclass becomes a map by the names of its fields, a tuple or an array a list, a map a list of pairs.
     """
+    # most values are numbers, and a snapshot is made between two frames
+    if value is None or type(value) in (int, float, str, bool):
+        return value
     if isinstance(value, Tensor):
         return value.cpu()
     # before dataclasses: a mask is one, too, but takes less as an encoded mask

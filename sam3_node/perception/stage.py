@@ -28,14 +28,14 @@ class Stage(SavedFields):
     counts_as: str = ""
     """Name in `stages_us` of several stages together. Empty: `name`."""
     needs_depth: ClassVar[bool] = False
-    """True: the stage's time counts on frames with depth only. On others it has nothing to measure."""
+    """True: the stage's time counts on frames with depth only."""
 
     def run(self, step: StepFrame) -> None:
         """Do the stage's part of a step."""
         raise NotImplementedError
 
     def clock(self, step: StepFrame) -> Clock | None:
-        """Return the clock of this step's time. None: the stage does nothing to speak of on this frame."""
+        """Return the clock of this step's time. None: it is not counted on this frame."""
         if self.needs_depth and step.frame.depth is None:
             return None
         return self.timed

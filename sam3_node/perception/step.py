@@ -1,7 +1,7 @@
 """The record that travels through the stages of a step.
 
 The caller fills the first fields. Each stage reads what the stages before it have filled, and fills its own. A field
-that no stage has filled yet raises AttributeError.
+without a default raises AttributeError until a stage has filled it.
 """
 
 from __future__ import annotations

@@ -34,7 +34,6 @@ Kind = tuple[str, int, str, str | None]
 
 _subject: ContextVar[tuple[str | None, int | None]] = ContextVar("subject", default=(None, None))
 log = logging.getLogger(__name__)
-log = logging.getLogger(__name__)
 
 
 @contextmanager

@@ -148,10 +148,10 @@ class ControlClient(sockets.SocketOwner):
         while True:
             # one turn for each connection, until there is a reply or the deadline raises
             self._send(body, request.op, deadline_s)
-            # the connection ended before the reply: whether the node has carried out the request is not known
             reply = self._wait_for_reply(request, deadline_s)
             if reply is not None:
                 return reply
+            # the connection ended before the reply: whether the node has carried out the request is not known
             if request.op not in REPEATABLE:
                 if self._keys is not None:  # the next handshake tells why the node refuses the key
                     self._wait_for_node(min(deadline_s, time.monotonic() + REFUSAL_S))

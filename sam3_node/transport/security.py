@@ -101,8 +101,8 @@ class ClientKeys(NamedTuple):
 
     @property
     def is_trusted(self) -> bool:
-        # the folder is read again when it changes, so a connection ends soon after its key was revoked
         """True while the other end's key is authorised here, with the same role."""
+        # the folder is read again when it changes, so a connection ends soon after its key was revoked
         key = self.folder.authorised().get(self.server.public)
         return key is not None and key.role == self.server.role
 
@@ -143,8 +143,8 @@ class Security:
 
     @classmethod
     def from_environment(cls) -> Self:
-        # a client has no settings: the environment is its only configuration
         """Return what the environment variables of the section `transport` say."""
+        # a client has no settings: the environment is its only configuration
         keys, key, camera_keys, insecure = (
             os.environ.get(f"{PREFIX}{name}", "") for name in ("KEYS", "KEY", "CAMERA_KEYS", "INSECURE")
         )

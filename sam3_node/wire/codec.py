@@ -152,8 +152,7 @@ def _refuse_extension(code: int, data: bytes) -> None:
 
 
 def _explain(error: Exception) -> str:
-    # msgpack's own texts are about its implementation
-    # what the bytes are, not what msgpack calls it
+    # what the bytes are: msgpack's own texts are about its implementation
     if isinstance(error, msgpack.OutOfData):
         return "truncated data"
     if isinstance(error, msgpack.StackError):
@@ -424,8 +423,8 @@ def compress(data: Buffer) -> bytes:
 
 
 def check_size(data: Buffer, size: int, what: str) -> None:
-    # the header alone tells the size, so that nothing is allocated for a false one
     """Raise WireError for data that are no zstd frame, or one that declares another size. Nothing is decompressed."""
+    # the header alone tells the size, so that nothing is allocated for a false one
     try:
         declared = zstandard.get_frame_parameters(data).content_size
     except (zstandard.ZstdError, ValueError) as error:

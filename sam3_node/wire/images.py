@@ -482,11 +482,11 @@ def _check_compressed(data: Buffer, kind: str, width: int, height: int, max_pixe
         check_png_pixels(data, what)
 
 
-# a header can promise more pixels than its bytes can hold: the decoder would invent them
 def _read_header(data: Buffer, kind: str, what: str) -> ImageHeader:
     if kind == "png":
         return read_png_header(data, what)
     header = read_jpeg_header(data, what)
+    # a header can promise more pixels than its bytes can hold: the decoder would invent them
     size = memoryview(data).nbytes
     if size * _MAX_JPEG_RATIO < header.width * header.height:
         raise WireError(

@@ -169,7 +169,7 @@ def test_a_view_that_fits_both_orders_of_charuco_has_no_corners() -> None:
         first = 1 - legacy
         seen = printed[:, rim + first * square : rim + (first + 6) * square]
         assert board.detect(np.ascontiguousarray(seen)) is None
-        assert mentions(explain_absence(board, np.ascontiguousarray(seen)) or "", "board")
+        assert mentions(explain_absence(board, np.ascontiguousarray(seen)) or "", "show more")
         assert board.detect(printed) is not None
 
 

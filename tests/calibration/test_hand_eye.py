@@ -263,9 +263,9 @@ def test_units_are_named(mounting: Mounting, robot: float, board: float, named: 
 def test_the_order_of_the_boards_quaternions_is_named_and_its_unit() -> None:
     _, views = make_hand_eye(14, board_poses_only=True)
     swapped = [replace(view, camera_from_board=read_as_wxyz(view.camera_from_board)) for view in views]
-    assert mentions(refuse(swapped, "eye_in_hand"), "w x y z")
+    assert mentions(refuse(swapped, "eye_in_hand"), "quaternions of the board", "w x y z")
     message = refuse(scale(swapped, board=1e3), "eye_in_hand")
-    assert mentions(message, "w x y z")
+    assert mentions(message, "quaternions of the board", "w x y z")
     assert "correct board_unit" in message
 
 

@@ -154,7 +154,7 @@ def test_the_settings_of_one_group_are_listed(capsys: pytest.CaptureFixture[str]
         cli.main(["run", "--help-settings", "health"])
     text = capsys.readouterr().out
     assert ("--health.bind" in text, "--model.name" in text) == (True, False)
-    assert mentions(fail(["run", "--help-settings", "helth"], capsys), "health")
+    assert mentions(fail(["run", "--help-settings", "helth"], capsys), "did you mean health")
 
 
 @pytest.mark.parametrize(

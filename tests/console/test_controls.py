@@ -1,6 +1,6 @@
 """Tests of the console's requests that need no browser."""
 
-from sam3_node.console.controls import MAX_LINE, RESULT, RecorderLines
+from sam3_node.console.controls import MAX_BEGUN, MAX_LINE, RESULT, RecorderLines
 
 
 def test_the_output_of_a_long_recording_is_not_kept() -> None:
@@ -9,9 +9,9 @@ def test_the_output_of_a_long_recording_is_not_kept() -> None:
         print(f"{number} frames, {'x' * 2 * MAX_LINE}", file=lines, flush=True)
     print("1000 frames", file=lines)
     assert lines.shown == "1000 frames"
-    lines.write("x" * 10 * MAX_LINE)  # a line without an end
+    lines.write("x" * 10 * MAX_BEGUN)  # a line without an end
     kept = [value for value in vars(lines).values() if isinstance(value, str)]
-    assert sum(map(len, kept)) <= 3 * MAX_LINE
+    assert sum(map(len, kept)) <= 2 * MAX_LINE + MAX_BEGUN
     assert lines.getvalue() == ""
 
 
@@ -23,3 +23,11 @@ def test_the_line_of_the_finished_recording_is_shown_to_the_end() -> None:
     print(f"{RESULT}5 frames in a.mcap", file=lines)
     print("5.0 frames/s", file=lines)
     assert lines.shown == f"{RESULT}5 frames in a.mcap"
+
+
+def test_a_long_line_of_the_result_is_found_though_it_comes_in_parts() -> None:
+    lines = RecorderLines()
+    for part in (RESULT, "a" * 2 * MAX_LINE, ".mcap", "\n", "5.0 frames/s\n"):
+        lines.write(part)
+    assert lines.shown.endswith("a.mcap")
+    assert len(lines.shown) == MAX_LINE

@@ -105,7 +105,7 @@ def test_lines_of_one_kind_are_limited_and_counted(log: Log, form: Any) -> None:
     log.logger.info("later")
     *_, left, right, later = log.lines()
     for line in (left, right):
-        assert mentions(line, "7", "suppressed", "logging.limit")
+        assert mentions(line, "7", "suppressed", "logging.limit", "frame %d failed")
     assert "later" in later
     if form == "json":
         found = log.objects()[-3]

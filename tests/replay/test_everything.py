@@ -43,7 +43,7 @@ def test_a_search_that_finds_nothing_is_noted(limit: float, notes: int, tmp_path
     edit = Edit(ADD_EVERYTHING, {"camera": "left", "seq": 0, **ALL, "min_iou": limit})
     player.play(Step(moving_frame(0), 0, edits=(edit,)))
     assert len(player.notes) == notes
-    assert all(mentions(note, "left", "frame 0", "27", "0") for note in player.notes)
+    assert all(mentions(note, "left", "frame 0", "27", "0 had") for note in player.notes)
 
 
 def test_prompts_that_begin_no_object_are_named() -> None:

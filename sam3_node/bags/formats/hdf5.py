@@ -225,9 +225,8 @@ def _find_rate(path: Path, attributes: Mapping[str, Mapping[str, Any]]) -> float
         candidates = [values.get(name) for name in RATES]
         text = values.get("env_args")
         if isinstance(text, str):
-            with suppress(
-                ValueError, RecursionError, KeyError, TypeError
-            ):  # others write what they like there
+            # others write what they like there
+            with suppress(ValueError, RecursionError, KeyError, TypeError):
                 candidates.append(json.loads(text)["env_kwargs"]["control_freq"])
         for rate in candidates:
             if isinstance(rate, int | float) and 0 < rate <= samples.MAX_FPS:

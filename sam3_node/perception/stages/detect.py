@@ -129,11 +129,6 @@ class DetectObjects(Stage):
         step.tracks = self._tracker.updated(step.tracks, changed)
 
     @property
-    def detector_name(self) -> str:
-        """Name of the detector's model."""
-        return self._detector.name
-
-    @property
     def phrases(self) -> tuple[str, ...]:
         """The phrases that the detector searches for now."""
         return self.prompts.phrases
