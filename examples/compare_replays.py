@@ -34,7 +34,8 @@ for id in sorted({id for _, id in first.keys() | second.keys()}):
     seqs = sorted({seq for seq, other in first.keys() | second.keys() if other == id})
     ious = []
     for seq in seqs:
-        one, other = first.get((seq, id)), second.get((seq, id))
+        one = first.get((seq, id))
+        other = second.get((seq, id))
         if one is None or other is None:
             ious.append(0.0)  # only one of the two tracks it
         else:

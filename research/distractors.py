@@ -27,7 +27,9 @@ from sam3_node.wire.frame_prompt import FramePrompt
 from tools.vos.followers import encode_frame
 from tools.vos.sequences import LabelledSequence, TrueFrame, open_sequences
 
-CAN, COPIES, FRAMES = 4, 12, 100
+CAN = 4
+COPIES = 12
+FRAMES = 100
 WAYS = ((3, 0.0), (7, 0.3))  # seed, and share of dropped frames
 VISIBLE = 0.0005  # of the image
 
@@ -39,14 +41,17 @@ def follow(
 
     Ids beyond 100 are further prompts of the object of id % 100.
     """
-    rng, tracker = np.random.default_rng(seed), Tracker(model, len(ids), selection=selection)
+    rng = np.random.default_rng(seed)
+    tracker = Tracker(model, len(ids), selection=selection)
     rows: dict[int, list[tuple[float, float, float, float]]] = {}
     for frame in frames:
         view = encode_frame(model, frame.image)
         tracks = tracker.step_features(view.features)
         for key, logits in zip(tracks.ids, tracks.logits.float().cpu().numpy(), strict=True):
-            mask, truth = rasterize(logits, view.scaling.frame_size).full(), frame.truth(key % 100)
-            common, either = np.count_nonzero(mask & truth), np.count_nonzero(mask | truth)
+            mask = rasterize(logits, view.scaling.frame_size).full()
+            truth = frame.truth(key % 100)
+            common = np.count_nonzero(mask & truth)
+            either = np.count_nonzero(mask | truth)
             area = np.count_nonzero(mask)
             rows[key].append((common / either if either else 1.0, truth.mean(), mask.mean(), common / max(area, 1)))
         for key in ids:
@@ -75,7 +80,9 @@ def report(name: str, selection: str, tracks: list[list[tuple[float, float, floa
     """Print the figures of all tracks."""
     means = [np.mean([row[0] for row in track]) for track in tracks if track]
     rows = np.array([row for track in tracks for row in track])
-    seen, masked, hidden = rows[:, 1] > VISIBLE, rows[:, 2] > VISIBLE, rows[:, 1] == 0
+    seen = rows[:, 1] > VISIBLE
+    masked = rows[:, 2] > VISIBLE
+    hidden = rows[:, 1] == 0
     beside = (seen & masked & (rows[:, 3] < 0.3)).sum() / max(seen.sum(), 1)
     taken = sum(sum(truth == 0 and mask > 0 for _, truth, mask, _ in track) > 5 for track in tracks)
     print(

@@ -298,7 +298,8 @@ def test_segment_behind_http_runs() -> None:
     pytest.importorskip("starlette", reason="the extra console is not installed")
     space = runpy.run_path(str(ROOT / "examples/segment_http.py"))
     data = base64.b64encode(cv2.imencode(".jpg", np.full((48, 64, 3), 90, np.uint8))[1].tobytes()).decode()
-    body, sent = {"image": data, "points": [[30, 20]], "box": [8, 8, 50, 40]}, []
+    body = {"image": data, "points": [[30, 20]], "box": [8, 8, 50, 40]}
+    sent = []
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": json.dumps(body).encode()}

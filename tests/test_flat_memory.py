@@ -15,7 +15,8 @@ from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.tiny import tiny_model
 
 OBJECTS = 4
-WARM_STEPS, STEPS = 200, 400
+WARM_STEPS = 200
+STEPS = 400
 MAX_RSS_GROWTH = 4_000_000
 
 

@@ -87,7 +87,8 @@ def test_points_behind_the_camera_have_no_pixel() -> None:
 
 @pytest.mark.parametrize("name", LENSES)
 def test_projection_agrees_with_opencv(name: str) -> None:
-    lens, zero = LENSES[name], np.zeros(3)
+    lens = LENSES[name]
+    zero = np.zeros(3)
     points = points_in_view(lens)
     camera = cv2.fisheye if lens.model == "fisheye" else cv2
     coeffs = np.array(lens.coeffs or (0.0,) * 5)

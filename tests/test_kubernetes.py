@@ -30,7 +30,8 @@ def read(base: str) -> dict[str, Any]:
     return {each["kind"]: each for text in texts for each in yaml.safe_load_all(text)}
 
 
-NODE, REPLAY = read("node"), read("replay")
+NODE = read("node")
+REPLAY = read("replay")
 PODS = {
     "node": NODE["Deployment"]["spec"]["template"]["spec"],
     "replay": REPLAY["Job"]["spec"]["template"]["spec"],
@@ -64,9 +65,11 @@ def test_pods_mount_what_they_declare(base: str) -> None:
 
 @pytest.mark.parametrize("base", BASES)
 def test_the_policy_of_the_network_and_the_claim_are_of_the_pods(base: str) -> None:
-    objects, pod = read(base), PODS[base]
+    objects = read(base)
+    pod = PODS[base]
     template = objects["Deployment" if base == "node" else "Job"]["spec"]["template"]
-    policy, claim = objects["NetworkPolicy"]["spec"], objects["PersistentVolumeClaim"]["metadata"]["name"]
+    policy = objects["NetworkPolicy"]["spec"]
+    claim = objects["PersistentVolumeClaim"]["metadata"]["name"]
     assert policy["podSelector"]["matchLabels"] == template["metadata"]["labels"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     ports = {port["name"] for port in pod["containers"][0].get("ports", ())}
@@ -170,7 +173,8 @@ def test_objects_are_valid_by_the_schemas_of_kubernetes(base: str) -> None:
 
 
 def test_the_service_leads_to_the_pods_of_the_deployment() -> None:
-    deployment, service = NODE["Deployment"]["spec"], NODE["Service"]["spec"]
+    deployment = NODE["Deployment"]["spec"]
+    service = NODE["Service"]["spec"]
     labels = deployment["template"]["metadata"]["labels"]
     assert labels
     assert deployment["selector"]["matchLabels"] == service["selector"] == labels

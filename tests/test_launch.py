@@ -58,14 +58,16 @@ def test_every_profile_is_in_the_tables_of_profiles(profile: Path) -> None:
 def test_every_profile_fits_together(profile: Path) -> None:
     """Settings that contradict each other would only be refused, or ignored, on the machine of the profile."""
     settings = load_settings(profile)
-    transport, tracker = settings.transport, settings.tracker
+    transport = settings.transport
+    tracker = settings.tracker
     assert tracker.max_cameras >= len(transport.frames), "each camera needs a slot"
     assert tracker.selection == "confident" or tracker.bank_size <= 7, "more memory is useless"
     for endpoint in (*transport.frames, transport.masks, transport.control):
         assert transport.keys or is_local(endpoint), "another address than loopback needs keys"
     if transport.keys:
         assert len(transport.camera_keys) == len(transport.frames)
-    model, engine = settings.model, settings.engine
+    model = settings.model
+    engine = settings.engine
     if model.device == "cuda":
         options = model.dtype, model.compile, engine.read_kernel, engine.graphs, engine.precision
         assert set(options) == {"auto"}, "defaults or a tuning decide"

@@ -94,8 +94,10 @@ def test_metrics_count_what_the_node_does(served: HealthyNode) -> None:
         (found,) = re.findall(rf"^{re.escape(line)} (\S+)$", ask(served.url, "/metrics")[1], re.MULTILINE)
         return float(found)
 
-    stepped, steps = 'sam3_node_frames_stepped_total{camera="cam1"}', "sam3_node_step_seconds_count"
-    before, steps_before = value(stepped), value(steps)
+    stepped = 'sam3_node_frames_stepped_total{camera="cam1"}'
+    steps = "sam3_node_step_seconds_count"
+    before = value(stepped)
+    steps_before = value(steps)
     until(lambda: served.send_as() and value(stepped) >= before + 3, "frames are counted")
     until(lambda: served.send_as() and value(steps) >= steps_before + 3, "steps are counted")
     for name in (

@@ -21,7 +21,8 @@ from tests.support.node_rig import Rig
 from tests.support.paths import SHARED
 from tools.vos.followers import encode_frame
 
-WEIGHTS, DAVIS = SHARED / "weights/sam2-hiera-tiny", SHARED / "data/davis"
+WEIGHTS = SHARED / "weights/sam2-hiera-tiny"
+DAVIS = SHARED / "data/davis"
 ANSWER_MS = 100_000  # a busy CPU takes many seconds to encode a frame
 MIN_IOU = 0.92
 KITCHEN = SHARED / "data/rgbd/kitchen"

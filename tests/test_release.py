@@ -53,7 +53,8 @@ print(json.dumps([name for name in {heavy} if name in sys.modules]))
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The wheel and the source archive of this checkout, by their last suffix."""
-    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
+    source = tmp_path_factory.mktemp("source")
+    built = tmp_path_factory.mktemp("built")
     shutil.copytree(
         ROOT / "sam3_node", source / "sam3_node", ignore=shutil.ignore_patterns("__pycache__", ".*")
     )

@@ -97,7 +97,8 @@ def test_colours_are_stable_and_differ() -> None:
 
 def test_a_contact_sheet_has_a_cell_for_each_image() -> None:
     sheet = contact_sheet([grey(), grey(120, 80), grey()], ["a", "b", "c"], columns=2)
-    cell_height, cell_width = sheet.shape[0] // 2, sheet.shape[1] // 2
+    cell_height = sheet.shape[0] // 2
+    cell_width = sheet.shape[1] // 2
     assert (cell_height > SIZE[0], cell_width > SIZE[1]) == (True, True)
     assert (sheet[cell_height - 100, cell_width + 100] == 128).all()
     assert sheet[cell_height + 100, cell_width + 100].max() < 40

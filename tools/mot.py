@@ -65,7 +65,8 @@ def open_clips(root: Path, can_detect: Callable[[str], bool], field: str) -> lis
 
     Objects whose names `can_detect` rejects are left out. Raises CameraError for clips without names.
     """
-    clips, is_detectable = [], cache(can_detect)
+    clips = []
+    is_detectable = cache(can_detect)
     for name in list_clips(root):
         clip = read_clip(root, name)
         if "objects" not in clip.meta:
@@ -147,7 +148,8 @@ def mask_iou(instance: Instance, truth: Bools) -> float:
 
 def total(scorers: Sequence[MotScorer], frames: int, fps: float) -> MotScore:
     """Return the score of all clips together, `frames` frames in all."""
-    names, accumulators = map(str, range(len(scorers))), [scorer.accumulator for scorer in scorers]
+    names = map(str, range(len(scorers)))
+    accumulators = [scorer.accumulator for scorer in scorers]
     compute = _motmetrics().metrics.create().compute_many
     table = compute(accumulators, metrics=METRICS, names=list(names), generate_overall=True)
     idf1, mota, *counts = (float(table.loc["OVERALL"][name]) for name in METRICS)

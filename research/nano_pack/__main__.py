@@ -27,7 +27,9 @@ from .write import Pack, pack
 def main(words: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     options = vars(parse(words))
-    folder, minutes, output = options.pop("train"), options.pop("minutes"), options.pop("output")
+    folder = options.pop("train")
+    minutes = options.pop("minutes")
+    output = options.pop("output")
     source = options.pop("source")
     try:
         if folder:

@@ -53,7 +53,9 @@ class Archive:
     """A zip file of at most `max_bytes` bytes; compressed files are stored as they are."""
 
     def __init__(self, stream: IO[bytes], max_bytes: int) -> None:
-        self._stream, self._max_bytes, self._central = stream, max_bytes, END
+        self._stream = stream
+        self._max_bytes = max_bytes
+        self._central = END
         self._zip = ZipFile(stream, "w")
 
     def add(self, files: Files) -> bool:

@@ -35,7 +35,8 @@ def photo(rng: np.random.Generator, split: Split, folder: Path) -> Texture | Non
         return None
     height, width = picture.shape[:2]
     side = int(min(height, width) * rng.uniform(0.5, 1.0))
-    y, x = rng.integers(height - side + 1), rng.integers(width - side + 1)
+    y = rng.integers(height - side + 1)
+    x = rng.integers(width - side + 1)
     crop = cv2.resize(
         picture[y : y + side, x : x + side], (SURFACE_SIZE, SURFACE_SIZE), interpolation=cv2.INTER_AREA
     )

@@ -40,7 +40,9 @@ def test_the_command_keeps_the_loss_of_a_run_and_draws(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
-    kept, picture, log = tmp_path / "history.json", tmp_path / "picture.png", tmp_path / "run" / "log.jsonl"
+    kept = tmp_path / "history.json"
+    picture = tmp_path / "picture.png"
+    log = tmp_path / "run" / "log.jsonl"
     kept.write_text(HISTORY.read_text())
     log.parent.mkdir()
     log.write_text("".join(json.dumps({"total": 60.0 * i, "loss": 1.0}) + "\n" for i in range(50)))

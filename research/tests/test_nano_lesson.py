@@ -89,7 +89,8 @@ def test_a_run_resumes_with_its_lesson(lesson: Lesson, tmp_path: Path) -> None:
 
 def test_a_step_on_clips_leaves_the_maps_as_they_are(lesson: Lesson, tmp_path: Path) -> None:
     write_rectangles(tmp_path / "scenes")
-    trainer, sources = LessonTrainer(tmp_path / "out", CPU, lesson), Sources(tmp_path / "scenes", tmp_path)
+    trainer = LessonTrainer(tmp_path / "out", CPU, lesson)
+    sources = Sources(tmp_path / "scenes", tmp_path)
     trainer.run([FRAMES], sources, workers=0)
     before = [parameter.detach().clone() for parameter in lesson.parameters()]
     assert all(bool(parameter.any()) for parameter in before)

@@ -72,7 +72,8 @@ def test_clips_come_out_smaller_without_depth_and_geometry(scenes: Path, tmp_pat
     assert said == ["6 of 6 training clips", "1 held-out clips"]
     unpack(tmp_path / "a.zip", tmp_path / "out")
     assert list_clips(tmp_path / "out/train") == [f"t{number}" for number in range(6)]
-    clip, before = read_clip(tmp_path / "out/val", "v0"), read_clip(scenes / "val", "v0")
+    clip = read_clip(tmp_path / "out/val", "v0")
+    before = read_clip(scenes / "val", "v0")
     assert (len(clip), clip.depth(0)) == (3, None)
     assert clip.meta == {"fps": 12, "seed": 9, "objects": [{"id": 3}], "width": 48, "height": 32}
     for index in range(3):
@@ -116,7 +117,8 @@ def test_a_folder_without_clips_is_no_input(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_named_must_hold_something(scenes: Path, tmp_path: Path) -> None:
-    train, nowhere = scenes / "train", tmp_path / "nowhere"
+    train = scenes / "train"
+    nowhere = tmp_path / "nowhere"
     for what in (Pack(train, ENOUGH, cutouts=nowhere), Pack(train, ENOUGH, videos=nowhere)):
         with pytest.raises(CameraError, match=r"expected .* in .*nowhere, found none"):
             pack(what, tmp_path / "a.zip")
@@ -135,7 +137,8 @@ def test_the_training_draws_from_a_pack(scenes: Path, cutouts: Path, videos: Pat
 
 
 def test_a_pack_is_unpacked_once(scenes: Path, tmp_path: Path) -> None:
-    path, out = tmp_path / "a.zip", tmp_path / "out"
+    path = tmp_path / "a.zip"
+    out = tmp_path / "out"
     pack(Pack(scenes / "train", 25_000), path)
     unpack(path, out)
     (out / "cache").mkdir()
@@ -148,7 +151,8 @@ def test_a_pack_is_unpacked_once(scenes: Path, tmp_path: Path) -> None:
 
 
 def test_a_damaged_pack_is_an_error_and_existing_files_stay(scenes: Path, tmp_path: Path) -> None:
-    path, out = tmp_path / "a.zip", tmp_path / "out"
+    path = tmp_path / "a.zip"
+    out = tmp_path / "out"
     pack(Pack(scenes / "train", ENOUGH), path)
     unpack(path, out)
     whole = path.read_bytes()

@@ -98,7 +98,8 @@ def _serialize(tensors: Mapping[str, Tensor]) -> list[Buffer]:
             flat = torch.empty(flat.shape, dtype=flat.dtype).copy_(flat)
         if tensor.dtype not in DTYPES:
             raise TypeError(f"a state holds tensors of {', '.join(DTYPES.values())}, found {tensor.dtype}")
-        begin, end = end, end + tensor.nbytes
+        begin = end
+        end = end + tensor.nbytes
         place = {"shape": list(tensor.shape), "data_offsets": [begin, end]}
         header[key] = {"dtype": DTYPES[tensor.dtype], **place}
         parts.append(flat.view(torch.uint8).numpy().data)

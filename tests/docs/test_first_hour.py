@@ -29,8 +29,10 @@ from tests.support.paths import ROOT
 from tests.support.policy_servers import graspgen_pack, graspgen_unpack, serve
 from tests.support.processes import PATIENCE_S, Process
 
-CAMERAS, STAND_IN = re.compile(r"webcam:0|realsense\b"), "scene:tabletop --camera.loop"
-STAYS, ENDS = "leave it running", re.compile(r"# Ctrl-C in the terminal of (sam3-node \w+)")
+CAMERAS = re.compile(r"webcam:0|realsense\b")
+STAND_IN = "scene:tabletop --camera.loop"
+STAYS = "leave it running"
+ENDS = re.compile(r"# Ctrl-C in the terminal of (sam3-node \w+)")
 
 
 def follow(page: str, folder: Path) -> dict[str, str]:

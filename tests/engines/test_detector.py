@@ -105,7 +105,8 @@ def test_torch_runs_with_more_phrases_than_an_engine_takes() -> None:
     pixels = torch.rand(1, 3, 64, 64)
     network = FixedPhrases(must_not_run, specify_network(detector.model), detector.model)
     with torch.inference_mode():
-        actual, expected = network(pixels, vectors), detector.model(pixels, vectors)
+        actual = network(pixels, vectors)
+        expected = detector.model(pixels, vectors)
     assert torch.equal(actual.scores, expected.scores)
 
 
@@ -169,7 +170,8 @@ def test_the_gate_refuses_values_that_are_not_finite(frames: list[Image], names:
 
 
 def test_a_network_that_is_slower_than_torch_is_refused(frames: list[Image], tmp_path: Path) -> None:
-    clock, detector = CountedClock(), nano_detector()
+    clock = CountedClock()
+    detector = nano_detector()
     detector.model.register_forward_hook(lambda *call: clock.advance(0.002))
     run = clock.delay(load_yolo_world(NANO), 0.003)
     slot = DetectorSlot(detector, make_settings(folder=tmp_path), clock)

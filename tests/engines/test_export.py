@@ -78,7 +78,8 @@ def run_both(
     """Yield pairs of outputs of the export and of torch for the same inputs."""
     inputs = stage.examples(objects, objects, memories)
     with torch.inference_mode():
-        actual, expected = list(each(run(*inputs))), list(each(stage.module(*inputs)))
+        actual = list(each(run(*inputs)))
+        expected = list(each(stage.module(*inputs)))
     assert [(x.shape, x.dtype) for x in actual] == [(x.shape, x.dtype) for x in expected]
     yield from zip(actual, expected, strict=True)
 
@@ -119,8 +120,10 @@ def operators(path: Path) -> list[str]:
 
 
 PLAIN = ("MatMul", "MatMul")
-FROM_IMAGE, TO_IMAGE = ("Add", "MatMul"), ("Reshape", "Reshape")
-"""The decoder's tokens attend to the image with a term of its places; the image attends to tokens head by head."""
+FROM_IMAGE = ("Add", "MatMul")
+"""The decoder's tokens attend to the image with a term of its places."""
+TO_IMAGE = ("Reshape", "Reshape")
+"""The image attends to tokens head by head."""
 
 
 @pytest.mark.parametrize(
@@ -139,7 +142,8 @@ def around_softmax(path: Path) -> list[tuple[str, str]]:
     read = {value: node for node in nodes for value in node.input}
     actual = []
     for softmax in (node for node in nodes if node.op_type == "Softmax"):
-        before, after = made[softmax.input[0]], read[softmax.output[0]]
+        before = made[softmax.input[0]]
+        after = read[softmax.output[0]]
         while before.op_type in ("Cast", "Where"):
             before = made[before.input[before.op_type == "Where"]]
         while after.op_type == "Cast":

@@ -76,7 +76,8 @@ def test_the_gate_decides_once(
     iou: float, expected: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fast_torch, "compare", lambda reference, candidate: figures(iou))
-    load, settings = Loads(), settings_of(tmp_path)
+    load = Loads()
+    settings = settings_of(tmp_path)
     assert load_by_gate(load, settings).dtype == expected
     assert load.dtypes == [torch.float32, torch.bfloat16]
     monkeypatch.delattr(fast_torch, "compare")
@@ -195,7 +196,8 @@ def test_a_layer_in_fp8_equals_one_that_rounds(dtype: torch.dtype, bias: bool) -
     rounded = QuantisedLayer(nn.Linear(64, 96, bias=bias).to(dtype), 6.0)
     x = (torch.randn(2, 33, 64) * 3).to(dtype)  # some inputs saturate
     with torch.inference_mode():
-        expected, found = rounded(x), Fp8Linear(rounded)(x)
+        expected = rounded(x)
+        found = Fp8Linear(rounded)(x)
     assert (found.shape, found.dtype) == (expected.shape, dtype)
     largest = expected.abs().max().item()
     assert (found - expected).abs().max() <= largest * (1e-6 if dtype == torch.float32 else 2.0**-7)
@@ -208,7 +210,8 @@ def test_an_encoder_in_fp8_equals_one_that_rounds(weights: Path, tmp_path: Path)
     assert sum(isinstance(layer, Fp8Linear) for layer in fast.modules()) == 8  # four in each of two blocks
     pixels = noise_clip(model.image_size, 1)[0]
     with torch.inference_mode():
-        found, expected = fast(pixels), quantise_encoder(model, Scales.load(scales))(pixels)
+        found = fast(pixels)
+        expected = quantise_encoder(model, Scales.load(scales))(pixels)
     for mine, theirs in zip(found[:3], expected[:3], strict=True):
         assert (mine - theirs).abs().max() <= 1e-4 * theirs.abs().max()
 
@@ -235,7 +238,8 @@ def test_an_encoder_in_fp8_is_compiled_whatever_the_settings(
 
 def test_products_in_fp8_have_one_scale_for_each_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels with a scale for each row read beyond the scales if the rows are no multiple of 256."""
-    multiply, sizes = torch._scaled_mm, list[tuple[int, int]]()
+    multiply = torch._scaled_mm
+    sizes = list[tuple[int, int]]()
 
     def note(*factors: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, **options: Any) -> Any:
         sizes.append((scale_a.numel(), scale_b.numel()))
@@ -255,7 +259,8 @@ def test_a_detector_shares_the_trunk_of_an_encoder_in_fp8(
     scales = save_scales(weights, tmp_path / "scales.json", 8.0)
     model = load_tracker(str(weights), device="cpu")
     model.stages = make_stages(model, make_settings(weights, precision="fp8", scales=scales))
-    encode, pixels = model.stages.encode, noise_clip(model.image_size, 1)[0]
+    encode = model.stages.encode
+    pixels = noise_clip(model.image_size, 1)[0]
     if graphed:
         on_tape(model)
     with torch.inference_mode():
@@ -290,7 +295,8 @@ def serve_timed(settings: Settings, clock: CountedClock, encode_ms: float) -> st
 
 
 def test_the_slower_encoder_is_refused(weights: Path, tmp_path: Path) -> None:
-    scales, clock = save_scales(weights, tmp_path / "scales.json", 8.0), CountedClock()
+    scales = save_scales(weights, tmp_path / "scales.json", 8.0)
+    clock = CountedClock()
 
     def settings(folder: str, **engine: Any) -> Settings:
         return make_settings(
@@ -310,7 +316,8 @@ def test_the_slower_encoder_is_refused(weights: Path, tmp_path: Path) -> None:
 def test_other_arithmetic_is_judged_again(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judged, clock = list[object](), CountedClock()
+    judged = list[object]()
+    clock = CountedClock()
 
     def compare(*args: object) -> Report:
         judged.append(args)

@@ -84,7 +84,8 @@ def test_kernels_in_graphs_track_as_float32_does(compiled: bool) -> None:
 
 def tracked(model: TrackerModel, objects: int, frames: int = 5) -> Tensor:
     """Return the logits of all frames; each of the first frames adds one object."""
-    tracker, actual = Tracker(model, max_objects=objects), []
+    tracker = Tracker(model, max_objects=objects)
+    actual = []
     for number, pixels in enumerate(noise_clip(model.image_size, frames)):
         prompts = [ObjectPrompt(number, points=[[30.0 + 10 * number, 40.0]])] if number < objects else []
         tracks = tracker.step(pixels.to(model.device, model.dtype), prompts)
@@ -95,7 +96,8 @@ def tracked(model: TrackerModel, objects: int, frames: int = 5) -> Tensor:
 
 def test_a_tracker_of_replayed_stages_gives_the_same() -> None:
     source = random_source("sam3")
-    plain, taped = stages_of(source), stages_of(source)
+    plain = stages_of(source)
+    taped = stages_of(source)
     tape = on_tape(taped)
     assert (tracked(taped, 3) - tracked(plain, 3)).abs().max() < 1e-4
     assert tape.captures == 1 + 3 * 3, "encode once, the others for 1, 2 and 3 objects"
@@ -121,7 +123,8 @@ class Copies(TorchDispatchMode):
 @torch.inference_mode()
 def test_a_bank_is_gathered_straight_into_the_input_of_a_graph(any_width: bool) -> None:
     source = random_source("sam3")
-    direct, copied = stages_of(source), stages_of(source)
+    direct = stages_of(source)
+    copied = stages_of(source)
     for model in (direct, copied):
         on_tape(model)
         model.stages.read.limits = ReadLimits(any_width)

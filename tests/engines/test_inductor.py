@@ -134,13 +134,15 @@ def test_packages_pass_the_gate_and_are_listed(kept: Kept, capsys: pytest.Captur
 
 @torch.inference_mode()
 def test_a_tracker_gives_the_masks_that_torch_gives(kept: Kept) -> None:
-    model, reference = served(kept, engine__fallback=False), load_tracker(str(kept.weights))
+    model = served(kept, engine__fallback=False)
+    reference = load_tracker(str(kept.weights))
     assert model.name == reference.name
     assert all(isinstance(run, DtypeAdapter) and isinstance(run.run, InductorRun) for run in model.stages)
     ours, theirs = (Tracker(each, max_objects=4) for each in (model, reference))
     for number, pixels in enumerate(noise_clip(model.image_size, 6)):
         prompts = PROMPTS[number : number + 1]  # 1, 2, then 3 objects, which a batch of 4 holds
-        actual, expected = ours.step(pixels, prompts), theirs.step(pixels, prompts)
+        actual = ours.step(pixels, prompts)
+        expected = theirs.step(pixels, prompts)
         assert actual.ids == expected.ids
         torch.testing.assert_close(actual.scores, expected.scores, atol=1e-3, rtol=0)
         different = ((actual.logits > 0) != (expected.logits > 0)).float().mean()
@@ -240,7 +242,8 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def test_a_node_starts_from_packages_without_a_compiler(kept: Kept, rig: Rig, tmp_path: Path) -> None:
-    cache, unpacked = tmp_path / "cache", tmp_path / "unpacked"
+    cache = tmp_path / "cache"
+    unpacked = tmp_path / "unpacked"
     unpacked.mkdir()
     rig.environment |= {
         f"SAM3_{name.upper().replace('.', '__')}": value for name, value in kept.options().items()

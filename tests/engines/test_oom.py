@@ -129,7 +129,8 @@ def test_torch_serves_where_engines_fail_on_the_first_frames(
     fail, said = FAILURES[kind]
     model = tiny_model(presence=60.0)
     own = model.stages
-    model.stages, model.static_shapes = own._replace(**{stage: Failing(fail)}), True
+    model.stages = own._replace(**{stage: Failing(fail)})
+    model.static_shapes = True
     with caplog.at_level(logging.WARNING):
         warm_up(model, make_settings(), own)
     assert model.stages is own
@@ -179,7 +180,8 @@ def vast(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return weights that lack the memory modules, whose configuration makes these larger than memory."""
     folder = tmp_path_factory.mktemp("vast")
     random_source("sam3").save_pretrained(folder)
-    weights, config = folder / "model.safetensors", folder / "config.json"
+    weights = folder / "model.safetensors"
+    config = folder / "config.json"
     kept = {name: value for name, value in load_file(weights).items() if "memory_fuser" not in name}
     save_file(kept, weights, metadata={"format": "pt"})
     wide = {"memory_fuser_intermediate_dim": 10**12}
@@ -196,7 +198,8 @@ def test_a_build_that_does_not_fit_says_what_to_lower(vast: Path, tmp_path: Path
     pytest.importorskip("tensorrt_rtx")
     from sam3_node.engines.build import build_engines
 
-    model, engine = ModelSettings(name=str(vast), device="cpu"), EngineSettings(folder=tmp_path)
+    model = ModelSettings(name=str(vast), device="cpu")
+    engine = EngineSettings(folder=tmp_path)
     with refuses(EngineError, field=("engines", "built")):
         build_engines(Settings(model=model, engine=engine), "sm89")
     assert not list(tmp_path.iterdir())

@@ -74,7 +74,8 @@ def test_rounds_as_modelopt_does(channels: bool) -> None:
 def test_dead_and_tiny_channels_stay_numbers() -> None:
     layer = nn.Linear(8, 3).bfloat16()
     with torch.no_grad():
-        layer.weight[0], layer.weight[1] = 0, 1e-6
+        layer.weight[0] = 0
+        layer.weight[1] = 1e-6
     x = torch.randn(2, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
     actual = quantize.QuantisedLayer(layer, 0.0)(x)
     assert actual.isfinite().all()

@@ -150,7 +150,8 @@ def test_a_precision_that_a_gpu_lacks_is_refused(
 def test_an_encoders_engine_gives_the_trunk_once_a_detector_shares_it(
     settings: Settings, weights: Path, clip: Path
 ) -> None:
-    source, served = load_tracker(str(weights)), slot(settings)
+    source = load_tracker(str(weights))
+    served = slot(settings)
     engines = loaded(settings, source.stages)
     report = served.run_gate(engines, clip)
     assert report.passed
@@ -178,7 +179,8 @@ def test_engines_that_are_slower_than_torch_serve_only_if_they_are_forced(
     settings: Settings, weights: Path, clip: Path, tmp_path: Path
 ) -> None:
     """The four serve together, so a slower one may serve if the step is faster."""
-    clock, served = CountedClock(), load_tracker(str(weights))
+    clock = CountedClock()
+    served = load_tracker(str(weights))
     served.stages = Stages(*(clock.delay(run, 0.010) for run in served.stages))
 
     def load(settings: Settings, encode_s: float, plan: bytes) -> LoadedEngines:
@@ -253,7 +255,8 @@ def test_a_report_of_other_plans_or_a_damaged_one_is_ignored(
 
 def test_torch_serves_unless_the_settings_name_engines(weights: Path, tmp_path: Path) -> None:
     model = load_tracker(str(weights))
-    stages, name = model.stages, model.name
+    stages = model.stages
+    name = model.name
     serve_tracker(model, make_settings(weights, tmp_path, fallback=False))
     assert model.stages is stages
     assert model.name == name

@@ -58,7 +58,8 @@ def test_inputs_that_do_not_fit_are_refused(
 def test_tensors_are_copied_only_where_they_must_be() -> None:
     block = torch.arange(1024.0)
     start = -block.data_ptr() % specs.ALIGNMENT // block.element_size()
-    aligned, odd = block[start : start + 512].view(16, 32), block[start + 1 : start + 513].view(16, 32)
+    aligned = block[start : start + 512].view(16, 32)
+    odd = block[start + 1 : start + 513].view(16, 32)
     assert specs.ensure_aligned(aligned) is aligned
     for tensor in (odd, aligned.T):
         copy = specs.ensure_aligned(tensor)

@@ -152,7 +152,8 @@ def test_a_damaged_plan_is_refused(store: engine_store.EngineStore) -> None:
 def test_a_damaged_manifest_hides_only_its_own(
     store: engine_store.EngineStore, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    damaged, whole = saved(store, gpu="sm120"), saved(store)
+    damaged = saved(store, gpu="sm120")
+    whole = saved(store)
     (damaged.folder / engine_store.MANIFEST).write_text(text)
     with caplog.at_level(logging.WARNING):
         assert list(store.all()) == [whole]
@@ -210,7 +211,8 @@ RTX = pytest.mark.skipif(
 @RTX
 @pytest.mark.timeout(1200)
 def test_engines_are_built_listed_and_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    weights, folder = tmp_path / "tiny", tmp_path / "engines"
+    weights = tmp_path / "tiny"
+    folder = tmp_path / "engines"
     random_source("sam3").save_pretrained(weights)
     model = load_tracker(weights, dtype="bfloat16")
     amax = dict.fromkeys(Recipe().select_layers(model.encode_stage), 8.0)
@@ -231,7 +233,8 @@ def test_engines_are_built_listed_and_found(tmp_path: Path, capsys: pytest.Captu
         "detect (by name)",
     ]
 
-    store, settings = engine_store.EngineStore(folder), load_settings(overrides=asked)
+    store = engine_store.EngineStore(folder)
+    settings = load_settings(overrides=asked)
     actual = store.find(engine_store.compute_key(model, settings, "sm89"))
     detector = store.find(compute_detector_key(settings, 320, "sm89"))
     assert told.out.split() == [str(actual.folder), str(detector.folder)]

@@ -155,7 +155,8 @@ def test_an_ensemble_segments_images_as_the_tracker_does(
     family: str,
     kind: str,
 ) -> None:
-    model, config = trackers[family], models[f"{family}_segment_{kind}"].config
+    model = trackers[family]
+    config = models[f"{family}_segment_{kind}"].config
     clip = noise_clip(model.image_size, 2)
     tensors = {"pixels": torch.cat(clip).numpy(), f"{kind}{'e' * (kind == 'box')}s": np.float32(PLACES[kind])}
     found = run_ensemble(repository, config, tensors)
@@ -172,7 +173,8 @@ def check_masks(
     model: TrackerModel, pixels: torch.Tensor, found: Mapping[str, np.ndarray], kind: str, places: Sequence
 ) -> None:
     """Compare the masks of an image with what the tracker segments there."""
-    tracker, features = Tracker(model, max_objects=1), model.encode(pixels)
+    tracker = Tracker(model, max_objects=1)
+    features = model.encode(pixels)
     scores = combine_scores(*(torch.from_numpy(found[column]) for column in ("presence", "iou")))
     for logits, score, place in zip(torch.from_numpy(found["logits"]), scores, places, strict=True):
         prompt = ObjectPrompt(1, points=[place]) if kind == "point" else ObjectPrompt(1, box=place)
@@ -306,7 +308,8 @@ def test_plans_of_the_store_are_served_as_they_are(weights: Path, tmp_path: Path
 
 
 def test_what_cannot_be_served_is_refused(weights: Path, tmp_path: Path) -> None:
-    engines, out = tmp_path / "engines", tmp_path / "models"
+    engines = tmp_path / "engines"
+    out = tmp_path / "models"
     settings = settings_for(weights, "bfloat16", engines)
     with refuses(EngineError, field=("engine.precision", "bfloat16", "float32", "float16")):
         export_repository(settings, out)

@@ -53,7 +53,9 @@ class Changed(nn.Module):
 
     def __init__(self, stage: nn.Module, change: Callable[[Any], Any], since: int = 0) -> None:
         super().__init__()
-        self.stage, self.change, self.left = stage, change, since
+        self.stage = stage
+        self.change = change
+        self.left = since
 
     def forward(self, *inputs: Tensor) -> Any:
         actual = self.stage(*inputs)
@@ -83,7 +85,8 @@ class Delayed(nn.Module):
 
     def __init__(self, run: Run, wait: Callable[[], None]) -> None:
         super().__init__()
-        self.stage, self.wait = run, wait
+        self.stage = run
+        self.wait = wait
 
     def forward(self, *inputs: Tensor) -> Any:
         self.wait()
@@ -93,7 +96,8 @@ class Delayed(nn.Module):
 @pytest.mark.parametrize("engines", [True, False])
 def test_stages_are_timed_beside_those_of_the_served_model(engines: bool, tmp_path: Path) -> None:
     """Engines together, because they serve together; torch stages each, because each may serve alone."""
-    clock, served = CountedClock(), tiny_model(presence=ALWAYS)
+    clock = CountedClock()
+    served = tiny_model(presence=ALWAYS)
     own = served.stages = Stages(*(clock.delay(run, 0.010) for run in served.stages))
     stages = own._replace(encode=clock.delay(own.encode, 0.007), read=clock.delay(own.read, -0.004))
     report = run_gate(stages, served=served, engines=engines, clock=clock)

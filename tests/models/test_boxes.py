@@ -92,14 +92,18 @@ def test_empty_boxes_overlap_nothing() -> None:
 def test_a_box_finds_its_way_back(frame: tuple[int, int], size: int | tuple[int, int]) -> None:
     height, width = frame
     image = np.zeros((height, width, 3), dtype=np.uint8)
-    x0, y0, x1, y1 = width // 4, height // 5, width // 2, height // 5 * 4
+    x0 = width // 4
+    y0 = height // 5
+    x1 = width // 2
+    y1 = height // 5 * 4
     image[y0:y1, x0:x1] = (255, 255, 255)
     pixels, way = letterbox(image, size)
     assert pixels.shape[2:] == ((size, size) if isinstance(size, int) else size)
     left, top = way.offset
     inner = pixels[0, 0, top : pixels.shape[2] - top, left : pixels.shape[3] - left]
     rows, columns = (inner > 0.5).nonzero().unbind(1)
-    low, high = (columns.min() + left, rows.min() + top), (columns.max() + left + 1, rows.max() + top + 1)
+    low = (columns.min() + left, rows.min() + top)
+    high = (columns.max() + left + 1, rows.max() + top + 1)
     back = way.to_frame(torch.tensor([*low, *high]).float())
     pixel = 1 / min(way.ratio)
     assert (back - torch.tensor([x0, y0, x1, y1])).abs().max() <= max(1.0, pixel)
@@ -127,7 +131,8 @@ def test_the_public_letterbox_is_bilinear_and_as_small_as_its_stride_allows(
     assert way.ratio == (scale, scale)
     size = round(frame[1] * scale), round(frame[0] * scale)
     expected = cv2.resize(image, size, interpolation=cv2.INTER_LINEAR)[..., ::-1]
-    (left, top), (columns, rows) = way.offset, size
+    (left, top) = way.offset
+    (columns, rows) = size
     found = pixels[0, :, top : top + rows, left : left + columns].permute(1, 2, 0) * 255
     assert np.array_equal(found.round().numpy().astype(np.uint8), expected)
     assert pixels[0, :, -1, -1].tolist() == pytest.approx([GREY] * 3)

@@ -106,7 +106,8 @@ def test_missing_tensors_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["truncate", "garbage", "no config", "another model"])
 def test_damaged_folders_are_clear_errors(tmp_path: Path, damage: str) -> None:
     random_source("sam3").save_pretrained(tmp_path)
-    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    weights = tmp_path / "model.safetensors"
+    config = tmp_path / "config.json"
     if damage == "truncate":
         weights.write_bytes(weights.read_bytes()[:1000])
     elif damage == "garbage":
@@ -137,7 +138,8 @@ def test_a_name_of_two_parts_is_looked_for_on_the_hub(monkeypatch: pytest.Monkey
 
 
 def test_nano_is_the_same_every_time() -> None:
-    first, second = load_tracker("nano"), load_tracker("nano")
+    first = load_tracker("nano")
+    second = load_tracker("nano")
     assert sum(p.numel() for p in first.parameters()) < 6e6
     assert (logits(first, 2) - logits(second, 2)).abs().max() == 0
 
@@ -214,7 +216,8 @@ def test_the_window_ordered_vit_equals_the_reference(size: int, window: int) -> 
 def test_sizes_given_for_both_axes() -> None:
     source = random_source("sam3")
     config = source.vision_encoder.config.backbone_config
-    config.image_size, config.patch_size = [112, 112], [14, 14]
+    config.image_size = [112, 112]
+    config.patch_size = [14, 14]
     assert isinstance(stages_of(source).encode_stage.backbone, WindowedViT)
     config.image_size = [112, 126]
     with pytest.raises(ModelError, match="squares"):
@@ -254,7 +257,8 @@ def shard(folder: Path, family: str = "sam3") -> Path:
 def test_weights_in_shards_load_and_have_one_digest(tmp_path: Path) -> None:
     index = shard(tmp_path / "a")
     random_source("sam3").save_pretrained(tmp_path / "b")
-    shards, whole = load_tracker(tmp_path / "a"), load_tracker(tmp_path / "b")
+    shards = load_tracker(tmp_path / "a")
+    whole = load_tracker(tmp_path / "b")
     assert (logits(shards, 2) - logits(whole, 2)).abs().max() == 0
     before = checkpoint_digest(str(tmp_path / "a"))
     last = max((tmp_path / "a").glob("*.safetensors"))
@@ -295,7 +299,8 @@ def test_a_link_that_leaves_the_folder_is_refused(tmp_path: Path, name: str) -> 
 
 def test_the_cache_of_the_hub_is_loaded_by_its_links(tmp_path: Path) -> None:
     root = tmp_path / "models--somebody--tracker"
-    snapshot, blobs = root / "snapshots" / "0123abcd", root / "blobs"
+    snapshot = root / "snapshots" / "0123abcd"
+    blobs = root / "blobs"
     random_source("sam3").save_pretrained(tmp_path / "plain")
     snapshot.mkdir(parents=True)
     blobs.mkdir()
@@ -326,7 +331,8 @@ def test_pickles_and_other_models_are_never_loaded(tmp_path: Path) -> None:
 def test_code_in_a_folder_never_runs(tmp_path: Path) -> None:
     random_source("sam3").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    config["model_type"], config["auto_map"] = "mine", {"AutoConfig": "code.Config"}
+    config["model_type"] = "mine"
+    config["auto_map"] = {"AutoConfig": "code.Config"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     with refuses(ModelError, field=("mine", "model")):

@@ -44,7 +44,9 @@ class Camera:
     """Publishes frames as the camera `name`."""
 
     def __init__(self, publisher: FramePublisher, client: PerceptionClient, name: str) -> None:
-        self.publisher, self.client, self.name = publisher, client, name
+        self.publisher = publisher
+        self.client = client
+        self.name = name
         self.seq = 0
 
     def send(self, **changes: Any) -> Frame:
@@ -245,7 +247,8 @@ def test_masks_may_be_older_by_three_median_steps() -> None:
 
 
 FPS = 5
-BALL, MOVES_FROM = "orange ball", 130
+BALL = "orange ball"
+MOVES_FROM = 130
 DELAY_FRAMES = 8  # 1.5 s, also where the camera's process is late
 
 

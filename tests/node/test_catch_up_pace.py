@@ -31,7 +31,8 @@ class Way:
     """The way of at most one object through the frames of a camera."""
 
     def __init__(self) -> None:
-        self.latest, self.stride = 0, 1
+        self.latest = 0
+        self.stride = 1
         self.place: int | None = None
         self.own_stride = 1
 
@@ -43,7 +44,8 @@ class Way:
         return None if self.place is None else self.own_stride
 
     def begin(self, frames: int = FRAMES) -> None:
-        self.place, self.own_stride = self.latest - frames, self.stride
+        self.place = self.latest - frames
+        self.own_stride = self.stride
 
     def advance(self) -> bool:
         self.place = min(self.latest, self.place + self.own_stride)
@@ -57,7 +59,8 @@ class Loop:
 
     def __init__(self, step_ms: float, slice_ms: float) -> None:
         self._random = random.Random(1)
-        self._step_ms, self._slice_ms = step_ms, slice_ms
+        self._step_ms = step_ms
+        self._slice_ms = slice_ms
         self.pace = CatchUpPace(live=True)
         self.way = Way()  # a pipeline, as far as its pace goes
         self.now_ns = 0
@@ -112,7 +115,8 @@ def p99(ages: list[float]) -> float:
 
 @pytest.mark.parametrize(("step_ms", "slice_ms"), [(10, 5), (30, 15), (47, 18), (47, 24)])
 def test_live_frames_hardly_wait_for_objects_that_catch_up(step_ms: float, slice_ms: float) -> None:
-    alone, loop = Loop(step_ms, slice_ms), Loop(step_ms, slice_ms)
+    alone = Loop(step_ms, slice_ms)
+    loop = Loop(step_ms, slice_ms)
     alone.run(6000, lambda number: False)
     loop.run(6000, lambda number: number % PROMPT_EVERY == PROMPT_EVERY - 1)
     assert p99(loop.ages_ms) < 1.2 * p99(alone.ages_ms)
@@ -153,7 +157,8 @@ def test_without_frames_slices_need_not_wait() -> None:
 
 
 def test_lossless_delivery_tracks_on_every_frame() -> None:
-    pace, way = CatchUpPace(live=False), Way()
+    pace = CatchUpPace(live=False)
+    way = Way()
     for number in range(30):
         pace.note_frame("cam0", number * MS, 0)
         pace.note_step(way, 100 * MS, number * MS)

@@ -59,7 +59,8 @@ def ahead(camera: Camera) -> Iterator[DecodeAhead]:
 
 
 def test_the_newest_frame_is_prepared_and_an_older_one_forgotten(camera: Camera, ahead: DecodeAhead) -> None:
-    old, new = picture(1), picture(2)
+    old = picture(1)
+    new = picture(2)
     with ahead.during_step():
         for frame in (old, new):
             camera.waiting.put(frame)
@@ -70,7 +71,8 @@ def test_the_newest_frame_is_prepared_and_an_older_one_forgotten(camera: Camera,
 
 
 def test_a_frame_in_work_is_waited_for(camera: Camera, ahead: DecodeAhead) -> None:
-    frame, taken = picture(1), queue.Queue[PreparedFrame | None]()
+    frame = picture(1)
+    taken = queue.Queue[PreparedFrame | None]()
     camera.may_end.clear()
     with ahead.during_step():
         camera.waiting.put(frame)
@@ -84,7 +86,8 @@ def test_a_frame_in_work_is_waited_for(camera: Camera, ahead: DecodeAhead) -> No
 
 
 def test_a_frame_that_cannot_be_decoded_is_left_to_its_step(camera: Camera, ahead: DecodeAhead) -> None:
-    broken, sound = replace(picture(1), encoding="jpeg"), picture(2)
+    broken = replace(picture(1), encoding="jpeg")
+    sound = picture(2)
     with ahead.during_step():
         camera.waiting.put(broken)
         camera.begun.get(timeout=PATIENCE_S)

@@ -32,7 +32,8 @@ class Robot(Team):
     """A camera, a node, a watcher, a recorder, a policy that holds the interpreter, and a client of control."""
 
     def __init__(self, rig: Rig, stack: ExitStack) -> None:
-        self._rig, numbers = rig, itertools.count()
+        self._rig = rig
+        numbers = itertools.count()
         super().__init__(
             camera=lambda: rig.launch("camera", SCENE),
             node=lambda: rig.launch("run"),
@@ -98,7 +99,8 @@ def launched(profile: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_node_that_hangs_in_a_group_is_replaced(robot: Robot, tmp_path: Path) -> None:
-    profile, log = tmp_path / "robot.toml", tmp_path / "log.txt"
+    profile = tmp_path / "robot.toml"
+    log = tmp_path / "log.txt"
     weights = robot.running["node"].log.parent / "tiny"
     profile.write_text(
         f'[transport]\nframes = ["ipc://{tmp_path}/f"]\nmasks = "ipc://{tmp_path}/m"\n'

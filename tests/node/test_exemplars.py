@@ -13,7 +13,8 @@ from tests.support.node_rig import Rig, masks_where
 from tests.support.refuses import refuses
 from tests.support.tiny_detectors import picture, write_tiny_sam3
 
-BOX, OTHER = (60, 60, 140, 150), (200, 100, 290, 190)
+BOX = (60, 60, 140, 150)
+OTHER = (200, 100, 290, 190)
 
 
 @pytest.fixture
@@ -33,7 +34,8 @@ def wait_for(client: PerceptionClient, label: str) -> None:
 
 def test_what_is_like_a_box_is_found_kept_and_replayed(rig: Rig, tmp_path: Path) -> None:
     recorder = rig.start("record", str(tmp_path / "live.mcap"))
-    node, _ = rig.node(), rig.camera()
+    node = rig.node()
+    _ = rig.camera()
     with rig.client() as client:
         seq = masks_where(client, lambda masks: True, "masks").seq
         client.add_exemplar("washer", [BOX], seq=seq)

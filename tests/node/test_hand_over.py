@@ -27,9 +27,12 @@ from tests.support.node_rig import READY_S, Process, Rig, ids, masks_where, pict
 from tests.support.refuses import refuses
 from tests.support.threads import repeating
 
-HAND_OVER, CONFIRM, CONFIRMED = b"\xa9hand_over", b"\xb1confirm_hand_over", b"\xa9confirmed"
+HAND_OVER = b"\xa9hand_over"
+CONFIRM = b"\xb1confirm_hand_over"
+CONFIRMED = b"\xa9confirmed"
 SNAPSHOT = b"\xa8snapshot"
-SOON, LATE = {"SNAPSHOT__CONFIRM_S": "1"}, {"SNAPSHOT__CONFIRM_S": "250"}
+SOON = {"SNAPSHOT__CONFIRM_S": "1"}
+LATE = {"SNAPSHOT__CONFIRM_S": "250"}
 
 
 class Relay:
@@ -43,9 +46,11 @@ class Relay:
     """
 
     def __init__(self, path: Path, target: Path) -> None:
-        self.endpoint, self._target = f"ipc://{path}", str(target)
+        self.endpoint = f"ipc://{path}"
+        self._target = str(target)
         self._lock = threading.Lock()
-        self._request, self._reply = b"", b""
+        self._request = b""
+        self._reply = b""
         self._then: Callable[[], object] = lambda: None
         self._has_passed = False
         self._open: list[socket.socket] = []
@@ -61,7 +66,10 @@ class Relay:
         with self._lock:
             self._is_cut = False
             self.was_cut.clear()
-            self._request, self._reply, self._then, self._has_passed = request, reply, then, False
+            self._request = request
+            self._reply = reply
+            self._then = then
+            self._has_passed = False
 
     def heal(self) -> None:
         """Forward everything again."""
@@ -118,7 +126,8 @@ class Relay:
 
     def _drop_all(self) -> None:
         with self._lock:
-            ends, self._open = self._open, []
+            ends = self._open
+            self._open = []
         for end in ends:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -132,7 +141,8 @@ class Cell:
         self.rig.environment |= {"SAM3_SNAPSHOT__EVERY_S": "0.2", "SAM3_CAMERA__FPS": "8"}
         self.rig.camera()
         self.relay = Relay(folder / "relay", folder / "control")
-        self._masks, self._control = f"ipc://{folder}/masks2", f"ipc://{folder}/control2"
+        self._masks = f"ipc://{folder}/masks2"
+        self._control = f"ipc://{folder}/control2"
 
     def node(self, **settings: str) -> Process:
         """Start the old node."""

@@ -197,7 +197,8 @@ def test_the_verdicts_before_the_first_frame() -> None:
 
 def test_a_step_that_fails_is_measured_and_does_not_make_ready() -> None:
     health = Health(Settings())
-    health.serving, health.watchdog = True, Watchdog(600.0)
+    health.serving = True
+    health.watchdog = Watchdog(600.0)
     with pytest.raises(ZeroDivisionError), health.step():
         _ = 1 / (not health.stepping)
     assert not health.stepping
@@ -247,7 +248,9 @@ class Supervised:
     """A node under the supervisor of launch/start, a camera and a policy."""
 
     def __init__(self, folder: Path, group: Group, lines: list[str]) -> None:
-        self.order, self.lines, self._group = folder / "order", lines, group
+        self.order = folder / "order"
+        self.lines = lines
+        self._group = group
         self.frames, self.masks, self.control = (f"ipc://{folder}/{name}" for name in "fmc")
         environment = tiny_environment(folder, self.frames, self.masks, self.control)
         environment |= {

@@ -33,7 +33,8 @@ class KeyedRig(Rig):
         self.environment["SAM3_TRANSPORT__CAMERA_KEYS"] = "cam0,cam1"
         self.node_keys = self.keys.machine("node", "node")
         self.running = self.start("run", TRANSPORT__KEYS=str(self.node_keys.keys), HEALTH__BIND="127.0.0.1:0")
-        scene, folder = "scene:shapes?width=160&height=120", self.keys.machine("camera", "cam0").keys
+        scene = "scene:shapes?width=160&height=120"
+        folder = self.keys.machine("camera", "cam0").keys
         self.camera_process = self.start("camera", scene, "--camera.loop", TRANSPORT__KEYS=str(folder))
 
     def connect(self, security: Security, timeout_ms: int = 60_000) -> PerceptionClient:

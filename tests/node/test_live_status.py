@@ -54,7 +54,8 @@ def test_status_and_description_do_not_wait_for_a_step(
     served.send()
     idle = served.status()
     with held_step(lambda: served.camera.send(picture(0)), monkeypatch):
-        busy, description = served.status(), served.client.call("describe")
+        busy = served.status()
+        description = served.client.call("describe")
         assert (idle["stepping"], busy["stepping"]) == (False, True)
         assert busy["uptime_s"] >= idle["uptime_s"]
         assert busy["cameras"]["cam1"]["stepped"] == idle["cameras"]["cam1"]["stepped"]
@@ -182,7 +183,10 @@ class Requests:
     """A control server of which each request takes the same time, on a clock that only requests move."""
 
     def __init__(self, took_s: float, waiting: int) -> None:
-        self.now_s, self.took_s, self.waiting, self.replies = 1000.0, took_s, waiting, 0
+        self.now_s = 1000.0
+        self.took_s = took_s
+        self.waiting = waiting
+        self.replies = 0
         self.begun = None
 
     def receive(self, timeout_ms: int = 0) -> tuple[tuple[bytes, ...], Request] | None:
@@ -209,9 +213,11 @@ def test_requests_take_at_most_half_a_step_or_one_request(
     waiting: int,
     expected: int,
 ) -> None:
-    node, requests = Node(Settings()), Requests(took_s, waiting)
+    node = Node(Settings())
+    requests = Requests(took_s, waiting)
     monkeypatch.setattr(node_module.time, "monotonic", requests.monotonic)
-    node._control, node._request_budget_s = requests, budget_s  # type: ignore[assignment]
+    node._control = requests  # type: ignore[assignment]
+    node._request_budget_s = budget_s
     node.perception = served.node.perception
     node._answer_requests()
     assert requests.replies == expected

@@ -24,7 +24,8 @@ class FourCameras:
     """The publishers of four cameras, and a reader that gets all masks of their node in order."""
 
     def __init__(self, publishers: dict[str, FramePublisher], tap: StreamTap) -> None:
-        self.publishers, self._tap = publishers, tap
+        self.publishers = publishers
+        self._tap = tap
         self._seqs = {name: itertools.count() for name in publishers}
         self.masks: dict[str, list[MaskFrame]] = defaultdict(list)
 
@@ -54,7 +55,8 @@ class FourCameras:
             waiting = [name for name in names if not self._has(name, last[name])]
             for name in names:
                 if name not in waiting and sent[name] < frames:
-                    last[name], sent[name] = self.send(name), sent[name] + 1
+                    last[name] = self.send(name)
+                    sent[name] = sent[name] + 1
                     waiting.append(name)
             return not waiting
 

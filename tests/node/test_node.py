@@ -353,7 +353,8 @@ def assert_ends_with_the_frame_in_hand(rig: Rig, node: Process) -> None:
     assert last == int(stepped[-1])
 
 
-CHUNK, COUNT = 100_000, 400
+CHUNK = 100_000
+COUNT = 400
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
@@ -382,7 +383,8 @@ def lossless_node(rig: Rig, folder: Path) -> Process:
 
 
 def test_lossless_delivery_keeps_every_frame_and_still_ends(rig: Rig, tmp_path: Path) -> None:
-    (frames, masks_at, _), count = endpoints(tmp_path), 40
+    (frames, masks_at, _) = endpoints(tmp_path)
+    count = 40
     with FramePublisher(frames, "every") as camera:
         node = lossless_node(rig, tmp_path)
         with MaskSubscriber(masks_at, "every") as masks:
@@ -405,7 +407,8 @@ def test_lossless_delivery_ends_in_time_though_its_reader_hangs(rig: Rig, tmp_pa
         context.socket(zmq.PULL) as reader,
         FramePublisher(frames, "every") as camera,
     ):
-        reader.linger, reader.rcvhwm = 0, 1
+        reader.linger = 0
+        reader.rcvhwm = 1
         reader.connect(masks_at)
         node = lossless_node(rig, tmp_path)
         assert camera.send(picture(0), timeout_ms=10_000)

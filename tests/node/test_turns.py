@@ -55,7 +55,8 @@ def ask(served: NearNode, **args: Any) -> Future[Any]:
 def test_a_frame_is_stepped_between_any_two_turns(served: NearNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """A frame is sent, and has arrived, before each turn ends; requests have no time beyond one turn."""
     order: list[str] = []
-    step, send = Pipeline.step, served.send
+    step = Pipeline.step
+    send = served.send
 
     def wait_for_frame() -> None:
         order.append("turn")
@@ -89,7 +90,9 @@ class Held:
     """Searches that do turn after turn until the test lets them end."""
 
     def __init__(self) -> None:
-        self.begun, self.ended, self.go = [], 0, threading.Event()
+        self.begun = []
+        self.ended = 0
+        self.go = threading.Event()
 
     @contextmanager
     def under_way(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:

@@ -117,7 +117,8 @@ def test_old_frames_may_be_kept_on_the_host(
 @pytest.mark.parametrize("slices", [0, 1, 2, 3, 100])
 def test_the_division_of_the_work_does_not_matter(make: Callable[..., Pipeline], slices: int) -> None:
     """However it is sliced, and even if frames leave the cache meanwhile, the object is the one of a live prompt."""
-    live, late = make(), make(feature_cache_s=1.0)
+    live = make()
+    late = make(feature_cache_s=1.0)
     step(live, *range(6))
     live.add(CENTRE, seq=5)
     step(live, *range(6, 28))
@@ -144,7 +145,8 @@ def test_with_a_stride_and_from_a_pinned_frame_neither_does_it_matter(
 
     One that joins after the same step is equal, also while these frames leave the cache and the lease ends.
     """
-    late, at_once = make(feature_cache_s=1.0), make(feature_cache_s=1.0)
+    late = make(feature_cache_s=1.0)
+    at_once = make(feature_cache_s=1.0)
     is_pinned = newest > 14
     for pipeline in (late, at_once):
         step(pipeline, *range(9))
@@ -200,7 +202,8 @@ def test_pinned_frames_keep_within_the_memory_and_end_with_their_lease(make: Cal
 def test_objects_wait_in_line(make: Callable[..., Pipeline]) -> None:
     pipeline = make(feature_cache_s=1.0)
     step(pipeline, *range(10))
-    first, second = pipeline.add(CENTRE, seq=7), pipeline.add(BOX, seq=5)
+    first = pipeline.add(CENTRE, seq=7)
+    second = pipeline.add(BOX, seq=5)
     assert pipeline.catch_ups.behind == 2 + 4
     told = [pipeline.catch_ups.advance() for _ in range(6)]
     assert [found and found.id for found in told] == [None, first.id, None, None, None, second.id]
@@ -209,7 +212,8 @@ def test_objects_wait_in_line(make: Callable[..., Pipeline]) -> None:
 
 
 def test_a_corrected_object_keeps_its_masks_until_it_has_caught_up(make: Callable[..., Pipeline]) -> None:
-    untouched, pipeline = make(), make()
+    untouched = make()
+    pipeline = make()
     for each in (untouched, pipeline):
         step(each, 0)
         each.add(BOX, seq=0)
@@ -311,7 +315,8 @@ def test_an_object_that_cannot_catch_up_stops_nothing(
 
 
 def test_an_object_on_its_way_goes_on_from_a_checkpoint(make: Callable[..., Pipeline]) -> None:
-    first, second = make(), make()
+    first = make()
+    second = make()
     step(first, *range(9))
     first.add(CENTRE, seq=2)
     first.add(BOX, seq=8)

@@ -19,7 +19,8 @@ PERIOD_NS = 66_666_667
 REST = np.array([0.4, 0.1, 0.03])
 """A block on the table."""
 GRASP = np.array([0.4, 0.1, 0.05])
-UP, ASIDE = np.array([0, 0, 0.12]), np.array([0.2, 0.1, 0.12])
+UP = np.array([0, 0, 0.12])
+ASIDE = np.array([0.2, 0.1, 0.12])
 
 
 HIDDEN = Instance(3, "block", 0.9, "occluded", 5, 0, Mask.empty((4, 4)))
@@ -98,7 +99,8 @@ def test_a_block_whose_seen_part_changes_stays_held(lifted: World) -> None:
 
 
 def test_a_hidden_block_goes_with_the_gripper_and_its_error_grows(lifted: World) -> None:
-    turned, tip = (np.pi - 0.5, 0.3, 0.2), GRASP + ASIDE
+    turned = (np.pi - 0.5, 0.3, 0.2)
+    tip = GRASP + ASIDE
     hidden = [lifted.step(tip, turn=turned) for _ in range(30)]
     moved = Rotation.from_rotvec(turned) * Rotation.from_rotvec((np.pi, 0, 0)).inv()
     assert hidden[-1].position_m == pytest.approx(tip + moved.apply(REST - GRASP), abs=0.005)
@@ -118,7 +120,8 @@ def test_a_restored_state_continues(lifted: World) -> None:
     lifted.objects.add(3, "block")
     other.objects.restore(unpack_state(pack_state(lifted.objects.state())))
     other.seq = lifted.seq
-    first, second = other.step(GRASP), lifted.step(GRASP)
+    first = other.step(GRASP)
+    second = lifted.step(GRASP)
     assert (first.position_m, first.covariance_m2) == (second.position_m, second.covariance_m2)
     assert other.move(UP, GRASP, REST, carry=False).held is False
     lifted.objects.remove(3)

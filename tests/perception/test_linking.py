@@ -63,7 +63,8 @@ class Scene:
 
 def test_near_objects_of_equal_label_and_size_become_one() -> None:
     scene = Scene()
-    left, right = [thing(5)], [thing(9, (0.03, 0.0, 0.0), extent_m=(0.1, 0.05, 0.1))]
+    left = [thing(5)]
+    right = [thing(9, (0.03, 0.0, 0.0), extent_m=(0.1, 0.05, 0.1))]
     assert scene.turn(left=left, right=right) == {"left": [1], "right": [2]}
     assert scene.turns(4, left=left, right=right) == {"left": [1], "right": [1]}
 
@@ -110,7 +111,8 @@ def test_objects_of_one_camera_are_never_one() -> None:
 
 def test_a_link_needs_several_observations_in_a_row() -> None:
     scene = Scene()
-    near, far = [thing(9)], [thing(9, (0.2, 0.0, 0.0))]
+    near = [thing(9)]
+    far = [thing(9, (0.2, 0.0, 0.0))]
     for _ in range(10):
         assert scene.turn(left=[thing(5)], right=far) == {"left": [1], "right": [2]}
         assert scene.turn(left=[thing(5)], right=near) == {"left": [1], "right": [2]}
@@ -244,7 +246,10 @@ def make_random_scene(seed: int, turns: int, noise_m: float) -> list[tuple[MaskF
 @pytest.mark.parametrize("seed", range(repetitions(3, 20)))
 def test_things_of_a_random_scene_are_never_mixed_up(seed: int) -> None:
     frames = make_random_scene(seed, turns=150, noise_m=0.008)
-    linker, owners, agreeing, pairs = WorldLinker(RULES), {}, 0, 0
+    linker = WorldLinker(RULES)
+    owners = {}
+    agreeing = 0
+    pairs = 0
     latest: dict[tuple[str, int], int | None] = {}
     for masks, truth in frames:
         for world_id, n in zip(world_ids(linker.observe(masks)), truth, strict=True):
@@ -264,7 +269,8 @@ def test_a_restored_linker_goes_on_as_the_first() -> None:
     linker = WorldLinker(RULES)
     whole = [world_ids(linker.observe(masks)) for masks in frames]
     for cut in (1, 50, 100, 150):
-        first, second = WorldLinker(RULES), WorldLinker(RULES)
+        first = WorldLinker(RULES)
+        second = WorldLinker(RULES)
         for masks in frames[:cut]:
             first.observe(masks)
         second.restore(unpack_state(pack_state(first.state())))

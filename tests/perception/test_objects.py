@@ -86,7 +86,8 @@ def test_values_are_restored_without_loss_and_others_are_emptied() -> None:
 
 
 def test_a_value_that_the_state_does_not_know_begins_empty() -> None:
-    objects, later = Objects(2), Objects(2)
+    objects = Objects(2)
+    later = Objects(2)
     objects.add(1, "cup")
     added = later.register(PerObject("added", Note))
     added[1] = make_note()

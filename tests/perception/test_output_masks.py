@@ -44,7 +44,8 @@ def smooth_logits(seed: int, size: int, blobs: int) -> np.ndarray:
     y, x = np.mgrid[:size, :size].astype(np.float32)
     logits = np.full((size, size), -8.0, np.float32)
     for _ in range(blobs):
-        centre, radius = random.uniform(-2, size + 2, 2), random.uniform(0.3, size / 3)
+        centre = random.uniform(-2, size + 2, 2)
+        radius = random.uniform(0.3, size / 3)
         logits = np.maximum(logits, radius - np.hypot(x - centre[0], y - centre[1]))
     return logits + random.normal(scale=0.3, size=logits.shape).astype(np.float32)
 
@@ -107,7 +108,8 @@ def hard_logits(side: int) -> np.ndarray:
 
 def define(logits: np.ndarray, frame_size: tuple[int, int]) -> Mask:
     """Make the mask of all pixels by the definition."""
-    low, (rows, columns) = clamp(logits), map(axis, logits.shape, frame_size)
+    low = clamp(logits)
+    (rows, columns) = map(axis, logits.shape, frame_size)
     lines = blend(low[rows.first], low[rows.second], rows.near[:, None], rows.far[:, None])
     values = blend(lines[:, columns.first], lines[:, columns.second], columns.near, columns.far)
     return Mask.from_full(values > 0)
@@ -262,7 +264,8 @@ def test_a_step_makes_two_copies_of_bits_and_nothing_else_waits(
             patch.setattr(Tensor, name, lambda *_: refuse("the host waits for the device"))
         with NoHostReads():
             masks = pipeline.step(second)
-    side, row = model.mask_size[0], 4 * (1 + 1 + model.hidden) + 1
+    side = model.mask_size[0]
+    row = 4 * (1 + 1 + model.hidden) + 1
     bits_of_levels = 3 * side * side // 8
     table, regions = copies.sizes
     assert table == 3 * (bits_of_levels + 4 * 2 + row)

@@ -42,7 +42,8 @@ from tests.support.refuses import refuses
 from tests.support.repeats import repetitions
 from tests.support.tiny import TRAINED_LOGIT, random_source, stages_of, tiny_model
 
-WIDTH, HEIGHT = 200, 150
+WIDTH = 200
+HEIGHT = 150
 CENTRE = FramePrompt(points=[(100.0, 75.0)])
 BOX = FramePrompt(box=[20, 20, 120, 100])
 
@@ -94,7 +95,8 @@ def test_masks_are_the_trackers_own_at_frame_size(model: TrackerModel, pipeline:
     pipeline.step(frame(0))
     pipeline.add(CENTRE)
     pipeline.add(BOX)
-    tracker, scaling = Tracker(model, max_objects=4), Scaling((HEIGHT, WIDTH), model.image_size)
+    tracker = Tracker(model, max_objects=4)
+    scaling = Scaling((HEIGHT, WIDTH), model.image_size)
     prompts = [to_model(CENTRE, 1, scaling), to_model(BOX, 2, scaling)]
     tracker.step(model.preprocess(picture(0)))
     for seq in range(1, 5):
@@ -465,8 +467,10 @@ def test_real_weights_without_memory_segment_track_and_tell_the_part_from_the_wh
     part, whole = np.zeros((2, HEIGHT, WIDTH), np.bool_)
     part[60:90, 70:110] = whole[30:120, 40:160] = True
     image = np.full((HEIGHT, WIDTH, 3), 40, np.uint8)
-    image[whole], image[part] = (30, 60, 220), (200, 200, 20)
-    pipeline, box = Pipeline(model, TrackerSettings(), "cam0"), FramePrompt(box=[35, 25, 165, 125])
+    image[whole] = (30, 60, 220)
+    image[part] = (200, 200, 20)
+    pipeline = Pipeline(model, TrackerSettings(), "cam0")
+    box = FramePrompt(box=[35, 25, 165, 125])
     pipeline.step(frame(0, colour=encode_image(image, "bgr8")))
     shown = [found.mask for found in pipeline.candidates(FramePrompt(points=[(90, 75)]))]
     assert max(overlap(mask, part) for mask in shown) > 0.9
@@ -476,7 +480,8 @@ def test_real_weights_without_memory_segment_track_and_tell_the_part_from_the_wh
     (tracked,) = pipeline.step(frame(1, colour=encode_image(np.roll(image, 6, 1), "bgr8"))).instances
     assert (tracked.id, tracked.state) == (added, "tracked")
     assert overlap(tracked.mask, np.roll(whole, 6, 1)) > 0.9
-    pixels, point = model.preprocess(image), [[90 / WIDTH * model.image_size, 75 / HEIGHT * model.image_size]]
+    pixels = model.preprocess(image)
+    point = [[90 / WIDTH * model.image_size, 75 / HEIGHT * model.image_size]]
     logits, scores = Tracker(model).segment_candidates(model.encode(pixels), ObjectPrompt(1, points=point))
     with torch.inference_mode():
         labels = torch.ones(1, 1, 1, dtype=torch.int)
@@ -538,7 +543,8 @@ def test_neither_frames_nor_prompts_compile_after_the_warm_up(backend: CountingB
     model = tiny_model(hidden=64, size=56)
     model.compile(backend)
     warm_up(model, settings, model.stages)
-    warm, errors = backend.graphs, torch._dynamo.utils.counters["frames"].copy()
+    warm = backend.graphs
+    errors = torch._dynamo.utils.counters["frames"].copy()
     assert warm == 1 + 3 * 2, "one encoder, and the other stages for one and for more objects"
     pipeline = Pipeline(model, settings.tracker, "cam")
     pipeline.step(blank(0))
@@ -644,7 +650,8 @@ def test_the_detector_runs_before_the_first_frame(compiling: tuple[Settings, lis
 
 
 def test_the_warm_up_prompts_in_each_way(model: TrackerModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, add = set(), Pipeline.add
+    seen = set()
+    add = Pipeline.add
 
     def record(pipeline: Pipeline, prompt: FramePrompt) -> Any:
         seen.update(name for name in ("points", "box", "mask") if getattr(prompt, name) is not None)

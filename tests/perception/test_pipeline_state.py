@@ -28,7 +28,8 @@ from tests.support.coloured_blocks import ColourDetector
 from tests.support.refuses import refuses
 from tests.support.tiny import tiny_model
 
-WIDTH, HEIGHT = 120, 90
+WIDTH = 120
+HEIGHT = 90
 BOX = FramePrompt(box=[20, 20, 80, 70])
 CENTRE = FramePrompt(points=[(60.0, 45.0), (10.0, 10.0)], labels=[1, 0])
 
@@ -90,7 +91,9 @@ def objects(pipeline: Pipeline) -> list[str]:
 
 def goes_on(make: Callable[[], Pipeline], actions: Sequence[Action], at: Sequence[int]) -> list[object]:
     """Assert that a pipeline which is replaced before any of the actions `at` does as one that is not; -> results."""
-    pipeline, expected, saved = make(), list[object](), dict[int, bytes]()
+    pipeline = make()
+    expected = list[object]()
+    saved = dict[int, bytes]()
     for index, action in enumerate(actions):
         if index in at:
             saved[index] = pack_state(pipeline.state())
@@ -205,7 +208,8 @@ class Blocks:
 
 def test_births_deaths_and_what_was_turned_away_go_on(nano: TrackerModel) -> None:
     blocks = Blocks(nano)
-    two, three = {(30, 40): "red", (130, 90): "green"}, {(230, 150): "blue"}
+    two = {(30, 40): "red", (130, 90): "green"}
+    three = {(230, 150): "blue"}
     shown = [two, two, two | three, two | three, three, three, three, three, {}, {}]
     actions = [blocks.set_prompts("red", "green", "blue")]
     actions += [step(coloured_blocks.frame(seq, placed)) for seq, placed in enumerate(shown)]
@@ -215,7 +219,8 @@ def test_births_deaths_and_what_was_turned_away_go_on(nano: TrackerModel) -> Non
 
 
 def test_a_state_may_be_restored_into_a_pipeline_that_has_lived() -> None:
-    first, second = fresh(), fresh()
+    first = fresh()
+    second = fresh()
     do(first, EDITS[:7])
     do(second, EDITS[:16])
     second.restore(first.state())
@@ -224,7 +229,8 @@ def test_a_state_may_be_restored_into_a_pipeline_that_has_lived() -> None:
 
 
 def test_a_state_stays_as_it_is() -> None:
-    first, second = fresh(), fresh()
+    first = fresh()
+    second = fresh()
     do(first, EDITS[:11])
     state = first.state()
     before = pack_state(state)

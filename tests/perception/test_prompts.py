@@ -49,7 +49,8 @@ def as_tensors(prompt: ObjectPrompt) -> Any:
 
 @pytest.mark.parametrize("fields", GOOD.values(), ids=GOOD)
 def test_good_prompts_are_equal_in_both_forms(fields: dict[str, Any]) -> None:
-    mine, direct = to_model(FramePrompt(**fields), 1, SAME), ObjectPrompt(1, **fields)
+    mine = to_model(FramePrompt(**fields), 1, SAME)
+    direct = ObjectPrompt(1, **fields)
     for a, b in zip(as_tensors(mine), as_tensors(direct), strict=True):
         assert torch.equal(a, b)
 

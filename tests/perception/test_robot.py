@@ -112,7 +112,8 @@ def cast(urdf: Path) -> Cast:
         rays = deproject(np.indices(SIZE)[::-1].reshape(2, -1).T, 1.0, lens)
         length = np.linalg.norm(rays, axis=1)
         directions = (rays / length[:, None] @ camera[:3, :3].T).ravel()
-        geoms, far = np.zeros(len(rays), np.int32), np.zeros(len(rays))
+        geoms = np.zeros(len(rays), np.int32)
+        far = np.zeros(len(rays))
         arguments = (None, 1, -1, geoms, far, None, len(rays), mujoco.mjMAXVAL)
         mujoco.mj_multiRay(model, data, camera[:3, 3].copy(), directions, *arguments)
         return np.where(geoms < 0, np.inf, far / length).reshape(SIZE)
@@ -130,14 +131,16 @@ def cameras(seed: int) -> list[Array]:
     """Return a camera that sees the whole, one that sees a part, and one beside the arm that it reaches behind."""
     angle = np.random.default_rng(seed).uniform(-3, 3)
     side = np.array([np.cos(angle), np.sin(angle), 0.3])
-    whole, part = (1.8 * side, (0, -0.2, 0.4)), (0.8 * side, (0.2, -0.2, 0.7))
+    whole = (1.8 * side, (0, -0.2, 0.4))
+    part = (0.8 * side, (0.2, -0.2, 0.7))
     return [look(*view) for view in (whole, part, ((0.35, -0.3, 0.25), (-1.0, 0.1, 0.2)))]
 
 
 @pytest.mark.parametrize("lens", LENSES)
 @pytest.mark.parametrize("seed", range(4))
 def test_the_silhouette_is_what_rays_hit(body: RobotBody, cast: Cast, lens: str, seed: int) -> None:
-    positions, view = draw_joints(seed), LensView(LENSES[lens], SIZE)
+    positions = draw_joints(seed)
+    view = LensView(LENSES[lens], SIZE)
     for camera in cameras(seed):
         expected = np.isfinite(cast(positions, camera, LENSES[lens]))
         drawn = body.draw(invert(camera) @ body.place(positions), view)
@@ -151,12 +154,14 @@ def test_the_silhouette_is_what_rays_hit(body: RobotBody, cast: Cast, lens: str,
 def test_with_depth_only_what_lies_on_the_body_is_the_robot(
     body: RobotBody, cast: Cast, nano: TrackerModel
 ) -> None:
-    positions, camera = draw_joints(1), look((0.9, 0.4, 0.6), (0, -0.2, 0.3))
+    positions = draw_joints(1)
+    camera = look((0.9, 0.4, 0.6), (0, -0.2, 0.3))
     z = np.minimum(cast(positions, camera, PINHOLE), FAR_M)
     drawn = z < FAR_M
     columns = np.indices(SIZE)[1]
     middle = int(np.median(columns[drawn]))
-    front, unknown = drawn & (columns < middle), drawn & (columns > middle + 20)
+    front = drawn & (columns < middle)
+    unknown = drawn & (columns > middle + 20)
     z[front] -= 0.1  # a thing in front of it
     z[unknown] = 0
     depth = DepthMap(np.round(z * 1000).astype(np.uint16), 0.001, RayMap().rays(PINHOLE, SIZE), 305.0)
@@ -172,7 +177,8 @@ def test_with_depth_only_what_lies_on_the_body_is_the_robot(
 
 
 def test_positions_are_in_the_base_that_the_calibration_means(urdf: Path, body: RobotBody) -> None:
-    positions, other = draw_joints(2), RobotBody(urdf, base="foot")
+    positions = draw_joints(2)
+    other = RobotBody(urdf, base="foot")
     base_from_foot = rigid(rotation_from_vector((0, 0, np.pi)), (0.1, -0.2, 0.02))
     assert np.abs(base_from_foot @ other.place(positions) - body.place(positions)).max() < 1e-6
 
@@ -218,14 +224,17 @@ def test_the_bundled_arm_is_where_the_recorded_joints_put_it() -> None:
     calibration = load_calibration(TABLETOP.with_suffix(".toml"))
     rows = zip(recording.frames(), recording.truth(), recording.robot(), strict=True)
     for frame, truth, joints in islice(rows, 0, None, 30):
-        lens, size = frame.intrinsics, (frame.height, frame.width)
+        lens = frame.intrinsics
+        size = (frame.height, frame.width)
         assert lens is not None
         assert calibration.intrinsics_for(size) == lens
         assert frame.depth is not None
         depth = DepthMap(decode_depth(frame.depth), 0.001, RayMap().rays(lens, size), lens.fx)
-        view, links = LensView(lens, size), body.place(joints.positions)
+        view = LensView(lens, size)
+        links = body.place(joints.positions)
         objects = np.logical_or.reduce([instance.mask.full() for instance in truth.instances])
-        outline, seen = body.draw(links, view) & ~objects, body.draw(links, view, depth, margin_m=0.01)
+        outline = body.draw(links, view) & ~objects
+        seen = body.draw(links, view, depth, margin_m=0.01)
         assert outline.sum() > 3000
         assert (seen & outline).sum() > 0.95 * outline.sum()
         assert (seen & objects).sum() < 0.01 * objects.sum()

@@ -24,7 +24,10 @@ from tests.support import coloured_blocks
 from tests.support.calibration_scenes import calibrated
 from tests.support.coloured_blocks import HEIGHT, PERIOD_NS, WIDTH, ColourDetector
 
-WIDE, SIDE, EVERY, LOST_S = 90, 50, 3, 0.4
+WIDE = 90
+SIDE = 50
+EVERY = 3
+LOST_S = 0.4
 LOST_FRAMES = int(LOST_S * 1e9 / PERIOD_NS)
 PLACE = (130, 90)
 AWAY = -200.0
@@ -68,7 +71,8 @@ class World:
     """Frames of blocks with the plate in front of them."""
 
     def __init__(self, nano: TrackerModel, exclude: bool = True, hand_eye: bool = True) -> None:
-        self.detector, self.seq = ColourDetector(), 0
+        self.detector = ColourDetector()
+        self.seq = 0
         calibration = calibrated((HEIGHT, WIDTH), 300.0, "eye_to_hand" if hand_eye else None)
         settings = TrackerSettings(max_objects=4, exclude_robot=exclude)
         finds = DetectorSettings(every=EVERY, max_lost_s=LOST_S)
@@ -172,9 +176,11 @@ def see(x: float, right_m: float = 0.0, turned_rad: float = 0.0) -> RobotPixels:
 
 
 def test_an_arm_that_comes_slowly_covers_the_whole_place() -> None:
-    objects, others = Objects(4), Objects(4)
+    objects = Objects(4)
+    others = Objects(4)
     objects.add(1, "block")
-    robot, covered = places(100, objects), []
+    robot = places(100, objects)
+    covered = []
     for left in range(0, 70, 2):
         seen = see(left - WIDE + 100)
         covered.append(bool(robot.find_covered(seen)))

@@ -189,7 +189,8 @@ def test_detection_is_stretched_and_holds_nothing_on_its_frame(nano: TrackerMode
     before = len(world.pipeline.objects)
     assert before == 2
     assert {status.priority for status in world.pipeline.objects} == {"low"}
-    held, calls = [], world.detector.calls
+    held = []
+    calls = world.detector.calls
     for _ in range(4 * DETECTION_STRETCH):
         seen = world.detector.calls
         masks = world.step(2)

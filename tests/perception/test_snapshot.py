@@ -32,8 +32,10 @@ from tests.support.repeats import repetitions
 from tests.support.tiny import tiny_model
 
 Action = Callable[[Perception], object]
-FRAMES, GOES_ON = repetitions(14, 30), 5
-POINT, BOX = FramePrompt(points=[(60, 60)]), FramePrompt(box=[110, 70, 170, 130])
+FRAMES = repetitions(14, 30)
+GOES_ON = 5
+POINT = FramePrompt(points=[(60, 60)])
+BOX = FramePrompt(box=[110, 70, 170, 130])
 
 
 def live(perception: Perception) -> Perception:
@@ -99,7 +101,9 @@ class Story(NamedTuple):
 @pytest.fixture(scope="module")
 def story() -> Story:
     frames = [draw(seq) for seq in range(FRAMES)]
-    actions, after, starts = list[Action](), edits(frames), list[int]()
+    actions = list[Action]()
+    after = edits(frames)
+    starts = list[int]()
     for index, frame in enumerate(frames):
         starts.append(len(actions))
         actions += [step(frame), *after.get(index, [])]
@@ -124,7 +128,10 @@ def draw(seq: int) -> Frame:
 def test_masks_after_a_restore_are_those_of_a_node_that_was_never_killed(
     nano: TrackerModel, story: Story
 ) -> None:
-    whole, expected, saved, actions = named(nano), list[object](), dict[int, bytes](), story.actions
+    whole = named(nano)
+    expected = list[object]()
+    saved = dict[int, bytes]()
+    actions = story.actions
     chosen = story.places[: repetitions(2, 20)]
     for index, action in enumerate(actions):
         if index in chosen:
@@ -133,7 +140,8 @@ def test_masks_after_a_restore_are_those_of_a_node_that_was_never_killed(
     labels = {status.label for status in whole.pipelines["cam0"].objects}
     assert labels == {"pointed", "red", "blue"}
     for index, data in saved.items():
-        other, end = named(nano), index + GOES_ON
+        other = named(nano)
+        end = index + GOES_ON
         restore_snapshot(other, Snapshot.unpack(data, "test"), "test")
         assert [action(other) for action in actions[index:end]] == expected[index:end], f"before {index}"
         assert other.pipelines["cam0"].epoch == whole.pipelines["cam0"].epoch
@@ -182,8 +190,11 @@ def sign(body: bytes, version: int = snapshots.VERSION) -> bytes:
 
 def test_signed_nonsense_is_refused_and_changes_nothing(small: Perception) -> None:
     """Bytes that are flipped before they are signed either give a state of the right form, or are refused."""
-    body, rng = Snapshot.take(small, "automatic").pack()[44:], random.Random(2)
-    state, before, errors = small.state(), packed(small), list[str]()
+    body = Snapshot.take(small, "automatic").pack()[44:]
+    rng = random.Random(2)
+    state = small.state()
+    before = packed(small)
+    errors = list[str]()
     for _ in range(repetitions(60, 150)):
         damaged = bytearray(body)
         for _ in range(rng.randrange(1, 4)):
@@ -223,7 +234,8 @@ def test_strides_and_repeated_tensors_take_no_more_memory_than_the_file() -> Non
 
 
 def test_a_state_that_misses_a_part_is_refused_whole(small: Perception) -> None:
-    before, epochs = packed(small), small.pipelines["cam0"].epoch
+    before = packed(small)
+    epochs = small.pipelines["cam0"].epoch
     for name in small.state():
         taken = Snapshot.take(small, "automatic")
         broken = replace(taken, state={key: value for key, value in taken.state.items() if key != name})
@@ -261,8 +273,10 @@ def test_other_weights_of_the_same_name_are_refused(small: Perception) -> None:
 
 def test_ids_go_on_after_those_that_were_given_since(small: Perception) -> None:
     """The node gives at most a block of ids after a snapshot, and a node that restores it none of them."""
-    reserve, pipeline = IdReserve(small), small.pipelines["cam0"]
-    data, plan = Snapshot.take(small, "automatic").pack(), reserve.plan()
+    reserve = IdReserve(small)
+    pipeline = small.pipelines["cam0"]
+    data = Snapshot.take(small, "automatic").pack()
+    plan = reserve.plan()
     reserve.allow(plan, durable=True)
     last = pipeline.registry.last_id
     prompt = FramePrompt(points=[(40, 40)])
@@ -292,7 +306,8 @@ def test_detections_are_turned_away_while_no_id_is_left(nano: TrackerModel) -> N
 
 def test_a_named_snapshot_begins_new_epochs(small: Perception) -> None:
     pipeline = small.pipelines["cam0"]
-    epoch, objects = pipeline.epoch, pipeline.objects
+    epoch = pipeline.epoch
+    objects = pipeline.objects
     restore_snapshot(small, Snapshot.take(small, "named"), "test")
     assert small.pipelines["cam0"].objects == objects
     assert small.pipelines["cam0"].epoch != epoch

@@ -112,7 +112,8 @@ def test_an_empty_mask_and_unknown_depth_give_no_position() -> None:
 
 def test_a_doubtful_mask_gives_neither_position_nor_points() -> None:
     stage = Measuring()
-    sure, doubtful = instance(), replace(instance(), id=4, doubtful=True)
+    sure = instance()
+    doubtful = replace(instance(), id=4, doubtful=True)
     found = stage.measure(make_frame(), [sure, doubtful], None).instances
     assert [(item.position_m is None, item.depth_share) for item in found] == [(False, 1.0), (True, None)]
     assert stage.points(3, 10) is not None
@@ -191,14 +192,17 @@ def test_older_late_and_other_positions_start_anew(stamp_ns: int, frame: str) ->
 
 
 def test_a_restored_filter_goes_on_bit_for_bit() -> None:
-    objects, others = Objects(4), Objects(4)
-    filters, other = VelocityFilters(objects), VelocityFilters(others)
+    objects = Objects(4)
+    others = Objects(4)
+    filters = VelocityFilters(objects)
+    other = VelocityFilters(others)
     objects.add(3, "mug")
     feed(filters, 9, 0.3, noise_m=0.001)
     others.restore(unpack_state(pack_state(objects.state())))
     for item in (filters, other):
         item.observe([3], 333 * MS, "base", np.array([[0.1, 0.0, 0.8]]), NOISE)
-    first, second = filters.velocity(3, 333 * MS), other.velocity(3, 333 * MS)
+    first = filters.velocity(3, 333 * MS)
+    second = other.velocity(3, 333 * MS)
     assert np.array_equal(first.mps, second.mps)
     objects.remove(3)
     assert filters.velocity(3, 333 * MS) is None

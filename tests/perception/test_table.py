@@ -17,7 +17,8 @@ from tests.support.calibration_scenes import calibrated
 from tests.support.measuring import Measuring
 
 SIZE = (120, 160)
-HOME, AWAY = FramePose("gripper", "base", 0, (0, 0, 1.0), (0, 0, 0, 1)), (0.3, 0.0, 1.0)
+HOME = FramePose("gripper", "base", 0, (0, 0, 1.0), (0, 0, 0, 1))
+AWAY = (0.3, 0.0, 1.0)
 SQUARE = Mask.from_full(np.pad(np.ones((30, 40), bool), ((45, 45), (60, 60))))
 
 
@@ -81,7 +82,8 @@ def test_the_block_has_its_heights_and_a_collision_object_down_to_the_table() ->
     assert np.subtract((*table.normal, table.offset_m), (0, 0, 1, 0.2)) == pytest.approx(0, abs=0.002)
     assert block.heights_m == pytest.approx((0.1, 0.1), abs=0.01)
     message = block.collision_object()
-    (solid,), (pose,) = message["primitives"], message["primitive_poses"]
+    (solid,) = message["primitives"]
+    (pose,) = message["primitive_poses"]
     assert (message["header"], message["id"], solid["type"]) == ({"frame_id": "base"}, "object_1", 1)
     turn = Rotation.from_quat([pose["orientation"][axis] for axis in "xyzw"])
     corners = np.array(np.meshgrid(*[(-0.5, 0.5)] * 3)).reshape(3, -1).T * solid["dimensions"]
@@ -92,7 +94,8 @@ def test_the_block_has_its_heights_and_a_collision_object_down_to_the_table() ->
 
 @pytest.mark.parametrize("yaw", [0.2, 0.8, 1.4])
 def test_the_box_of_a_turned_block_is_the_blocks(yaw: float) -> None:
-    random, sides = np.random.default_rng(3), np.array([0.2, 0.1, 0.06])
+    random = np.random.default_rng(3)
+    sides = np.array([0.2, 0.1, 0.06])
     tilted = Rotation.from_rotvec([0.2, -0.1, 0])
     placed = tilted * Rotation.from_rotvec([0, 0, yaw])
     points = placed.apply(random.uniform(-0.5, 0.5, (20000, 3)) * sides + [0.3, 0.1, 0.08])
@@ -109,7 +112,8 @@ def test_the_box_of_a_turned_block_is_the_blocks(yaw: float) -> None:
 
 
 def test_the_table_stays_while_the_camera_stands_and_is_measured_each_second() -> None:
-    spatial, moved = stage(), replace(HOME, position_m=AWAY)
+    spatial = stage()
+    moved = replace(HOME, position_m=AWAY)
     # depth in mm, time in s; at 2.2 s nothing is seen
     steps = [(800, 0, HOME, 0.2), (750, 0.9, HOME, 0.2), (750, 1.1, HOME, 0.25), (0, 2.2, HOME, 0.25)]
     for depth_mm, at_s, pose, offset_m in [*steps, (790, 2.5, moved, 0.25), (790, 3.3, moved, 0.21)]:
@@ -122,7 +126,8 @@ def test_the_table_stays_while_the_camera_stands_and_is_measured_each_second() -
 
 
 def test_a_restored_stage_continues_bit_for_bit_and_off_means_absent() -> None:
-    spatial, other = stage(), stage()
+    spatial = stage()
+    other = stage()
     measure(spatial, look(800, noise=1))
     spatial.objects.add(1, "block")
     other.restore(unpack_state(pack_state(spatial.state())))

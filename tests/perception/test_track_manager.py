@@ -28,7 +28,9 @@ from tests.support.tiny import random_source
 EVERY = 3
 LOST_S = 1.0
 LOST_FRAMES = int(LOST_S * 1e9 / PERIOD_NS)
-A, B, C = (30, 40), (130, 90), (230, 150)
+A = (30, 40)
+B = (130, 90)
+C = (230, 150)
 
 
 class World:
@@ -145,11 +147,13 @@ def contradict(world: World) -> Instance:
 
 def test_the_ball_that_the_detector_takes_for_the_mug_is_doubtful(nano: TrackerModel) -> None:
     """The bundled scene has one red mug, and an orange ball that the bundled detector calls so now and then."""
-    clip, detector = LabelledClip.load(TABLETOP), load_detector("yolo-world", "nano")
+    clip = LabelledClip.load(TABLETOP)
+    detector = load_detector("yolo-world", "nano")
     pipeline = Pipeline(nano, TrackerSettings(), "cam0", detector, DetectorSettings())
     pipeline.set_prompts(prepare_prompts(detector, ["red mug"], 0.2))
     ball = next(id for id, name in clip.labels.items() if name == "orange ball")
-    on_ball, mug = [], []
+    on_ball = []
+    mug = []
     for index in range(110, 140):
         masks = pipeline.step(clip.frames[index])
         truth = clip.truth(index)[ball]
@@ -253,7 +257,8 @@ def correction(world: World) -> tuple[Instance, Instance]:
 def test_a_mask_that_drifted_is_corrected_without_a_new_id(world: World) -> None:
     first, corrected = correction(world)
     assert corrected.id == first.id
-    before, after = first.mask.full(), corrected.mask.full()
+    before = first.mask.full()
+    after = corrected.mask.full()
     assert (before & after).sum() > 0.85 * (before | after).sum(), "the damaged mask had an IoU of 0.5"
 
 
@@ -261,7 +266,9 @@ def test_a_mask_that_drifted_is_corrected_without_a_new_id(world: World) -> None
 def test_without_association_a_mask_that_drifted_is_left_as_it_is(
     nano: TrackerModel, association: bool
 ) -> None:
-    detector, tracker, objects = ColourDetector(), Tracker(nano, 4), Objects(4)
+    detector = ColourDetector()
+    tracker = Tracker(nano, 4)
+    objects = Objects(4)
     settings = DetectorSettings(kind="yolo-world", association=association)
     confidence = ConfidenceEstimator(4, nano.mask_size[0], nano.hidden)
     search = DetectObjects("cam0", detector, tracker, objects, confidence, settings)

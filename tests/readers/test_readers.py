@@ -15,7 +15,8 @@ from sam3_node.wire import encode_mask, pack_masks
 from tests.support.paths import ROOT
 from tests.support.wire_examples import EXAMPLES, golden
 
-DRIVERS, READERS = Path(__file__).parent, ROOT / "tools" / "readers"
+DRIVERS = Path(__file__).parent
+READERS = ROOT / "tools" / "readers"
 LIBRARY = "-l:libzstd.so.1"
 STRICT = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-O1"]
 COMMANDS = {
@@ -119,7 +120,9 @@ def test_masks_of_all_shapes_are_decoded_in_both_codecs(reader: Path, encoding: 
 
 
 def test_damaged_messages_are_refused_and_the_next_is_read(reader: Path) -> None:
-    whole, random, messages = {name: golden(name) for name in READABLE}, np.random.default_rng(1), []
+    whole = {name: golden(name) for name in READABLE}
+    random = np.random.default_rng(1)
+    messages = []
     for parts in whole.values():
         for _ in range(60):
             body = bytearray(parts[1])

@@ -31,7 +31,8 @@ def write_folder(path: Path, depth_size: tuple[int, int] = SIZE, millimetres: in
 
 
 def replay(folder: Path, settings: Settings, load: PerceptionCache, **options: Any) -> Summary:
-    objects, out = (ObjectOnFrame(box=tuple(BOX)),), str(folder.parent / "out")  # type: ignore[arg-type]
+    objects = (ObjectOnFrame(box=tuple(BOX)),)  # type: ignore[arg-type]
+    out = str(folder.parent / "out")
     values = chosen(settings)
     values["tracker"]["min_confidence"] = 0.0  # random weights have masks in doubt, which have no position
     return run_job(Job((str(folder),), out, objects=objects, settings=values, **options), load)

@@ -19,8 +19,10 @@ CENTRE_M = (0.105, 0.075, 0.0)
 """Centre of BOARD's pattern in its frame."""
 SIZE = (480, 640)
 """Height and width of the images."""
-DENSITY, RIM_MM = 8.0, 15.0
-"""Pixels per mm of a rendered board's texture, and its white rim."""
+DENSITY = 8.0
+"""Pixels per mm of a rendered board's texture."""
+RIM_MM = 15.0
+"""Width of its white rim."""
 CAMERA = Intrinsics(600.0, 603.0, 322.0, 238.0, "brown_conrady", (-0.2, 0.08, 0.001, -0.0005, 0.0))
 FISHEYE = Intrinsics(300.0, 301.0, 321.0, 239.0, "fisheye", (0.03, -0.01, 0.004, -0.001))
 
@@ -41,7 +43,8 @@ def calibrated(
     rotation_vector: Sequence[float] = (0, 0, 0),
 ) -> Calibration:
     """Return the calibration of a camera with the optical axis at the image's middle, and at its parent's origin."""
-    (height, width), focal = size, {"fx_px": focal_px, "fy_px": focal_px}
+    (height, width) = size
+    focal = {"fx_px": focal_px, "fy_px": focal_px}
     middle = {"cx_px": (width - 1) / 2, "cy_px": (height - 1) / 2}
     mount = {"kind": kind, "translation_m": (0, 0, 0), "rotation_vector_rad": rotation_vector}
     fields = {"intrinsics": {"width_px": width, "height_px": height, **focal, **middle}}
@@ -137,19 +140,23 @@ def draw_kalibr(board: Board, border_bits: int) -> np.ndarray:
     """Draw Kalibr's AprilGrid as a texture: ids from the bottom left, each tag turned by half a turn, black squares."""
     side, gap = (round(length * 1e3 * DENSITY) for length in (board.pitch_m, board.second_m))
     tags = cv2.aruco.getPredefinedDictionary(cv2.aruco.DICT_APRILTAG_36h11)
-    step, rim = side + gap, round(RIM_MM * DENSITY)
-    height, width = board.rows * step - gap, board.columns * step - gap
+    step = side + gap
+    rim = round(RIM_MM * DENSITY)
+    height = board.rows * step - gap
+    width = board.columns * step - gap
     image = np.full((height + 2 * rim, width + 2 * rim), 255, np.uint8)
     for row in range(board.rows + 1):
         for column in range(board.columns + 1):
-            top, left = rim + row * step - gap, rim + column * step - gap
+            top = rim + row * step - gap
+            left = rim + column * step - gap
             image[top : top + gap, left : left + gap] = 0
     for row in range(board.rows):
         for column in range(board.columns):
             tag = cv2.aruco.generateImageMarker(
                 tags, row * board.columns + column, side, borderBits=border_bits
             )
-            top, left = rim + (board.rows - 1 - row) * step, rim + column * step
+            top = rim + (board.rows - 1 - row) * step
+            left = rim + column * step
             image[top : top + side, left : left + side] = tag[::-1, ::-1]
     return image
 
@@ -179,7 +186,9 @@ def render(
 
     `texture` is what was printed, DENSITY pixels per mm with a rim of RIM_MM; None for what this package prints.
     """
-    density, border, factor = DENSITY, RIM_MM, 4
+    density = DENSITY
+    border = RIM_MM
+    factor = 4
     texture = rasterise(board, density, border) if texture is None else texture
     offset = board.pitch_m if board.kind == "chessboard" else 0.0  # the origin is the first inner corner
     # texture pixel -> board metres, with pixel centres at integers
@@ -201,7 +210,8 @@ def render_views(
 ) -> Sequence[tuple[Array, Image]]:
     """Return poses camera_from_board and rendered images of them."""
     generator = np.random.default_rng(seed)
-    low, high = board.points.min(axis=0) - board.pitch_m, board.points.max(axis=0) + board.pitch_m
+    low = board.points.min(axis=0) - board.pitch_m
+    high = board.points.max(axis=0) + board.pitch_m
     rim = np.array([[x, y, 0] for x in (low[0], high[0]) for y in (low[1], high[1])])
     pairs: list[tuple[Array, Image]] = []
     while len(pairs) < count:

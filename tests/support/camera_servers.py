@@ -22,7 +22,9 @@ from tests.support.threads import repeating
 
 PERIOD_S = 0.01
 READY_S = 300.0
-RED, BLUE = (0, 0, 255), (255, 0, 0)  # BGR
+# BGR
+RED = (0, 0, 255)
+BLUE = (255, 0, 0)
 
 
 def picture(colour: Sequence[int] = RED, size: tuple[int, int] = (48, 64)) -> Image:

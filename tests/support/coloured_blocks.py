@@ -10,7 +10,8 @@ from sam3_node.errors import ModelError, UnknownPhraseError
 from sam3_node.types import Detection, Frame
 from sam3_node.wire import encode_image
 
-WIDTH, HEIGHT = 320, 240
+WIDTH = 320
+HEIGHT = 240
 COLOURS = {"red": (40, 40, 210), "green": (60, 170, 60), "blue": (200, 80, 40), "yellow": (40, 210, 230)}
 PERIOD_NS = 40_000_000
 
@@ -29,7 +30,8 @@ class ColourDetector:
     name = "colours"
 
     def __init__(self, score: float = 0.9) -> None:
-        self.score, self.calls = score, 0
+        self.score = score
+        self.calls = 0
         self.blind = self.broken = False
         self.mistakes: dict[str, str] = {}
 

@@ -17,8 +17,12 @@ PRELOADED = [
     "sam3_node.bags.bag",
     "tests.support.confined",
 ]
-MAX_SECONDS, MAX_MB, MAX_DISK_MB = 15, 300, 100
-"""Limits of a recording of 64 KB: seconds of processor time, MB of memory, and MB of disk."""
+MAX_SECONDS = 15
+"""Limit of a recording of 64 KB: seconds of processor time."""
+MAX_MB = 300
+"""The same: MB of memory."""
+MAX_DISK_MB = 100
+"""The same: MB of disk."""
 
 _HANG_S = 180
 _CLEAR_PEAK = "5"  # proc(5): resets the peak resident set size
@@ -75,7 +79,8 @@ def _read_in_one_process(paths: Sequence[Path]) -> Iterator[Outcome]:
 
 def _wait(results: Connection, folder: Path) -> tuple[float, tuple[str, bool, float, float] | None]:
     """Return the most MB that the folder held, and the answer; None if the process ended or hangs."""
-    most, end = 0.0, time.monotonic() + _HANG_S
+    most = 0.0
+    end = time.monotonic() + _HANG_S
     while time.monotonic() < end:
         ready = results.poll(0.02)
         most = max(most, _size_mb(folder))
@@ -115,9 +120,11 @@ def _serve(paths: Sequence[str], folder: str, results: Connection) -> None:
         Path("/proc/self/clear_refs").write_text(_CLEAR_PEAK)
         begin = time.process_time()
         try:
-            result, is_error = read_whole(Path(path)), False
+            result = read_whole(Path(path))
+            is_error = False
         except Exception as error:  # whatever a reader raises besides its own errors is a fault of the reader
-            result, is_error = f"raises {type(error).__name__}: {error}"[:300], True
+            result = f"raises {type(error).__name__}: {error}"[:300]
+            is_error = True
         results.send((result, is_error, time.process_time() - begin, _memory_mb("VmHWM") - before_mb))
 
 

@@ -61,7 +61,8 @@ def write_picture(path: Path, depth: bool = False) -> None:
 
 def write_tum(folder: Path) -> Path:
     """Write three images and their depth 10 ms later, as in fr1/desk; the depth of the last is missing."""
-    colour, depth = ["# color images", "# timestamp filename"], ["# depth maps"]
+    colour = ["# color images", "# timestamp filename"]
+    depth = ["# depth maps"]
     for index in range(3):
         name = f"13050311{index:02}.175304.png"
         write_picture(folder / "rgb" / name)

@@ -76,7 +76,8 @@ class FoxgloveClient(ExitStack):
             return None
         kind, subscription, time_ns = struct.unpack_from("<BIQ", data)
         assert kind == MESSAGE_DATA
-        topic, payload = self._topics[subscription], data[13:]
+        topic = self._topics[subscription]
+        payload = data[13:]
         return Received(topic, time_ns, decode(self.channels[topic], payload), payload)
 
     def _note(self, message: dict[str, Any]) -> None:

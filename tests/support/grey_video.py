@@ -22,7 +22,9 @@ def encode(codec: str, count: int, size: tuple[int, int]) -> list[bytes]:
     """Return the packets of `count` pictures of `size` (height, width)."""
     context = av.CodecContext.create(codec, "w")
     context.height, context.width, context.pix_fmt = *size, "yuv420p"
-    context.time_base, context.gop_size, context.max_b_frames = 1, 6, 0
+    context.time_base = 1
+    context.gop_size = 6
+    context.max_b_frames = 0
     context.options = OPTIONS.get(codec, USUAL_OPTIONS)
     found = []
     for index in range(count):

@@ -8,7 +8,8 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-HEIGHT, WIDTH = 24, 32
+HEIGHT = 24
+WIDTH = 32
 
 Pictures = npt.NDArray[np.uint8]
 

@@ -124,7 +124,8 @@ def video(
     with av.open(file, "w", format=suffix) as container:
         stream = container.add_stream(codec, 25)
         stream.height, stream.width = size
-        stream.pix_fmt, stream.options = "yuv420p", options
+        stream.pix_fmt = "yuv420p"
+        stream.options = options
         stream.gop_size = 100_000
         image = av.VideoFrame.from_ndarray(np.zeros((*size, 3), np.uint8), format="bgr24")
         packets = []
@@ -137,7 +138,8 @@ def video(
             container.mux(packet)
         for index in range(again):
             packet = av.Packet(data)
-            packet.stream, packet.time_base = stream, Fraction(1, 25)
+            packet.stream = stream
+            packet.time_base = Fraction(1, 25)
             packet.pts = packet.dts = frames + index
             container.mux(packet)
     return file.getvalue()

@@ -24,7 +24,8 @@ LIMIT = 64 << 10
 MIB = 1 << 20
 MCAP_MAGIC = b"\x89MCAP0\r\n"
 ROS1_MAGIC = b"#ROSBAG V2.0\n"
-IMAGE, CALIBRATION = "sensor_msgs/msg/Image", "sensor_msgs/msg/CameraInfo"
+IMAGE = "sensor_msgs/msg/Image"
+CALIBRATION = "sensor_msgs/msg/CameraInfo"
 
 Case = Callable[[Path], Path]
 CASES: dict[str, Case] = {}
@@ -175,7 +176,8 @@ def pack_rvl(numbers: Iterable[int]) -> bytes:
     nibbles = ""
     for number in numbers:
         while number > 7:
-            nibbles, number = f"{nibbles}{number & 7 | 8:x}", number >> 3
+            nibbles = f"{nibbles}{number & 7 | 8:x}"
+            number = number >> 3
         nibbles += f"{number:x}"
     nibbles += "0" * (-len(nibbles) % 8)
     return b"".join(bytes.fromhex(nibbles[at : at + 8])[::-1] for at in range(0, len(nibbles), 8))

@@ -67,7 +67,9 @@ def mutations(parts: Sequence[bytes], count: int, seed: object) -> Iterator[list
     """Yield messages with parts that are damaged, lost, doubled, swapped, nested deeply, or of any bytes."""
     rng = random.Random(seed)
     for _ in range(count):
-        mutated, index, kind = list(parts), rng.randrange(len(parts)), rng.randrange(12)
+        mutated = list(parts)
+        index = rng.randrange(len(parts))
+        kind = rng.randrange(12)
         if kind == 0:
             mutated = [rng.randbytes(rng.randrange(200)) for _ in range(rng.randrange(1, 5))]
         elif kind == 1:
@@ -116,7 +118,8 @@ def _remove(data: bytearray, rng: random.Random) -> None:
 
 
 def _splice(data: bytearray, rng: random.Random) -> None:
-    begin, place = rng.randrange(len(data)), rng.randrange(len(data))
+    begin = rng.randrange(len(data))
+    place = rng.randrange(len(data))
     part = data[begin : begin + rng.randint(1, 500)]
     data[place : place + rng.choice((0, len(part)))] = part
 

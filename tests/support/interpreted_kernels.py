@@ -15,7 +15,9 @@ from sam3_node.models.sam import kernels
 from sam3_node.models.sam.algebra import rotate
 from tests.support.tiny import tiny_model
 
-COUNT, LENGTH, WIDTH = 2, 150, 64
+COUNT = 2
+LENGTH = 150
+WIDTH = 64
 REGIONS = (70, 130, 20)
 PLACES = [5, 65, 150]
 """Row of the rotation table of a memory's first token, number of its tokens, row of pointers."""
@@ -25,7 +27,8 @@ def measure_attention(dtype: torch.dtype, counts: list[list[int]], processors: i
     """Return the largest difference of the kernels from attention in float64."""
     torch.manual_seed(0)
     kernels.count_processors = lambda device: processors
-    wide, tokens = 128, sum(REGIONS)
+    wide = 128
+    tokens = sum(REGIONS)
     layer = nn.Linear(WIDTH, wide).to(dtype)
     query = (torch.randn(1 if shared else COUNT, LENGTH, wide) * 2).to(dtype)
     x, value = (torch.randn(COUNT, tokens, WIDTH).to(dtype) for _ in range(2))
@@ -72,7 +75,9 @@ def define(
 def count_projected() -> int:
     """Return how many keys are written of an object that has a few in each region; the others are left as NaN."""
     torch.use_deterministic_algorithms(True)  # fills new memory with NaN
-    layer, tokens, rotation = nn.Linear(WIDTH, 128), 1000, torch.ones(1, 2, 64)
+    layer = nn.Linear(WIDTH, 128)
+    tokens = 1000
+    rotation = torch.ones(1, 2, 64)
     inputs = torch.randn(1, tokens, WIDTH), layer.weight, layer.bias, rotation
     rows = torch.zeros(1, 256, dtype=torch.int32)
     counts = torch.tensor([[3, 70, 2]], dtype=torch.int32)
@@ -86,10 +91,12 @@ def measure_read(method: str, family: str = "sam3") -> float:
     kernels.count_processors = lambda device: 3
     model = tiny_model(family)
     model.use_read(method)
-    plain, fused = model.read_stage, copy.deepcopy(model.read_stage)
+    plain = model.read_stage
+    fused = copy.deepcopy(model.read_stage)
     fused.use_kernels()
     torch.manual_seed(1)
-    slots, pointers = 4, 5
+    slots = 4
+    pointers = 5
     valid = torch.ones(2, slots + pointers, dtype=torch.bool)
     valid[1, 2:slots] = valid[1, slots + 3 :] = False
     inputs = (
@@ -107,7 +114,8 @@ def measure_read(method: str, family: str = "sam3") -> float:
 
 @torch.no_grad()
 def main() -> None:
-    everything, few = [list(REGIONS)] * COUNT, [[70, 130, 20], [0, 65, 3]]
+    everything = [list(REGIONS)] * COUNT
+    few = [[70, 130, 20], [0, 65, 3]]
     cpu = torch.device("cpu")
     found = {
         "all keys": measure_attention(torch.float32, everything, 1, False),

@@ -21,13 +21,16 @@ from rosbags.typesys import Stores, get_typestore
 T0 = 1_700_000_000_000_000_000
 PERIOD_NS = 33_000_000
 LOG_DELAY_NS = 2_000_000
-HEIGHT, WIDTH = 24, 32
+HEIGHT = 24
+WIDTH = 32
 K = [60.0, 0.0, 15.5, 0.0, 61.0, 11.5, 0.0, 0.0, 1.0]
 D = [0.1, -0.2, 0.001, 0.002, 0.3]
-COLOUR, DEPTH = "/camera/color/image_raw", "/camera/aligned_depth_to_color/image_raw"
+COLOUR = "/camera/color/image_raw"
+DEPTH = "/camera/aligned_depth_to_color/image_raw"
 INFO = "/camera/color/camera_info"
 
-ROS1, ROS2 = get_typestore(Stores.ROS1_NOETIC), get_typestore(Stores.ROS2_HUMBLE)
+ROS1 = get_typestore(Stores.ROS1_NOETIC)
+ROS2 = get_typestore(Stores.ROS2_HUMBLE)
 
 
 @dataclass(frozen=True)

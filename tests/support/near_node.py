@@ -104,7 +104,9 @@ class HealthyNode(NearNode):
 @contextmanager
 def held_step(send: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Send frames until a step begins, which ends with the block."""
-    began, ends, step = threading.Event(), threading.Event(), Pipeline.step
+    began = threading.Event()
+    ends = threading.Event()
+    step = Pipeline.step
 
     def wait(*args: Any) -> MaskFrame:
         began.set()

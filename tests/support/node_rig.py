@@ -32,7 +32,8 @@ class Rig(ExitStack):
         self.folder = folder
         self.processes: list[Process] = []
         self.frames = (f"ipc://{folder}/frames0", f"ipc://{folder}/frames1")
-        self.masks, self.control = f"ipc://{folder}/masks", f"ipc://{folder}/control"
+        self.masks = f"ipc://{folder}/masks"
+        self.control = f"ipc://{folder}/control"
         endpoints = ",".join(self.frames), self.masks, self.control
         self.environment = tiny_environment(folder, *endpoints) | {"SAM3_CAMERA__FPS": "15"}
 

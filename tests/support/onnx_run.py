@@ -38,7 +38,8 @@ class OnnxRun:
 
     def __call__(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Return the stage's output, or a tuple of them."""
-        inputs, outputs = self._stage.inputs, self._stage.outputs
+        inputs = self._stage.inputs
+        outputs = self._stage.outputs
         found: dict[int | str, int] = {}
         for spec, tensor in zip(inputs, tensors, strict=True):
             assert tensor.dtype == spec.dtype, spec.name

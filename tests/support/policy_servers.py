@@ -55,11 +55,10 @@ def _decode_graspgen(value: Any) -> Any:
     return value
 
 
-gr00t_pack, gr00t_unpack = partial(packb, default=_encode_gr00t), partial(unpackb, object_hook=_decode_gr00t)
-openpi_pack, openpi_unpack = (
-    partial(packb, default=_encode_openpi),
-    partial(unpackb, object_hook=_decode_openpi),
-)
+gr00t_pack = partial(packb, default=_encode_gr00t)
+gr00t_unpack = partial(unpackb, object_hook=_decode_gr00t)
+openpi_pack = partial(packb, default=_encode_openpi)
+openpi_unpack = partial(unpackb, object_hook=_decode_openpi)
 graspgen_pack = partial(packb, default=_encode_graspgen)
 graspgen_unpack = partial(unpackb, object_hook=_decode_graspgen)
 

@@ -49,7 +49,8 @@ class Process:
     """
 
     def __init__(self, process: CommandProcess | subprocess.Popen[str], log: Path | None = None) -> None:
-        self.process, self.log = process, log
+        self.process = process
+        self.log = log
         self.lines: queue.Queue[str] = queue.Queue()
         self.seen: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -178,5 +179,7 @@ def _run(arguments: tuple[str, ...], environment: dict[str, str], stdout: Connec
     os.dup2(stdout.fileno(), 1)
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     stdout.close()
-    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+    # open as long as the process lives
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
     sys.exit(main(arguments))

@@ -44,7 +44,8 @@ class PublicLayout:
 
     def network(self, model: YoloWorld) -> nn.Module:
         """Return the same weights under the public names."""
-        backbone, neck = model.backbone, model.neck
+        backbone = model.backbone
+        neck = model.neck
         layers: list[nn.Module] = [self.public(backbone.stem)]
         layers += [self.public(part) for stage in backbone.stages for part in stage]
         layers += [self.public(backbone.pooling), nn.Upsample(scale_factor=2), self.module("Concat")]

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _GREETING = b"\xff" + b"\0" * 8 + b"\x7f\x03\x00NULL" + b"\0" * 48
-_MORE, _LONG, _COMMAND = 1, 2, 4
+_MORE = 1
+_LONG = 2
+_COMMAND = 4
 
 
 def frame(body: bytes, *, more: bool = False, command: bool = False) -> bytes:

@@ -16,7 +16,9 @@ START_MS = 1_700_000_000_000.0
 PERIOD_MS = 33.25
 UNITS = 0.0005
 COEFFS = (0.1, 0.2, 0.003, 0.004, 0.05)
-COLOUR, DEPTH, INFRA = "/device_0/color/image_raw", "/device_0/depth/image_raw", "/device_0/infra1/image_raw"
+COLOUR = "/device_0/color/image_raw"
+DEPTH = "/device_0/depth/image_raw"
+INFRA = "/device_0/infra1/image_raw"
 LENS = Intrinsics(60.0, 61.0, 31.5, 23.5, "brown_conrady", COEFFS)
 
 
@@ -29,7 +31,9 @@ class Stream(NamedTuple):
     bytes_per_pixel: int
 
 
-RGB, Z16, Y8 = Stream("color", 0, "rgb8", 3), Stream("depth", 0, "z16", 2), Stream("infrared", 1, "y8", 1)
+RGB = Stream("color", 0, "rgb8", 3)
+Z16 = Stream("depth", 0, "z16", 2)
+Y8 = Stream("infrared", 1, "y8", 1)
 
 
 def pixels(stream: Stream, index: int) -> np.ndarray:
@@ -45,9 +49,11 @@ def stamp_ns(index: int) -> int:
 
 def write_bag(path: Path, frames: int) -> Path:
     """Write a `.bag` as the SDK did: an Image ends with the depth units, and Z16 is called mono16."""
-    store, types = ROS1, ROS1.types
+    store = ROS1
+    types = ROS1.types
     header = types["std_msgs/msg/Header"]
-    stamp_type, image_type = types["builtin_interfaces/msg/Time"], types["sensor_msgs/msg/Image"]
+    stamp_type = types["builtin_interfaces/msg/Time"]
+    image_type = types["sensor_msgs/msg/Image"]
     streams = {
         "/device_0/sensor_0/Depth_0": (Z16, "mono16"),
         "/device_0/sensor_0/Infrared_1": (Stream("infrared", 1, "y16", 2), "16UC1"),

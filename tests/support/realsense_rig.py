@@ -33,11 +33,15 @@ def add_stream(rs: Any, sensor: Any, stream: Stream, uid: int, coeffs: Sequence[
     """Add a stream of SIZE to a sensor; return its profile."""
     lens = rs.intrinsics()
     lens.width, lens.height, lens.fx, lens.fy, lens.ppx, lens.ppy = *SIZE[::-1], 60.0, 61.0, 31.5, 23.5
-    lens.model, lens.coeffs = rs.distortion.brown_conrady, list(coeffs)
+    lens.model = rs.distortion.brown_conrady
+    lens.coeffs = list(coeffs)
     profile = rs.video_stream()
-    profile.type, profile.index, profile.uid = getattr(rs.stream, stream.kind), stream.number, uid
+    profile.type = getattr(rs.stream, stream.kind)
+    profile.index = stream.number
+    profile.uid = uid
     profile.width, profile.height, profile.fps, profile.bpp = *SIZE[::-1], FPS, stream.bytes_per_pixel
-    profile.fmt, profile.intrinsics = getattr(rs.format, stream.form), lens
+    profile.fmt = getattr(rs.format, stream.form)
+    profile.intrinsics = lens
     return sensor.add_video_stream(profile).as_video_stream_profile()
 
 
@@ -46,9 +50,12 @@ def make_frame(
 ) -> Any:
     """Return an image of a software sensor; `units` are those of depth, in metres."""
     frame = rs.software_video_frame()
-    frame.pixels, frame.bpp = pixels, stream.bytes_per_pixel
+    frame.pixels = pixels
+    frame.bpp = stream.bytes_per_pixel
     frame.stride = SIZE[1] * stream.bytes_per_pixel
-    frame.timestamp, frame.frame_number, frame.profile = stamp_ms, index, profile
+    frame.timestamp = stamp_ms
+    frame.frame_number = index
+    frame.profile = profile
     if stream.kind == "depth":
         frame.depth_units = units
     return frame
@@ -68,7 +75,8 @@ class SoftCamera:
         self.depth = add_stream(rs, self.depth_sensor, Z16, 0)
         if extrinsics:
             shift = rs.extrinsics()
-            shift.rotation, shift.translation = [1, 0, 0, 0, 1, 0, 0, 0, 1], [BASELINE_M, 0, 0]
+            shift.rotation = [1, 0, 0, 0, 1, 0, 0, 0, 1]
+            shift.translation = [BASELINE_M, 0, 0]
             self.depth.register_extrinsics_to(self.colour, shift)
         for name, values in OPTIONS.items():
             limits = rs.option_range()

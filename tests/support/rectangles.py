@@ -6,7 +6,9 @@ import numpy as np
 
 from tools.scenes.clips import Clip, write_clip
 
-FRAMES, HEIGHT, WIDTH = 6, 48, 64
+FRAMES = 6
+HEIGHT = 48
+WIDTH = 64
 GREY = 110
 COLOURS = {1: (30, 30, 220), 2: (220, 30, 30)}  # BGR of object ids
 

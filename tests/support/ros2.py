@@ -46,7 +46,9 @@ RELEASES = {"humble": Stores.ROS2_HUMBLE, "jazzy": Stores.ROS2_JAZZY}
 DEFINITIONS = tomllib.loads((ROOT / "launch/ros2/definitions.toml").read_text())
 BIN = Path(sys.prefix) / "lib/sam3_node_ros"
 YAML = Path(sys.prefix) / "share/sam3_node_bringup/config/sam3.yaml"
-IMAGE, DEPTH, INFO = "/wrist/color/image_raw", "/wrist/aligned_depth_to_color/image_raw", "/wrist/camera_info"
+IMAGE = "/wrist/color/image_raw"
+DEPTH = "/wrist/aligned_depth_to_color/image_raw"
+INFO = "/wrist/camera_info"
 OUTPUTS = {
     "/sam3_bridge/detections": "vision_msgs/msg/Detection2DArray",
     "/sam3_bridge/detections_3d": "vision_msgs/msg/Detection3DArray",
@@ -120,7 +122,8 @@ def make_image(header: Any, pixels: np.ndarray, encoding: str, padding: int = 0)
 def make_box(box: tuple[int, int, int, int]) -> Any:
     x0, y0, x1, y1 = box
     made = import_type("vision_msgs/msg/BoundingBox2D")(size_x=float(x1 - x0), size_y=float(y1 - y0))
-    made.center.position.x, made.center.position.y = (x0 + x1) / 2, (y0 + y1) / 2
+    made.center.position.x = (x0 + x1) / 2
+    made.center.position.y = (y0 + y1) / 2
     return made
 
 
@@ -135,7 +138,8 @@ class Robot:
             "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST",
             "ROS_DOMAIN_ID": str(1 + os.getpid() % 100),
         }
-        self.folder, self.processes = folder, []  # type: ignore[var-annotated]
+        self.folder = folder
+        self.processes = []  # type: ignore[var-annotated]
         self.places = {name: f"ipc://{folder}/{name}" for name in ("frames", "masks", "control")}
         self.joints = f"ipc://{folder}/joints"
         self.settings = SETTINGS | {
@@ -208,7 +212,8 @@ class Robot:
         return answer
 
     def _ask(self, name: str, kind: Any, request: Any, timeout_s: float = PATIENCE_S) -> Any:
-        client, done = self.find_client(name, kind), threading.Event()
+        client = self.find_client(name, kind)
+        done = threading.Event()
         assert client.wait_for_service(PATIENCE_S), name
         future = client.call_async(request)
         future.add_done_callback(lambda _: done.set())
@@ -245,8 +250,11 @@ class Robot:
         stamp_ns = time.time_ns() if stamp_ns is None else stamp_ns
         index = len(self.sent) % 40 if index is None else index
         self.sent[stamp_ns] = index
-        frame, header = self.clip.frames[index], make_header(stamp_ns, "wrist_optical")
-        width, height, pixels = frame.width, frame.height, self.clip.image(index).tobytes()
+        frame = self.clip.frames[index]
+        header = make_header(stamp_ns, "wrist_optical")
+        width = frame.width
+        height = frame.height
+        pixels = self.clip.image(index).tobytes()
         depth = Depth(width, height, "z16", 0.001, True, np.full((height, width), 1000, "<u2").tobytes())
         self.cameras[INFO].publish(player.make_camera_info(frame.intrinsics, width, height, header))
         self.cameras[IMAGE].publish(player.make_image(replace(frame, encoding="bgr8", colour=pixels), header))

@@ -80,7 +80,8 @@ class StrictCuda:
     @contextmanager
     def use(self, stream: Stream) -> Iterator[None]:
         """Run the block on a stream that is ordered like the current one."""
-        before, self.current = self.current, stream
+        before = self.current
+        self.current = stream
         stream.wait_stream(before)
         try:
             yield

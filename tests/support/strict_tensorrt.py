@@ -59,7 +59,8 @@ class RuntimeCache:
     """Names of kernels, one a line, below a line with the version."""
 
     def __init__(self, version: str) -> None:
-        self.version, self.kernels = version, set[str]()
+        self.version = version
+        self.kernels = set[str]()
 
     def serialize(self) -> bytes:
         return "\n".join([self.version, *sorted(self.kernels)]).encode()
@@ -76,7 +77,9 @@ class Engine:
     """A plan on the device."""
 
     def __init__(self, api: StrictTensorRT, stage: StageSpec, max_objects: int) -> None:
-        self.api, self.stage, self.max_objects = api, stage, max_objects
+        self.api = api
+        self.stage = stage
+        self.max_objects = max_objects
         self.device_memory_size_v2 = BYTES_AN_OBJECT * max_objects
         self._tensors = [*stage.inputs, *stage.outputs]
         self.num_io_tensors = len(self._tensors)
@@ -111,7 +114,10 @@ class Context:
     """An execution context of given shapes."""
 
     def __init__(self, engine: Engine, cache: RuntimeCache | None) -> None:
-        self.engine, self.stage, self.api, self.cache = engine, engine.stage, engine.api, cache
+        self.engine = engine
+        self.stage = engine.stage
+        self.api = engine.api
+        self.cache = cache
         self.addresses: dict[str, int] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.memory = 0

@@ -80,13 +80,17 @@ def sam2_config(hidden: int = 128, size: int = 128) -> Sam2VideoConfig:
     )
 
 
-WINDOWS, FREE_LATENTS = 4, 12
-"""Of the tiny EdgeTAM: windows of a side, and latents without a place."""
+WINDOWS = 4
+"""Windows of a side of the tiny EdgeTAM."""
+FREE_LATENTS = 12
+"""Its latents without a place."""
 
 
 def edgetam_config(hidden: int = 128, size: int = 128) -> EdgeTamConfig:
     """As the published one, it has no embedding of absence and no time of pointers."""
-    base, grid, widths = sam2_config(hidden, size), size // 16, [16, 24, 32, 48]
+    base = sam2_config(hidden, size)
+    grid = size // 16
+    widths = [16, 24, 32, 48]
     options = memory_options(hidden, grid)
     options["memory_attention_mlp_hidden_size"] = options.pop("memory_attention_feed_forward_hidden_size")
     return EdgeTamConfig(

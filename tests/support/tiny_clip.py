@@ -11,7 +11,8 @@ from sam3_node.detection.vocabulary import Vocabulary
 CLIP = "openai/clip-vit-base-patch32"
 NAMES = ("mug", "red cup", "bottle", "wooden spoon")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-START, END = "<|startoftext|>", "<|endoftext|>"
+START = "<|startoftext|>"
+END = "<|endoftext|>"
 TOKENS = 16
 
 

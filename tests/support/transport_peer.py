@@ -19,7 +19,8 @@ from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import Reply, Request, unpack_reply
 from tests.support.processes import Process
 
-TCP, NOBODY = "tcp://127.0.0.1:*", "tcp://127.0.0.1:9"
+TCP = "tcp://127.0.0.1:*"
+NOBODY = "tcp://127.0.0.1:9"
 
 
 def make_frame(seq: int, camera: str = "cam0", side: int = 16) -> Frame:

@@ -18,7 +18,8 @@ from tools.bench.counting import Counts, count
 from tools.bench.latency.operations import build, count_methods, count_read, count_stages
 from tools.bench.latency.step import TRAINED_LOGIT, Taken, Times, compare, random_source, report, stages
 
-RING, POINTERS = 7, 16
+RING = 7
+POINTERS = 16
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,9 @@ def model() -> TrackerModel:
 
 def exact(model: TrackerModel) -> float:
     """The FLOPs of a read of 7 memories, from the sizes of its matrices; keys are projected at every read."""
-    hidden, area, narrow = model.hidden, model.grid[0] * model.grid[1], model.memory_channels
+    hidden = model.hidden
+    area = model.grid[0] * model.grid[1]
+    narrow = model.memory_channels
     tokens = RING * area + POINTERS * (hidden // narrow)
     layer = model.read_stage.layers[0]
     projections = area * hidden * (3 * hidden + hidden + hidden) + area * narrow * hidden
@@ -58,8 +61,12 @@ def test_the_decoder_never_projects_the_image_tokens(model: TrackerModel) -> Non
     """Its attention costs four products with the tokens of all heads, not three projections a layer."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         flops = count_stages(model)["decode"].flops
-    area, hidden, tokens, heads = model.grid[0] * model.grid[1], model.hidden, 8, 4
-    layers, carried = 2, heads * tokens
+    area = model.grid[0] * model.grid[1]
+    hidden = model.hidden
+    tokens = 8
+    heads = 4
+    layers = 2
+    carried = heads * tokens
     attention = (layers * 6 + 3) * 2 * area * carried * hidden  # 3 products each: scores, place, values
     upscaling = 2 * area * hidden * hidden + 2 * 4 * area * hidden // 4 * hidden // 2
     masks = 2 * 16 * area * 4 * hidden // 8
@@ -91,7 +98,8 @@ def test_operations_are_counted(run: Callable[[torch.Tensor], torch.Tensor], exp
 
 
 def test_inference_mode_does_not_hide_operations() -> None:
-    layer, x = torch.nn.Linear(16, 16), torch.zeros(4, 16)
+    layer = torch.nn.Linear(16, 16)
+    x = torch.zeros(4, 16)
     assert count(torch.inference_mode()(lambda: layer(x))).flops == 2 * 4 * 16 * 16
 
 

@@ -56,7 +56,8 @@ def test_tracks_are_recorded_once_for_each_object_and_frame(tmp_path: Path) -> N
 
 def test_a_name_is_right_if_the_object_under_most_of_the_mask_has_it() -> None:
     labels = np.zeros((10, 10), np.uint8)
-    labels[:, :5], labels[:, 5:7] = 1, 2
+    labels[:, :5] = 1
+    labels[:, 5:7] = 2
     objects = [{"id": 1, "name": "red mug", "kind": "mug"}, {"id": 2, "name": "red can", "kind": "can"}]
 
     def is_right(label: str, columns: slice) -> bool:

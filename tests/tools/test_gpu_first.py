@@ -79,7 +79,8 @@ def test_after_a_figure_that_loses_the_gpu_a_new_process_goes_on(
     def fail() -> float:
         raise DeviceError("an illegal memory access")
 
-    calls, path = list[list[str]](), tmp_path / "first.jsonl"
+    calls = list[list[str]]()
+    path = tmp_path / "first.jsonl"
     monkeypatch.setattr(gpu_first, "SECTIONS", {"one": lambda journal: journal.measure("first", "ms", fail)})
     monkeypatch.setattr(gpu_first.os, "execv", lambda file, words: calls.append(words[3:]))
     gpu_first.main(["--dry-run", "--out", str(path)])
@@ -125,7 +126,8 @@ sys.meta_path[:] = map(Hiding, sys.meta_path)
 @cache
 def list_bare_modules() -> str:
     """Return the top-level modules of BARE and of all that these packages require."""
-    wanted, found = BARE.split(), set[str]()
+    wanted = BARE.split()
+    found = set[str]()
     while wanted:
         name = canonicalize_name(wanted.pop())
         if name in found:

@@ -10,9 +10,12 @@ from sam3_node.types import Instance, Mask, TrackState
 from tools.mot import MotFrame, MotScore, MotScorer, TrueClip, open_clips, total
 from tools.scenes.clips import Clip, write_clip
 
-HEIGHT, WIDTH = 40, 60
+HEIGHT = 40
+WIDTH = 60
 IMAGE = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
-LEFT, RIGHT = (5, 25), (40, 55)  # columns
+# columns
+LEFT = (5, 25)
+RIGHT = (40, 55)
 NAMED = {1: "mug", 2: "can"}
 
 

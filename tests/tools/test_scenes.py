@@ -249,8 +249,10 @@ def test_a_clip_is_complete(rendered: Rendered) -> None:
 
 
 def test_depth_and_poses_put_the_objects_on_the_table(rendered: Rendered) -> None:
-    clip, index = rendered.clip, 0
-    depth, k = clip.depth(index), clip.meta["intrinsics"]
+    clip = rendered.clip
+    index = 0
+    depth = clip.depth(index)
+    k = clip.meta["intrinsics"]
     rows, columns = np.nonzero(clip.labels(index))
     z = depth[rows, columns] / 1000
     rays = np.stack(

@@ -14,7 +14,10 @@ from tools.bench.accuracy import streaming
 from tools.bench.tiny_weights import save_tiny_checkpoint
 from tools.vos.sequences import TrueFrame
 
-STEP_PX, SIDE, FRAMES, GAP_NS = 4, 20, 6, 100_000_000
+STEP_PX = 4
+SIDE = 20
+FRAMES = 6
+GAP_NS = 100_000_000
 
 
 def square(index: int) -> np.ndarray:
@@ -43,7 +46,8 @@ def test_a_mask_counts_at_the_moments_after_its_arrival() -> None:
 
 
 def test_a_short_run_with_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, out = save_tiny_checkpoint(tmp_path / "tiny"), tmp_path / "figures.json"
+    model = save_tiny_checkpoint(tmp_path / "tiny")
+    out = tmp_path / "figures.json"
     options = ["--model", model, "--objects", "1,9", "--frames", "4", "--runs", "1", "--json", out]
     monkeypatch.setattr("sys.argv", ["streaming", str(TABLETOP), *map(str, options)])
     streaming.main()

@@ -26,8 +26,12 @@ from tools.vos.followers import COMPARED, Masks, Setting, interior_point, make_p
 from tools.vos.metrics import Bools, MaskScore, OcclusionCount, count, hidden_runs, is_recovered, occlusions
 from tools.vos.sequences import UNKNOWN, LabelledSequence, TrueFrame, open_sequences
 
-HEIGHT, WIDTH, SIDE = 60, 80, 20
-IN_VIEW, LARGE, FRAMES = 6, 8, 40
+HEIGHT = 60
+WIDTH = 80
+SIDE = 20
+IN_VIEW = 6
+LARGE = 8
+FRAMES = 40
 OUT_OF_VIEW = range(12, 24)
 
 
@@ -178,7 +182,8 @@ def sequence_of(clip: Clip, min_area: float = 0.001) -> LabelledSequence:
 def follow(model: TrackerModel, setting: str, clip: Clip) -> tuple[SequenceResult, list[Masks]]:
     """The result under one setting, and the masks that it gave by frame."""
     masks: list[Masks] = []
-    settings, models = parse_settings(setting, Setting()), {Setting().model: model}
+    settings = parse_settings(setting, Setting())
+    models = {Setting().model: model}
     (result,) = evaluate(sequence_of(clip), settings, models, lambda index, frame, now: masks.append(now))
     return result, masks
 
@@ -215,7 +220,8 @@ def test_the_default_equals_the_pipeline(model: TrackerModel, kind: str) -> None
 
 
 def test_settings_side_by_side_equal_each_alone(model: TrackerModel) -> None:
-    text, clip = "default,bank-off,first-only,bank=3,bank=15+select=confident", drawn_clip(frames=12)
+    text = "default,bank-off,first-only,bank=3,bank=15+select=confident"
+    clip = drawn_clip(frames=12)
     settings = parse_settings(text, Setting())
     together = evaluate(sequence_of(clip), settings, {Setting().model: model}, lambda *_: None)
     for setting, beside in zip(settings, together, strict=True):
@@ -289,9 +295,11 @@ def masks_of(seed: int) -> tuple[Bools, Bools]:
 def boundary_f_by_distances(mask: Bools, truth: Bools) -> float:
     """F from the distances of all pairs of contour pixels."""
     reach = np.ceil(0.008 * np.hypot(*mask.shape))
-    mask_shares, wanted = np.argwhere(metrics.contour(mask)), np.argwhere(metrics.contour(truth))
+    mask_shares = np.argwhere(metrics.contour(mask))
+    wanted = np.argwhere(metrics.contour(truth))
     near = np.linalg.norm(mask_shares[:, None] - wanted[None], axis=2) <= reach
-    precision, recall = near.any(axis=1).mean(), near.any(axis=0).mean()
+    precision = near.any(axis=1).mean()
+    recall = near.any(axis=0).mean()
     return float(2 * precision * recall / (precision + recall))
 
 
@@ -311,7 +319,8 @@ def test_a_contour_lies_on_the_side_of_the_origin() -> None:
 
 
 def test_empty_masks() -> None:
-    nothing, something = square(0, 0, 0), square(5, 5)
+    nothing = square(0, 0, 0)
+    something = square(5, 5)
     assert metrics.score(nothing, nothing) == (1.0, 1.0)
     assert metrics.score(something, nothing) == (0.0, 0.0)
     assert metrics.score(nothing, something) == (0.0, 0.0)
@@ -326,7 +335,8 @@ def test_a_square_that_is_off_by_its_half() -> None:
 
 
 def test_void_pixels_do_not_count() -> None:
-    truth, wrong = square(10, 10), square(10, 40)
+    truth = square(10, 10)
+    wrong = square(10, 40)
     assert metrics.score(truth | wrong, truth).j < 0.6
     assert metrics.score(truth | wrong, truth, void=wrong) == (1.0, 1.0)
 

@@ -115,7 +115,8 @@ def test_nothing_with_nothing() -> None:
 
 def test_mask_iou_counts_pixels() -> None:
     masks = torch.zeros(3, 4, 4, dtype=torch.bool)
-    masks[0, :2], masks[1, 1:3] = True, True
+    masks[0, :2] = True
+    masks[1, 1:3] = True
     expected = torch.tensor([[1, 1 / 3, 0], [1 / 3, 1, 0], [0, 0, 0]])
     assert torch.allclose(association.mask_iou(masks, masks), expected)
 

@@ -9,7 +9,9 @@ from sam3_node.tracking import ObjectPrompt, Tracker
 from tests.support.refuses import refuses
 from tests.support.tiny import noise_clip, tiny_model
 
-FRAMES, PROMPTED, NOW = 30, 3, 24
+FRAMES = 30
+PROMPTED = 3
+NOW = 24
 A = ObjectPrompt(1, points=[[15.0, 20.0]])
 B = ObjectPrompt(2, box=[10.0, 15.0, 35.0, 45.0])
 
@@ -61,7 +63,8 @@ def test_an_object_that_caught_up_is_the_one_of_a_live_prompt(
 def test_a_corrected_object_is_tracked_as_before_until_it_joins(
     model: TrackerModel, clip: list[Features]
 ) -> None:
-    untouched, tracker = Tracker(model), Tracker(model, corrections=1)
+    untouched = Tracker(model)
+    tracker = Tracker(model, corrections=1)
     correction = ObjectPrompt(1, points=[[45.0, 40.0]])
     for number, features in enumerate(clip):
         steps = [each.step_features(features, [A, B] if number == 0 else []) for each in (untouched, tracker)]
@@ -81,7 +84,8 @@ def test_a_second_prompt_begins_again_and_keeps_the_first(model: TrackerModel, c
     """The work that was done before the second prompt leaves no trace."""
 
     def prompt_twice(work: int, keep: bool = True) -> list[torch.Tensor]:
-        tracker, tracked = Tracker(model), []
+        tracker = Tracker(model)
+        tracked = []
         for features in clip[:NOW]:
             tracker.step_features(features)
         if keep:

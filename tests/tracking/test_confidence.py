@@ -11,7 +11,8 @@ from sam3_node.tracking.names import FEATURES as NAME_FEATURES
 from sam3_node.tracking.track_history import find_level_sets, has_rival
 from sam3_node.types import Detection
 
-SIDE, CHANNELS = 64, 8
+SIDE = 64
+CHANNELS = 8
 RADIUS = 4.0
 RNG = np.random.default_rng(3)
 POINTERS = RNG.normal(size=(4, CHANNELS)).astype(np.float32)
@@ -43,7 +44,8 @@ class Scene:
 
 @pytest.mark.parametrize("distance", range(15, 30, 3))
 def test_a_rival_is_what_reaches_beyond_the_box_of_the_mask(distance: int) -> None:
-    mask, other = disc(16, 30, 12) > 0, disc(16 + distance, 30, 2) > 0
+    mask = disc(16, 30, 12) > 0
+    other = disc(16 + distance, 30, 2) > 0
     own, both = (np.prod([np.ptp(axis) + 1 for axis in np.nonzero(each)]) for each in (mask, mask | other))
     assert has_rival(mask, mask | other) == (own / both <= 0.7) == (distance > 20)  # DAM4SAM's rule
     assert not has_rival(mask, mask | (disc(50.5, 50.5, 0.8) > 0)), "a speck"
@@ -155,7 +157,8 @@ def test_finer_logits_give_about_the_same_confidence(side):
     for n in range(20):
         rows, columns = (np.mgrid[:side, :side] + 0.5) / scale
         fine = np.clip(4 * (RADIUS - np.hypot(columns - 20 - n, rows - 30)), -9, 9).astype(np.float32)
-        levels, presence = find_level_sets(fine[None]), np.full(1, 6.0, np.float32)
+        levels = find_level_sets(fine[None])
+        presence = np.full(1, 6.0, np.float32)
         (found,) = estimator.observe(Evidence([1], levels, [0.93], [True], presence, POINTERS[:1]))
         assert found == pytest.approx(scene.step(disc(20 + n, 30))[0], abs=0.03)
 
@@ -170,7 +173,9 @@ def test_the_default_threshold_is_the_calibrated_one():
     assert TrackerSettings().min_confidence == confidence_weights.SURE_MASK
 
 
-HERE, NEAR, THERE = (0.0, 0.0, 10.0, 10.0), (1.0, 0.0, 11.0, 10.0), (50.0, 0.0, 60.0, 10.0)
+HERE = (0.0, 0.0, 10.0, 10.0)
+NEAR = (1.0, 0.0, 11.0, 10.0)
+THERE = (50.0, 0.0, 60.0, 10.0)
 RIGHT = [1.5, 3.7, 3.7, 3.8, 0.7, 1.0]
 WRONG = [-1.3, -2.0, 0.9, 0.5, -1.4, 1.0]
 
@@ -191,7 +196,9 @@ def test_the_features_of_one_detection() -> None:
 
 
 def test_the_same_phrase_elsewhere_is_a_rival_and_another_in_the_same_place_an_other() -> None:
-    mug, ball, can = Detection("mug", 0.8, HERE), Detection("mug", 0.5, THERE), Detection("can", 0.5, NEAR)
+    mug = Detection("mug", 0.8, HERE)
+    ball = Detection("mug", 0.5, THERE)
+    can = Detection("can", 0.5, NEAR)
     first, second, third = measure(mug, ball, can)
     assert first[1:3] == [1.386, 1.386]
     assert second[1:3] == [-1.386, -names.LOWEST]

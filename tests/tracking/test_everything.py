@@ -124,7 +124,8 @@ def test_masks_are_sure_different_and_few() -> None:
 )
 def test_each_kind_of_model_has_its_limits(name: str, model_type: str, limits: tuple[float, float]) -> None:
     model = tiny_model(presence=60.0)
-    model.name, model.model_type = name, model_type
+    model.name = name
+    model.model_type = model_type
     own = EverythingOptions().complete(model)
     assert (own.min_iou, own.min_stability) == limits
     given = EverythingOptions(min_iou=0.0, min_stability=0.2).complete(model)
@@ -138,7 +139,8 @@ def test_the_limit_that_leaves_nothing_is_named() -> None:
         (1.0, 0.0, "min_iou 1 (the best 0."),
         (0.0, 1.0, "min_stability 1 (the best"),
     ):
-        options, census = EverythingOptions(3, min_iou, min_stability), Census()
+        options = EverythingOptions(3, min_iou, min_stability)
+        census = Census()
         assert len(run_to_end(segment_everything(model, features, options, census)).iou) == 0
         assert census.candidates >= 9
         assert census.stable == 0
@@ -146,7 +148,8 @@ def test_the_limit_that_leaves_nothing_is_named() -> None:
 
 
 def test_nano_finds_the_objects_of_the_bundled_scene() -> None:
-    model, clip = load_tracker("nano"), LabelledClip.load(TABLETOP)
+    model = load_tracker("nano")
+    clip = LabelledClip.load(TABLETOP)
     image = decode_image(clip.frames[0])
     found = run_to_end(segment_everything(model, model.encode(model.preprocess(image)), EverythingOptions()))
     masks = encode([rasterize(low.numpy(), image.shape[:2]).full() for low in found.logits])
@@ -162,7 +165,8 @@ def test_what_happens_between_the_turns_changes_nothing() -> None:
     features = model.encode(pixels[0])
     options = EverythingOptions(grid=7, min_iou=0.0, min_stability=0.0, max_overlap=1.0, most=256)
     expected = run_to_end(segment_everything(model, features, options))
-    tracker, turns = Tracker(model, max_objects=2), 0
+    tracker = Tracker(model, max_objects=2)
+    turns = 0
     work = segment_everything(model, features, options)
     while (found := resume(work)) is None:
         tracker.step(pixels[1], [ObjectPrompt(1, points=[[40, 50]])] if turns == 0 else [])

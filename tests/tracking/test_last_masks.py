@@ -39,7 +39,8 @@ def mask_prompt(model: TrackerModel, object_id: int, rows: slice, columns: slice
 
 
 def prompts(model: TrackerModel) -> list[ObjectPrompt]:
-    point, box = ObjectPrompt(1, points=[[30.0, 40.0]]), ObjectPrompt(2, box=[20.0, 30.0, 70.0, 90.0])
+    point = ObjectPrompt(1, points=[[30.0, 40.0]])
+    box = ObjectPrompt(2, box=[20.0, 30.0, 70.0, 90.0])
     return [point, box, mask_prompt(model, 3, slice(30, 70), slice(40, 90))]
 
 
@@ -78,13 +79,15 @@ def test_a_hidden_object_is_looked_for_where_it_was(model: TrackerModel, clip: l
 
 
 def test_a_saved_state_continues_bit_for_bit(model: TrackerModel, clip: list[Tensor]) -> None:
-    tracker, again = Tracker(model), Tracker(model)
+    tracker = Tracker(model)
+    again = Tracker(model)
     tracker.step(clip[0], prompts(model))
     tracker.remove(2)
     tracker.step(clip[1])
     again.restore(tracker.state())
     for pixels in clip[2:]:
-        ours, theirs = tracker.step(pixels), again.step(pixels)
+        ours = tracker.step(pixels)
+        theirs = again.step(pixels)
         assert ours.ids == theirs.ids == [1, 3]
         assert torch.equal(ours.logits, theirs.logits)
         assert torch.equal(ours.pointers, theirs.pointers)
@@ -114,7 +117,8 @@ def test_a_mask_that_jumps_is_withheld_and_its_object_is_searched_from_the_last_
     model: TrackerModel, clip: list[Tensor]
 ) -> None:
     """On noise, random weights decode masks of the whole image, whatever the prompt was."""
-    tracker, fresh = Tracker(model), Tracker(model)
+    tracker = Tracker(model)
+    fresh = Tracker(model)
     small = mask_prompt(model, 1, slice(40, 60), slice(40, 60))
     tracker.step(clip[0], [small])
     fresh.restore(tracker.state())
@@ -174,7 +178,8 @@ def follow(masks: Masks, frames: int = 1) -> list[bool]:
     return Follower(first).run(others, frames=frames)
 
 
-HALF, WHOLE = box(40, 40, 60, 60), box(40, 40, 80, 60)
+HALF = box(40, 40, 60, 60)
+WHOLE = box(40, 40, 80, 60)
 PLAUSIBLE = {
     "stays": [disc(64, 64, 10)] * 60,
     "moves": [disc(15 + 5 * n, 64, 10) for n in range(20)],
@@ -278,11 +283,14 @@ def test_a_prompt_begins_the_history_again():
 
 def test_what_is_saved_goes_on_the_same():
     masks = [disc(40 + n, 64, 10 * 1.02**n) for n in range(20)] + [disc(60, 64, 40)] * 3
-    follower, other = Follower(masks[0]), Follower(disc(1, 1, 1))
+    follower = Follower(masks[0])
+    other = Follower(disc(1, 1, 1))
     follower.run(masks[1:8])
     saved = unpack_state(pack_state(follower.history.state(np.array([1]))))
     other.history.restore(np.array([1]), saved)
-    other.prompt, other.sure, other.frame = follower.prompt, follower.sure, follower.frame
+    other.prompt = follower.prompt
+    other.sure = follower.sure
+    other.frame = follower.frame
     assert other.run(masks[8:]) == follower.run(masks[8:])
     again = other.history.state(np.array([1]))
     assert all((value == again[name]).all() for name, value in follower.history.state(np.array([1])).items())

@@ -38,8 +38,10 @@ def compare(
     """Step both over a clip, comparing all logits; -> on how many frames objects were in view, and not."""
     source = random_source(family)
     model = stages_of(source)
-    tracker, oracle = Tracker(model, max_objects=4), Oracle(source)
-    seen, largest = {True: 0, False: 0}, 0.0
+    tracker = Tracker(model, max_objects=4)
+    oracle = Oracle(source)
+    seen = {True: 0, False: 0}
+    largest = 0.0
     for frame, pixels in enumerate(noise_clip(model.image_size, frames)):
         if frame in removals:
             tracker.remove(removals[frame])
@@ -82,7 +84,8 @@ def test_a_prompt_on_a_past_frame_equals_one_given_in_time() -> None:
     source = random_source("sam3")
     model = stages_of(source)
     clip = noise_clip(model.image_size, 12)
-    tracker, oracle = Tracker(model), Oracle(source)
+    tracker = Tracker(model)
+    oracle = Oracle(source)
     kept = [model.encode(pixels) for pixels in clip]
     for features in kept[:7]:
         tracker.step_features(features)
@@ -93,7 +96,8 @@ def test_a_prompt_on_a_past_frame_equals_one_given_in_time() -> None:
     assert (logits - truth[5]).abs().max() < TOLERANCE
     oracle.frame = 7
     for features, pixels in zip(kept[7:], clip[7:], strict=True):
-        tracks, truth = tracker.step_features(features), oracle.step(pixels, {})
+        tracks = tracker.step_features(features)
+        truth = oracle.step(pixels, {})
         assert (tracks.logits[0] - truth[5]).abs().max() < TOLERANCE
 
 
@@ -121,8 +125,10 @@ def test_corrections_of_tracked_frames_equal_transformers(family: str, kind: str
         "box": ObjectPrompt(1, box=[20.0, 30.0, 70.0, 90.0]),
         "mask": ObjectPrompt(1, mask=mask),
     }[kind]
-    tracker, oracle = Tracker(model, history=4), Oracle(source)
-    kept, largest = [], 0.0
+    tracker = Tracker(model, history=4)
+    oracle = Oracle(source)
+    kept = []
+    largest = 0.0
     for frame, pixels in enumerate(noise_clip(size, 26)):
         kept.append((model.encode(pixels), pixels))
         prompts = [ObjectPrompt(1, points=[[30.0, 40.0]])] if frame in (0, 13) else []
@@ -173,7 +179,8 @@ def test_each_mask_to_choose_from_equals_transformers_and_is_tracked_as_there(
     source.config.multimask_max_pt_num = 2  # so that masks compete for a box, too
     largest = 0.0
     for choice, found in enumerate(logits):
-        tracker, oracle = Tracker(model), Oracle(source)
+        tracker = Tracker(model)
+        oracle = Oracle(source)
         hook = source.mask_decoder.register_forward_hook(prefer(choice))
         truth = oracle.step(clip[0], {1: {"points": prompt.points, "labels": prompt.labels}})[1]
         hook.remove()

@@ -112,7 +112,8 @@ def test_confident_passes_over_frames_out_of_view(clip: list, bank_size: int) ->
 
 
 def test_the_memory_of_the_newest_prompted_frame_comes_first(model: TrackerModel, clip: list) -> None:
-    tracker, row = Tracker(model, max_objects=1), np.zeros(1, dtype=np.int64)
+    tracker = Tracker(model, max_objects=1)
+    row = np.zeros(1, dtype=np.int64)
     firsts = []
     for frame, pixels in enumerate(clip[:8]):
         tracker.step(pixels, [A] if frame in (0, 4) else [])
@@ -127,7 +128,8 @@ def test_the_memory_of_the_newest_prompted_frame_comes_first(model: TrackerModel
 
 
 def test_the_anchor_is_attended_to_until_a_prompt_or_a_correction(model: TrackerModel) -> None:
-    rows, side = np.zeros(1, dtype=np.int64), model.mask_size[0]
+    rows = np.zeros(1, dtype=np.int64)
+    side = model.mask_size[0]
     bank = memory.MemoryBank(model, 1, 7, get_rule("distractor"), history=4)
     alone = torch.full((1, side, side), -9.0)
     alone[:, 2:6, 2:6] = 9
@@ -135,7 +137,8 @@ def test_the_anchor_is_attended_to_until_a_prompt_or_a_correction(model: Tracker
     beside[:, -4:, -4:] = -0.5
     grown = beside.clone()
     grown[:, 2:6, 2:8] = 9
-    pointer, content = torch.zeros(1, model.hidden), torch.ones_like(bank.features[:1, 0])
+    pointer = torch.zeros(1, model.hidden)
+    content = torch.ones_like(bank.features[:1, 0])
 
     def attended(frame: int) -> list[float]:
         return bank.read(rows, frame, static=False).memory[0, :, 0, 0].tolist()
@@ -143,7 +146,8 @@ def test_the_anchor_is_attended_to_until_a_prompt_or_a_correction(model: Tracker
     def track(first: int, last: int) -> None:
         for frame in range(first, last + 1):
             logits = grown if frame == 15 else beside if frame in (2, 4, 9, 16, 17) else alone
-            iou, presence = torch.tensor([0.5 if frame == 16 else 1.0]), torch.full((1,), 9.0)
+            iou = torch.tensor([0.5 if frame == 16 else 1.0])
+            presence = torch.full((1,), 9.0)
             bank.write(rows, frame, frame * content, Decoded(logits, iou, presence, pointer))
 
     bank.write_conditioning(0, 0, 0, 0 * content, pointer)
@@ -170,7 +174,8 @@ def test_a_small_bank_attends_to_less(model: TrackerModel, clip: list) -> None:
 @pytest.mark.parametrize("read", ["static", "exact", "pooled"])
 def test_static_shapes_and_compiled_stages_give_the_same_masks(read: str, clip: list) -> None:
     source = random_source("sam3")
-    changed, plain = stages_of(source), stages_of(source)
+    changed = stages_of(source)
+    plain = stages_of(source)
     if read == "static":
         changed.static_shapes = True
     else:
@@ -192,8 +197,10 @@ def test_more_objects_than_one_batch(model: TrackerModel, clip: list) -> None:
 def test_memory_that_runs_out_makes_batches_smaller_and_loses_no_frame(
     clip: list, caplog: pytest.LogCaptureFixture
 ) -> None:
-    small, plain = tiny_model(), tiny_model()
-    inner, calls = small.stages.remember, []
+    small = tiny_model()
+    plain = tiny_model()
+    inner = small.stages.remember
+    calls = []
 
     def remember(top: torch.Tensor, logits: torch.Tensor, presence: torch.Tensor) -> torch.Tensor:
         calls.append(len(logits))
@@ -296,7 +303,8 @@ def test_segment_leaves_no_trace(model: TrackerModel, clip: list) -> None:
 
 def watch_reads(model: TrackerModel) -> list[tuple]:
     """Return a list that gets the shapes of all inputs of each read from now on; () for no mask."""
-    inner, calls = model.stages.read, list[tuple]()
+    inner = model.stages.read
+    calls = list[tuple]()
 
     def read(*inputs: torch.Tensor | None) -> torch.Tensor:
         calls.append(tuple(() if tensor is None else tensor.shape for tensor in inputs))
@@ -333,7 +341,8 @@ def test_a_static_read_takes_no_more_memories_than_a_dynamic_one() -> None:
 def test_static_reads_have_only_the_shapes_of_the_warm_up() -> None:
     model = tiny_model()
     model.static_shapes = True
-    clip, warm = noise_clip(model.image_size, 16), watch_reads(model)
+    clip = noise_clip(model.image_size, 16)
+    warm = watch_reads(model)
     tracker = Tracker(model, 3)
     tracker.warm_up_reads()
     expected = set(warm)
@@ -378,7 +387,8 @@ def test_a_full_bank_is_read_without_a_mask_where_the_read_takes_it_so() -> None
     reference = Tracker(tiny_model(hidden=64, size=56), 2)
     for frame, pixels in enumerate(noise_clip(model.image_size, 22)):
         prompts = [A, B] if frame == 0 else []
-        found, expected = tracker.step(pixels, prompts), reference.step(pixels, prompts)
+        found = tracker.step(pixels, prompts)
+        expected = reference.step(pixels, prompts)
         assert (found.logits - expected.logits).abs().max() < CLOSE
     masked = [valid != () for *_, valid in calls]
     assert masked == [True] * 15 + [False] * 6, "15 pointers of tracked frames make a bank full"
@@ -401,11 +411,15 @@ class Engine:
 
 def test_an_engine_reads_no_more_than_torch() -> None:
     """Four objects read 7 memories of 10 with a mask, also while their rings fill up."""
-    model, reference = tiny_model(), tiny_model()
-    engine, clip = Engine(model), noise_clip(model.image_size, 16)
+    model = tiny_model()
+    reference = tiny_model()
+    engine = Engine(model)
+    clip = noise_clip(model.image_size, 16)
     prompts = {0: [A, B, ObjectPrompt(3, points=[[9.0, 9.0]])], 9: [ObjectPrompt(4, points=[[60.0, 60.0]])]}
-    model.stages, model.static_shapes = model.stages._replace(read=engine), True
-    ours, theirs = Tracker(model, 4), Tracker(reference, 4)
+    model.stages = model.stages._replace(read=engine)
+    model.static_shapes = True
+    ours = Tracker(model, 4)
+    theirs = Tracker(reference, 4)
     ours.warm_up_reads()
     warm = set(engine.calls)
     assert warm == {(objects, width) for objects in (1, 2) for width in ours.bank.read_widths}
@@ -421,7 +435,8 @@ SCORES = st.lists(st.sampled_from([0.0, CONFIDENT_SCORE, 0.5, 0.9]), min_size=1,
 
 def choose(name: str, ages: list[int], scores: list[float], limit: int) -> list[tuple[int, int]]:
     """(age, offset) of each frame chosen for one object."""
-    age, score = np.array([ages]), np.array([scores], dtype=np.float32)
+    age = np.array([ages])
+    score = np.array([scores], dtype=np.float32)
     order, offset, valid = get_rule(name).choose(age, score, np.ones_like(age, dtype=bool), limit)
     return [(int(age[0, i]), int(o)) for i, o, v in zip(order[0], offset[0], valid[0], strict=True) if v]
 
@@ -444,7 +459,8 @@ def test_rules_equal_their_definitions(scores: list[float], limit: int, random) 
 
 
 def test_frames_not_held_are_never_chosen() -> None:
-    ages, scores = np.array([[1, 2, 3]]), np.ones((1, 3), dtype=np.float32)
+    ages = np.array([[1, 2, 3]])
+    scores = np.ones((1, 3), dtype=np.float32)
     _, _, valid = get_rule("recent").choose(ages, scores, np.array([[True, False, True]]), 3)
     assert valid.sum() == 2
 
@@ -479,7 +495,8 @@ def test_a_copy_does_not_wait_for_later_work() -> None:
 def test_a_step_sends_the_indices_of_all_its_objects_at_once(
     model: TrackerModel, clip: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tracker, sent = Tracker(model, max_objects=2), []
+    tracker = Tracker(model, max_objects=2)
+    sent = []
     run(tracker, clip[:12], {0: [A, B], 5: [A]})
 
     def send(values: np.ndarray, device: torch.device) -> torch.Tensor:

@@ -109,7 +109,9 @@ class Figures:
     def add(self, figure: str, values: float | Sequence[float], unit: str, target: str = "") -> None:
         """Keep and print a figure. Several values are runs: the median is the value, and their spread is kept."""
         runs = [values] if isinstance(values, (int, float)) else values
-        low, median, high = float(min(runs)), float(statistics.median(runs)), float(max(runs))
+        low = float(min(runs))
+        median = float(statistics.median(runs))
+        high = float(max(runs))
         record: Record = {"figure": figure, "unit": unit, "value": median}
         if runs is values:
             record["spread"] = {"min": low, "median": median, "max": high, "runs": len(runs)}

@@ -65,12 +65,16 @@ from tools.bench.processes import Processes, add_points, next_masks
 from tools.bench.tiny_weights import sam3_config
 from tools.command import new_parser, read_json_lines
 
-SECTION_S, TOTAL_S = 420, 540
+SECTION_S = 420
+TOTAL_S = 540
 CACHE = Path(tempfile.gettempdir()) / "gpu_first"
 """Folder of what is compiled."""
 FILL = 20  # frames until the memory bank is full: 16 pointers and the prompted frame, and some more
 NEW_FRAMES = 20  # frames after a new object that are watched
-KERNELS, MAX_TRACE = 15, 3000  # rows of the profiler's table, characters of a traceback
+KERNELS = 15
+"""Rows of the profiler's table."""
+MAX_TRACE = 3000
+"""Characters of a traceback."""
 PRODUCT = (1024, 4736)
 """Inputs and outputs of the largest linear layers of SAM 3's encoder."""
 READ = (5184, 36352, 256, 64)
@@ -107,8 +111,11 @@ class Journal:
         self, path: Path, section: str, scale: Scale, end_s: float, context: Mapping[str, Any]
     ) -> None:
         """`end_s`: the time.monotonic() after which no figure begins. `context` goes into each line."""
-        self.scale, self.path, self.errors = scale, path, 0
-        self._section, self._context = section, dict(context)
+        self.scale = scale
+        self.path = path
+        self.errors = 0
+        self._section = section
+        self._context = dict(context)
         self._end_s = end_s
         path.parent.mkdir(parents=True, exist_ok=True)
         self._done = {(line["section"], line["figure"]) for line in read_lines(path)}
@@ -373,7 +380,8 @@ def stage_times(model: TrackerModel, count: int, scale: Scale) -> dict[str, floa
     """Return the median milliseconds of each stage of a step, the device waited for after each."""
     stages = model.stages
     timed = [TimedStage(run, partial(read_clock, scale.device)) for run in stages]
-    rows, model.stages = list[list[float]](), Stages(*timed)
+    rows = list[list[float]]()
+    model.stages = Stages(*timed)
     try:
         ours = step.Ours(model, count)
         for pixels in make_clip(model, FILL + scale.calls):
@@ -417,7 +425,8 @@ def run_steps(ours: step.Ours, clip: Sequence[Tensor], frames: int) -> list[floa
 
 def slowest_kernels(model: TrackerModel, count: int, scale: Scale) -> dict[str, float]:
     """Return the milliseconds of the kernels that take the most time of a step, by name."""
-    ours, clip = step.Ours(model, count), make_clip(model, FILL)
+    ours = step.Ours(model, count)
+    clip = make_clip(model, FILL)
     for pixels in clip:
         ours.step(pixels)
     with torch.profiler.profile() as profile:
@@ -491,7 +500,9 @@ def attention_times(count: int, scale: Scale) -> dict[str, float]:
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, device=scale.device, generator=generator).bfloat16()
 
-    query, key, value = draw(count, queries, wide), draw(count, keys, wide), draw(count, keys, width)
+    query = draw(count, queries, wide)
+    key = draw(count, keys, wide)
+    value = draw(count, keys, width)
     counts = torch.tensor([[0, keys, 0]] * count, dtype=torch.int32, device=scale.device)
     whole = attention.Regions(0, keys, 1, None)
     runs: dict[str, Callable[[], Tensor]] = {
@@ -518,9 +529,11 @@ def detection_times(scale: Scale) -> dict[str, float]:
     with torch.device(scale.device):
         network = ConceptNetwork(Sam3Model(_concept_config(scale)).to(_half(scale)).eval())
     backbone: Any = network.trunk
-    width, grid = len(backbone.layers[0].norm1.weight), backbone.grid
+    width = len(backbone.layers[0].norm1.weight)
+    grid = backbone.grid
     trunk = torch.randn(1, width, grid, grid, device=scale.device, dtype=_half(scale))
-    tokens, channels = TEXT_SIZE[0], 64 if scale.dry else TEXT_SIZE[1]
+    tokens = TEXT_SIZE[0]
+    channels = 64 if scale.dry else TEXT_SIZE[1]
     text = torch.randn(1, tokens, channels, device=scale.device, dtype=_half(scale))
     mask = torch.ones(1, tokens, device=scale.device, dtype=torch.bool)
 
@@ -587,7 +600,8 @@ def node_times(weights: Path, scale: Scale) -> dict[str, float]:
             for added in [1] if scale.dry else [1, 15]:
                 add_points(client, added)
                 rows = [(next_masks(client), time.time_ns()) for _ in range(FILL + 5 * scale.calls)][FILL:]
-                frames, what = [masks for masks, _ in rows], f"{len(rows[-1][0].instances)} objects"
+                frames = [masks for masks, _ in rows]
+                what = f"{len(rows[-1][0].instances)} objects"
                 ages = [(now_ns - masks.capture_ns) / 1e6 for masks, now_ns in rows]
                 for name in frames[-1].stages_us:
                     taken_us = statistics.median(masks.stages_us[name] for masks in frames)
@@ -697,7 +711,8 @@ def main(words: Sequence[str] | None = None) -> int:
     path = args.out or Path(tempfile.mkdtemp(prefix="gpu_first_")) / "first.jsonl"
     device = torch.cuda.get_device_name() if scale.device.type == "cuda" else "cpu"
     context = {"device": device, "versions": read_versions() | {"cuda": str(torch.version.cuda)}}
-    errors, late = 0, False
+    errors = 0
+    late = False
     for section in args.section:
         start_s = time.monotonic()
         journal = Journal(path, section, scale, min(start_s + args.seconds, end_s), context)

@@ -80,7 +80,8 @@ def plot_scaling(results: Results, path: Path) -> None:
             records = match_values(results[file], rf"frame step of {model}, (\d+) objects?(, transformers)?")
             for suffix, style in ((None, "o-"), (", transformers", "o--")):
                 points = sorted((int(count), r) for (count, other), r in records.items() if other == suffix)
-                counts, values = [count for count, _ in points], [record["value"] for _, record in points]
+                counts = [count for count, _ in points]
+                values = [record["value"] for _, record in points]
                 low = [record["value"] - record["spread"]["min"] for _, record in points]
                 high = [record["spread"]["max"] - record["value"] for _, record in points]
                 shown = {"color": colour, "capsize": 3, "label": f"{model}{suffix or ''}"}
@@ -238,7 +239,8 @@ def _name_figure(record: Record) -> str:
 
 def _origin(record: Record) -> str:
     """Return the date, the machine with its load, and the versions."""
-    machine, versions = record["machine"], record.get("versions", {})
+    machine = record["machine"]
+    versions = record.get("versions", {})
     parts = [machine["cpu"]]
     if "cores" in machine:
         parts.append(f"{machine['cores']} cores")

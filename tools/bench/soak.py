@@ -101,7 +101,8 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parser = make_parser(__doc__, device=device, threads=1)
     add_options(parser)
-    args, figures = parser.parse_args(), Figures("soak", group="latency", show=False)
+    args = parser.parse_args()
+    figures = Figures("soak", group="latency", show=False)
     if args.summarise is not None:
         raise SystemExit(not report(args.summarise)["passed"])
     with tempfile.TemporaryDirectory() as folder:

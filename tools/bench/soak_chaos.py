@@ -51,7 +51,8 @@ class Reader:
     """A thread that reads all masks, and checks their ids."""
 
     def __init__(self, client: PerceptionClient, keeps_epochs: bool) -> None:
-        self._client, self._keeps_epochs = client, keeps_epochs
+        self._client = client
+        self._keeps_epochs = keeps_epochs
         self._lock = threading.Lock()
         self._ages_ms: dict[str, list[float]] = {}
         self._labels: dict[tuple[str, int | None, int], str] = {}
@@ -60,7 +61,9 @@ class Reader:
         self._gap_s = self.step_ms = 0.0
         self._confused = self._reused = 0
         self.last_s = self._watched_s = time.monotonic()
-        self._late_ms, self._wanted, self._on_time = math.inf, 0, 0
+        self._late_ms = math.inf
+        self._wanted = 0
+        self._on_time = 0
         self.recovery_s = math.inf
         """Seconds from `watch_recovery` until frames were on time; inf as long as they are not"""
         self.masks = 0
@@ -79,12 +82,14 @@ class Reader:
             return set(self._epochs)
 
     def _take(self, masks: MaskFrame) -> None:
-        timing, now_s = read_timing(masks), time.monotonic()
+        timing = read_timing(masks)
+        now_s = time.monotonic()
         self.masks += 1
         self._ages_ms.setdefault(masks.camera, []).append(round(timing.age, 2))
         self._epochs.setdefault(masks.camera, set()).add(masks.epoch)
         if masks.camera == "cam0":
-            self._gap_s, self.last_s = max(self._gap_s, now_s - self.last_s), now_s
+            self._gap_s = max(self._gap_s, now_s - self.last_s)
+            self.last_s = now_s
             self.step_ms = 0.9 * self.step_ms + 0.1 * timing.step if self.step_ms else timing.step
             self._note_recovery(timing.age, now_s)
         for instance in masks.instances:
@@ -103,8 +108,11 @@ class Reader:
     def watch_recovery(self, limit_ms: float, frames: int) -> None:
         """Begin to wait for `frames` frames of cam0 in a row, none older than this at the start of its step."""
         with self._lock:
-            self._late_ms, self._wanted, self._on_time = limit_ms, frames, 0
-            self._watched_s, self.recovery_s = time.monotonic(), math.inf
+            self._late_ms = limit_ms
+            self._wanted = frames
+            self._on_time = 0
+            self._watched_s = time.monotonic()
+            self.recovery_s = math.inf
 
     def _note_recovery(self, age_ms: float, now_s: float) -> None:
         if age_ms > self._late_ms:
@@ -119,9 +127,12 @@ class Reader:
     def sample(self) -> dict[str, Any]:
         """Return what came since the last sample, and what ids have shown so far."""
         with self._lock:
-            ages, self._ages_ms = self._ages_ms, {}
-            masks, self.masks = self.masks, 0
-            gap_s, self._gap_s = max(self._gap_s, time.monotonic() - self.last_s), 0.0
+            ages = self._ages_ms
+            self._ages_ms = {}
+            masks = self.masks
+            self.masks = 0
+            gap_s = max(self._gap_s, time.monotonic() - self.last_s)
+            self._gap_s = 0.0
             stays = self._epochs.get("cam0", set())
             return {
                 "masks": masks,
@@ -153,7 +164,9 @@ class Prompter(Worker):
     """A thread that adds, corrects and removes objects. Each has a label that no other ever had."""
 
     def __init__(self, client: PerceptionClient, reader: Reader, chance: random.Random) -> None:
-        self._client, self._reader, self._chance = client, reader, chance
+        self._client = client
+        self._reader = reader
+        self._chance = chance
         self._count = self.refused = 0
         super().__init__()
 
@@ -173,7 +186,8 @@ class Prompter(Worker):
             self._client.refine_object(objects[-1].id, points=place, camera="cam0")
             return None
         self._count += 1
-        label, priority = f"object {self._count}", self._chance.choice(PRIORITIES)
+        label = f"object {self._count}"
+        priority = self._chance.choice(PRIORITIES)
         added = self._client.add_object(points=place, label=label, camera="cam0", priority=priority)
         return self._reader.add("cam0", added.epoch, added.id, label)
 
@@ -182,7 +196,9 @@ class Stranger(Worker):
     """A thread that sends malformed frames and requests."""
 
     def __init__(self, frames: str, control: str, chance: random.Random) -> None:
-        self._frames, self._control, self._chance = frames, control, chance
+        self._frames = frames
+        self._control = control
+        self._chance = chance
         super().__init__()
 
     def run(self) -> None:
@@ -205,7 +221,8 @@ class Stranger(Worker):
 
     def _damage(self, whole: Any) -> list[bytes]:
         """Return a message with a few bytes changed, cut off, or all of them random."""
-        parts, chance = [bytes(part) for part in whole], self._chance
+        parts = [bytes(part) for part in whole]
+        chance = self._chance
         index = chance.randrange(len(parts))
         part = bytearray(parts[index])
         if chance.random() < 0.3:
@@ -243,7 +260,8 @@ class Soak:
     """One run. It writes a line of the log at once for everything that happens, so a cut run loses nothing."""
 
     def __init__(self, plan: Plan, log: Path) -> None:
-        self._plan, self._log = plan, log
+        self._plan = plan
+        self._log = log
         self._chance = random.Random(plan.seed)
         self._start_s = self._since_s = time.monotonic()
         self._phase = "start"
@@ -258,7 +276,8 @@ class Soak:
             folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
             names = ("cam0", "flap", "stranger", "load")
             self._frames = {name: f"ipc://{folder}/{name}" for name in names}
-            self._masks, self._control = f"ipc://{folder}/masks", f"ipc://{folder}/control"
+            self._masks = f"ipc://{folder}/masks"
+            self._control = f"ipc://{folder}/control"
             self._write("head", **self._describe())
             self._group = opened.enter_context(Group(grace_s=3.0, echo=None))
             opened.callback(self._end_extra)
@@ -318,8 +337,10 @@ class Soak:
         self._sample()  # what came before belongs to the phase before
         self._phase = phase
         now_s = time.monotonic()
-        end_s, next_sample_s = now_s + seconds, now_s + plan.sample_every_s
-        next_fault_s, next_flap_s = now_s + plan.fault_every_s, now_s
+        end_s = now_s + seconds
+        next_sample_s = now_s + plan.sample_every_s
+        next_fault_s = now_s + plan.fault_every_s
+        next_flap_s = now_s
         while (now_s := time.monotonic()) < end_s:
             self._group.poll(0.05)
             self._continue_paused()
@@ -339,7 +360,8 @@ class Soak:
     def _break_one(self) -> None:
         """Kill a member, stop it for good, or stop it for a while."""
         members = self._find_members()
-        name, fault = self._chance.choice(sorted(members) or ["none"]), self._chance.choice(self._plan.faults)
+        name = self._chance.choice(sorted(members) or ["none"])
+        fault = self._chance.choice(self._plan.faults)
         if name == "none":
             return
         process = members[name]
@@ -362,7 +384,8 @@ class Soak:
             self._start_extra("flap", self._plan.camera_hz)
 
     def _start_extra(self, name: str, rate_hz: float) -> None:
-        made, silent = self._make_camera(name, rate_hz), subprocess.DEVNULL
+        made = self._make_camera(name, rate_hz)
+        silent = subprocess.DEVNULL
         environment = os.environ | dict(made.env)
         self._extra[name] = subprocess.Popen(made.command, env=environment, stdout=silent, stderr=silent)
 

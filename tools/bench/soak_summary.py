@@ -22,8 +22,10 @@ WARM_S = 30.0
 reaches its highest mark after some minutes only, so the quiet end is judged, which an overload precedes."""
 MARGIN_MS = 20.0
 """Age at the start of a step beyond one interval of the camera."""
-MAX_GROWTH_MB, MAX_GROWTH_DESCRIPTORS = 10.0, 2.0
-"""Largest fitted growth: of memory over the quiet end, of descriptors over the whole run."""
+MAX_GROWTH_MB = 10.0
+"""Largest fitted growth of memory over the quiet end."""
+MAX_GROWTH_DESCRIPTORS = 2.0
+"""Largest fitted growth of descriptors over the whole run."""
 MAX_RECOVERY_S = 2.0
 COLOURS = {"kill": "tab:red", "stop": "tab:purple", "pause": "tab:orange"}
 
@@ -92,15 +94,15 @@ def measure_recovery(rows: Sequence[Row]) -> float | None:
 
 def make_checks(rows: Sequence[Row]) -> list[Check]:
     """Return what the run had to show, each with its bound."""
-    head, samples = rows[0], select(rows, "sample")
-    calm, last = find_calm(rows), samples[-1]
+    head = rows[0]
+    samples = select(rows, "sample")
+    calm = find_calm(rows)
+    last = samples[-1]
     phases = {phase: [row for row in samples if row["phase"] == phase] for phase in ("overload", "quiet")}
     load_ms = next((1000 / row["load_hz"] for row in select(rows, "phase")), 0.0)
     gap_s = max(row["longest_gap_s"] for row in samples)
-    ages, age = (
-        [list_ages(calm, "cam0"), list_ages(phases["overload"], "load")],
-        "age at the start of the step, p99",
-    )
+    ages = [list_ages(calm, "cam0"), list_ages(phases["overload"], "load")]
+    age = "age at the start of the step, p99"
     calm_ms, loaded_ms = (percentile(found, 0.99) if found else None for found in ages)
     grown_mb = fit_growth(phases["quiet"], "node", "rss_mb")
     opened = fit_growth(samples, "node", "descriptors")
@@ -120,7 +122,8 @@ def make_checks(rows: Sequence[Row]) -> list[Check]:
 
 def summarise(rows: Sequence[Row]) -> Row:
     """Return the summary of a log: counts, checks, and whether all that could be checked has passed."""
-    samples, faults = select(rows, "sample"), select(rows, "fault")
+    samples = select(rows, "sample")
+    faults = select(rows, "fault")
     if not samples:
         return {"settings": rows[0] if rows else {}, "seconds": 0.0, "checks": [], "passed": False}
     checks = make_checks(rows)
@@ -160,7 +163,8 @@ def describe(summary: Row) -> Iterator[str]:
 
 def plot(rows: Sequence[Row], path: Path) -> None:
     """Draw age, memory and descriptors over time, with the faults as vertical lines."""
-    samples, faults = select(rows, "sample"), select(rows, "fault")
+    samples = select(rows, "sample")
+    faults = select(rows, "fault")
     minutes = [row["t_s"] / 60 for row in samples]
     with draw(path, 3, 1, (10, 8), sharex=True) as (ages, memory, descriptors):
         for fraction, style in ((0.5, "-"), (0.99, ":")):

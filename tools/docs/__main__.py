@@ -9,7 +9,9 @@ from pathlib import Path
 
 from .pages import ROOT, outdated
 
-STEP, SIZE, COLOURS = 4, (400, 300), 48
+STEP = 4
+SIZE = (400, 300)
+COLOURS = 48
 
 
 def write_gif(video: Path, out: Path) -> None:
@@ -17,7 +19,8 @@ def write_gif(video: Path, out: Path) -> None:
     import cv2
     from PIL import Image
 
-    reader, frames = cv2.VideoCapture(str(video)), []
+    reader = cv2.VideoCapture(str(video))
+    frames = []
     while (frame := reader.read()[1]) is not None:
         frames.append(frame)
     small = (cv2.resize(frame, SIZE, interpolation=cv2.INTER_AREA) for frame in frames[::STEP])

@@ -58,7 +58,8 @@ def compatibility_table() -> str:
         rows[claim.area, claim.peer].append(claim)
     order = list(AREAS)
     header = ["", "format or peer", "verified with", "in detail", "missing", "test"]
-    lines, shown = [], ""
+    lines = []
+    shown = ""
     for area, peer in sorted(rows, key=lambda row: (order.index(row[0]), row[1].lower().lstrip("`"))):
         claims = rows[area, peer]
         name = "" if area == shown else f"**{AREAS[area]}**"

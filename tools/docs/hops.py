@@ -28,7 +28,9 @@ _BOX = (100, 100, 200, 200)
 _FRAMES = 6
 _PROMPTS = 5  # the one with the fewest calls counts
 _TIMEOUT_MS = 60_000
-_NODE, _CONTROL = "node", "control "  # beginnings of the names of the node's threads
+# beginnings of the names of the node's threads
+_NODE = "node"
+_CONTROL = "control "
 _STEP = "perception.pipeline:Pipeline.step"  # runs once a frame
 _ANSWER = "node.node:Node._answer"
 """A function that hands the reply of a request to the control thread; what the node does next is not of the request."""
@@ -90,7 +92,8 @@ class Profile:
     @contextmanager
     def counting(self, *threads: str) -> Iterator[Calls]:
         """Count within the block, in the threads whose names begin with one of `threads`."""
-        self._threads, self._calls = threads, Calls()
+        self._threads = threads
+        self._calls = Calls()
         try:
             yield self._calls
         finally:
@@ -98,7 +101,8 @@ class Profile:
 
     def count_frames(self) -> Calls:
         """Count in the node's thread from the step of a frame to the step of the _FRAMES-th frame after it."""
-        self._threads, self._counted = (_NODE,), Calls()
+        self._threads = (_NODE,)
+        self._counted = Calls()
         self._frames = 0
         assert self._all_counted.wait(_TIMEOUT_MS / 1000)
         self._all_counted.clear()
@@ -108,7 +112,8 @@ class Profile:
         self._frames += 1
         self._calls = self._counted
         if self._frames > _FRAMES:
-            self._calls, self._frames = None, -1
+            self._calls = None
+            self._frames = -1
             self._all_counted.set()
 
 
@@ -118,7 +123,8 @@ def count(profile: Profile, names: str, folder: Path) -> Iterator[tuple[str, Cal
     camera = {"camera.source": "scene:shapes", "camera.fps": "30"}
     detector = {"detector.prompts": names, "detector.every": "1"}
     settings = load_settings(overrides=sockets | camera | detector)
-    transport, stop = settings.transport, threading.Event()
+    transport = settings.transport
+    stop = threading.Event()
     runs: dict[str, Callable[..., object]] = {_NODE: _run_node, "camera": run_camera}
     threads = [threading.Thread(target=run, args=(settings, stop), name=name) for name, run in runs.items()]
     for thread in threads:

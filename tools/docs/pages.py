@@ -152,14 +152,17 @@ def _read_mask(name: str) -> bytes:
 
 
 def _decode_numbers(data: bytes) -> list[int]:
-    numbers, value, shift = [], 0, 0
+    numbers = []
+    value = 0
+    shift = 0
     for byte in data:
         group = byte - 48
         value |= (group & 0x1F) << shift
         shift += 5
         if not group & 0x20:
             numbers.append(value - (1 << shift) if group & 0x10 else value)
-            value, shift = 0, 0
+            value = 0
+            shift = 0
     return numbers
 
 

@@ -32,7 +32,8 @@ class Bin(NamedTuple):
 
 def auroc(values: Floats, right: Bools) -> float:
     """Return the probability that a right mask has a larger value than a wrong one; equal values count half."""
-    positive, negative = int(right.sum()), int((~right).sum())
+    positive = int(right.sum())
+    negative = int((~right).sum())
     if not positive or not negative:
         return float("nan")
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
@@ -99,7 +100,9 @@ class Probe(ConfidenceEstimator):
 
     def use(self, weights: Floats, bias: float, jumped: float) -> None:
         """Use these weights, bias and confidence of jumped masks instead of the package's."""
-        self._weights, self._bias, self._jumped = weights, bias, jumped
+        self._weights = weights
+        self._bias = bias
+        self._jumped = jumped
 
     def _conclude(
         self,
@@ -109,7 +112,8 @@ class Probe(ConfidenceEstimator):
         shown: npt.NDArray[np.bool_],
         jumped: npt.NDArray[np.bool_],
     ) -> list[float]:
-        self.features, self.jumped = features, jumped
+        self.features = features
+        self.jumped = jumped
         return super()._conclude(rows, signals, features, shown, jumped)
 
 

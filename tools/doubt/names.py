@@ -109,7 +109,8 @@ def is_right(instance: Instance, labels: npt.NDArray[np.uint8], objects: Sequenc
 
 def record_folder(folder: Path, out: Path, step: int, every: int) -> Iterator[Path]:
     """Record the clips of a folder that have no file yet; yield the files."""
-    model, detector = load_tracker("nano"), load_detector("yolo-world", "nano")
+    model = load_tracker("nano")
+    detector = load_detector("yolo-world", "nano")
     out.mkdir(parents=True, exist_ok=True)
     for name in list_clips(folder):
         path = out / f"{name}.npz"

@@ -63,7 +63,8 @@ class Records:
 
 def record(sequence: LabelledSequence, model: TrackerModel, kind: str) -> Records:
     """Track all objects of a clip from one prompt each; kind: mask, box or point."""
-    tracker, rows = Tracker(model, max(1, len(sequence.ids))), Records()
+    tracker = Tracker(model, max(1, len(sequence.ids)))
+    rows = Records()
     for number, frame in enumerate(sequence.frames()):
         view = encode_frame(model, frame.image)
         known = set(tracker.ids)

@@ -88,7 +88,8 @@ def read_millimetres(depth: Depth | None, size: tuple[int, int]) -> Any:
 def run_release(release: str, work: Path, fixture: Path | None) -> dict[str, Any]:
     """Run the round trip with one release, and return what was written and what the loader saw."""
     python = make_environment(release, work)
-    written, out = work / f"written-{release}", work / f"out-{release}"
+    written = work / f"written-{release}"
+    out = work / f"out-{release}"
     for folder in (written, out):
         shutil.rmtree(folder, ignore_errors=True)
     dataset = run_peer(python, work, "write", str(work / "frames.npz"), str(written))

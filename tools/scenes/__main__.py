@@ -83,7 +83,8 @@ def weights(text: str) -> dict[str, float]:
 
 
 def make_settings(options: argparse.Namespace) -> ClipSettings:
-    scenario, (width, height) = options.scenario, options.size
+    scenario = options.scenario
+    (width, height) = options.size
     return ClipSettings(
         options.split, options.frames, width, height, options.fps, scenario, options.depth, options.nameless
     )

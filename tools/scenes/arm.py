@@ -69,7 +69,8 @@ def reach(rng: Rng, times: Array, hand: Hand, look: Look) -> list[Limb]:
     wrist = tip - hand.tool * approach
     shoulder = np.broadcast_to(hand.base + np.array([0.0, 0.0, rng.uniform(0.2, 0.35)]), tip.shape)
     elbow = _elbow(shoulder, wrist)
-    thick, trim = look.thickness, look.trim
+    thick = look.thickness
+    trim = look.trim
     limbs = [
         _between("capsule", shoulder, elbow, thick, look.main),
         _between("capsule", elbow, wrist, thick * 0.8, look.main),
@@ -94,7 +95,8 @@ def gripper(rng: Rng, tip: Array, matrices: Array, opening: Array, look: Look) -
 
 
 def _two_fingers(rng: Rng, tip: Array, matrices: Array, opening: Array, look: Look) -> list[Limb]:
-    quats, approach = quaternions(matrices), matrices[:, :, 2]
+    quats = quaternions(matrices)
+    approach = matrices[:, :, 2]
     finger = rng.uniform(0.055, 0.08)
     top = tip - finger * approach
     wide = max(0.045, float(opening.max()) + 0.012)
@@ -109,7 +111,9 @@ def _two_fingers(rng: Rng, tip: Array, matrices: Array, opening: Array, look: Lo
 
 def _person_hand(rng: Rng, tip: Array, matrices: Array, opening: Array, look: Look) -> list[Limb]:
     """Return a palm, four fingers on one side of what is held and a thumb on the other."""
-    approach, across, along = matrices[:, :, 2], matrices[:, :, 0], matrices[:, :, 1]
+    approach = matrices[:, :, 2]
+    across = matrices[:, :, 0]
+    along = matrices[:, :, 1]
     palm = tip - 0.075 * approach
     limbs = [Limb("ellipsoid", (0.026, 0.042, 0.04), look.trim, palm, quaternions(matrices))]
     for finger in range(5):

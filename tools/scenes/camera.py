@@ -48,7 +48,8 @@ class Viewpoint:
     @property
     def eye(self) -> Array:
         """The camera's position [3]."""
-        flat, high = math.cos(self.elevation), math.sin(self.elevation)
+        flat = math.cos(self.elevation)
+        high = math.sin(self.elevation)
         return self.centre + self.distance * (-flat * self.forward + high * UP)
 
 

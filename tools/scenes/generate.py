@@ -93,7 +93,8 @@ def shoot(
     film: Film, plan: Plan, labels: Sequence[Labels], rng: np.random.Generator, name: str, seed: int
 ) -> Rendered:
     """Render a plan whose labels are known; leave out objects that are never visible and number the others."""
-    settings, frames = plan.settings, range(plan.settings.frames)
+    settings = plan.settings
+    frames = range(plan.settings.frames)
     film.expose()
     images = [film.image(rng, frame) for frame in frames]
     depths = [film.depth(frame) for frame in frames] if settings.depth else []
@@ -147,7 +148,8 @@ def render(job: RenderJob, clips: int, workers: int) -> int:
     waiting = [i for i in range(clips) if not is_written(job.root, clip_name(job.settings, job.seed, i))]
     exist = f"{clips - len(waiting)} of {clips} clips exist"
     print(f"{exist}, rendering {len(waiting)} into {job.root}", flush=True)
-    start, failed = time.monotonic(), 0
+    start = time.monotonic()
+    failed = 0
     for done, problem in enumerate(_work(job, waiting, workers), start=1):
         failed += problem is not None
         if problem:

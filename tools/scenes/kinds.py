@@ -44,7 +44,8 @@ def _open_vessel(base: float, rim: float, height: float, bulge: float = 0.0, wal
 
 def _handle(rng: Rng, radius: float, height: float) -> Mesh:
     t = np.linspace(-np.pi / 2, np.pi / 2, 12)
-    reach, rise = height * rng.uniform(0.25, 0.4), height * rng.uniform(0.25, 0.36)
+    reach = height * rng.uniform(0.25, 0.4)
+    rise = height * rng.uniform(0.25, 0.36)
     middle = height * rng.uniform(0.48, 0.56)
     path = np.stack([radius * 0.94 + reach * np.cos(t), np.zeros(12), middle + rise * np.sin(t)], -1)
     return tube(path, height * rng.uniform(0.04, 0.07), 8)
@@ -66,7 +67,9 @@ def named(*makers: Maker) -> dict[str, Maker]:
 
 def mug(rng: Rng) -> Shape:
     name, color = draw_color(rng)
-    radius, height, finish = rng.uniform(0.036, 0.048), rng.uniform(0.08, 0.115), gloss(rng)
+    radius = rng.uniform(0.036, 0.048)
+    height = rng.uniform(0.08, 0.115)
+    finish = gloss(rng)
     body = _open_vessel(radius * rng.uniform(0.8, 1.0), radius, height, radius * rng.uniform(0, 0.12))
     handle_color = color if rng.random() < 0.8 else contrast(rng, color)
     handle = Part(_handle(rng, radius, height), handle_color, finish=finish)
@@ -75,13 +78,15 @@ def mug(rng: Rng) -> Shape:
 
 def cup(rng: Rng) -> Shape:
     name, color = draw_color(rng)
-    rim, height = rng.uniform(0.035, 0.05), rng.uniform(0.07, 0.13)
+    rim = rng.uniform(0.035, 0.05)
+    height = rng.uniform(0.07, 0.13)
     return _solid(rng, name, color, _open_vessel(rim * rng.uniform(0.6, 0.85), rim, height))
 
 
 def glass(rng: Rng) -> Shape:
     name, color = draw_color(rng, ("white", "blue", "green", "teal", "brown", "pink"))
-    rim, height = rng.uniform(0.03, 0.042), rng.uniform(0.09, 0.15)
+    rim = rng.uniform(0.03, 0.042)
+    height = rng.uniform(0.09, 0.15)
     side = arc((rim * rng.uniform(0.7, 1.0), 0), (rim, height), rim * rng.uniform(0, 0.2))
     body = lathe(profile((0, 0), *side))  # one wall: two would be drawn through each other in any order
     lip = lathe(profile(*((rim + 0.0015 * math.cos(a), height + 0.0015 * math.sin(a)) for a in LIP_ANGLES)))
@@ -96,8 +101,10 @@ def glass(rng: Rng) -> Shape:
 
 def bottle(rng: Rng) -> Shape:
     name, color = draw_color(rng)
-    radius, height = rng.uniform(0.028, 0.042), rng.uniform(0.17, 0.28)
-    shoulder, neck = height * rng.uniform(0.5, 0.72), radius * rng.uniform(0.3, 0.5)
+    radius = rng.uniform(0.028, 0.042)
+    height = rng.uniform(0.17, 0.28)
+    shoulder = height * rng.uniform(0.5, 0.72)
+    neck = radius * rng.uniform(0.3, 0.5)
     collar = shoulder + (height - shoulder) * rng.uniform(0.35, 0.7)
     curve = arc((radius, shoulder), (neck, collar), radius * rng.uniform(0, 0.2))
     foot = ((0, 0), (radius * 0.9, 0), (radius, radius * 0.15))
@@ -114,7 +121,8 @@ def bottle(rng: Rng) -> Shape:
 
 def can(rng: Rng) -> Shape:
     name, color = draw_color(rng)
-    radius, height = rng.uniform(0.028, 0.045), rng.uniform(0.08, 0.16)
+    radius = rng.uniform(0.028, 0.045)
+    height = rng.uniform(0.08, 0.16)
     metal = METALS[rng.integers(len(METALS))]
     lip = radius * 0.92
     side = lathe(profile((lip, 0.003), (radius, 0.008), (radius, height - 0.008), (lip, height - 0.003)))
@@ -126,7 +134,8 @@ def can(rng: Rng) -> Shape:
 
 def bowl(rng: Rng) -> Shape:
     name, color = draw_color(rng)
-    rim, height = rng.uniform(0.06, 0.09), rng.uniform(0.04, 0.075)
+    rim = rng.uniform(0.06, 0.09)
+    height = rng.uniform(0.04, 0.075)
     body = _open_vessel(rim * rng.uniform(0.35, 0.55), rim, height, rim * rng.uniform(0.08, 0.16), 0.004)
     return _solid(rng, name, color, body)
 
@@ -141,7 +150,8 @@ def plate(rng: Rng) -> Shape:
 
 def jar(rng: Rng) -> Shape:
     name, color = draw_color(rng)
-    radius, height = rng.uniform(0.032, 0.05), rng.uniform(0.07, 0.13)
+    radius = rng.uniform(0.032, 0.05)
+    height = rng.uniform(0.07, 0.13)
     neck = radius * rng.uniform(0.75, 0.95)
     shoulder = ((radius, height * 0.8), (neck, height * 0.88))
     body = lathe(profile((0, 0), (radius, 0), *shoulder, (neck, height), (0, height)))
@@ -152,8 +162,10 @@ def jar(rng: Rng) -> Shape:
 
 def vase(rng: Rng) -> Shape:
     name, color = draw_color(rng)
-    height, base = rng.uniform(0.14, 0.22), rng.uniform(0.022, 0.032)
-    belly, waist = arc((base, 0), (base * 0.8, height * 0.7), base * rng.uniform(0.6, 1.0)), base * 0.8
+    height = rng.uniform(0.14, 0.22)
+    base = rng.uniform(0.022, 0.032)
+    belly = arc((base, 0), (base * 0.8, height * 0.7), base * rng.uniform(0.6, 1.0))
+    waist = base * 0.8
     rim = arc((waist, height * 0.72), (base * rng.uniform(1.0, 1.5), height), -base * 0.1, 5)
     outline = profile((0, 0), *belly, *rim, (waist * 0.8, height * 0.75), (0, height * 0.72))
     return _solid(rng, name, color, lathe(outline))
@@ -161,7 +173,8 @@ def vase(rng: Rng) -> Shape:
 
 def pan(rng: Rng) -> Shape:
     name, color = draw_color(rng, ("black", "grey", "red", "blue", "white"))
-    rim, height = rng.uniform(0.06, 0.09), rng.uniform(0.03, 0.06)
+    rim = rng.uniform(0.06, 0.09)
+    height = rng.uniform(0.03, 0.06)
     body = _open_vessel(rim * 0.88, rim, height)
     reach = np.array([(rim * 0.97, 0, height * 0.8), (rim * 1.4, 0, height), (rim * 2.1, 0, height * 1.15)])
     finish = gloss(rng)
@@ -171,7 +184,8 @@ def pan(rng: Rng) -> Shape:
 
 def funnel(rng: Rng) -> Shape:
     name, color = draw_color(rng)
-    rim, height = rng.uniform(0.045, 0.065), rng.uniform(0.09, 0.13)
+    rim = rng.uniform(0.045, 0.065)
+    height = rng.uniform(0.09, 0.13)
     points = ((rim, 0), (rim, 0.006), (rim * 0.2, height * 0.55), (rim * 0.12, height), (rim * 0.08, height))
     return _solid(rng, name, color, lathe(profile(*points, (rim * 0.15, height * 0.5), (rim * 0.95, 0))))
 
@@ -184,7 +198,8 @@ def _printed(rng: Rng, color: Color, size: int = 192) -> Texture:
     atlas = np.empty((size, size, 3), np.float32)
     front = poster(rng, color)
     for side in range(6):
-        x, y = side % 3 * size // 3, side // 3 * size // 2
+        x = side % 3 * size // 3
+        y = side // 3 * size // 2
         look = front if side < 2 else poster(rng, color)
         cell = cv2.resize(look, (size // 3, size // 2), interpolation=cv2.INTER_AREA)
         atlas[y : y + size // 2, x : x + size // 3] = cell
@@ -210,7 +225,8 @@ def cereal_box(rng: Rng) -> Shape:
 def book(rng: Rng) -> Shape:
     name, color = draw_color(rng)
     size = (rng.uniform(0.1, 0.15), rng.uniform(0.14, 0.2), rng.uniform(0.012, 0.035))
-    cover, depth = 0.0025, size[2]
+    cover = 0.0025
+    depth = size[2]
     pages = box((size[0] * 0.96, size[1] * 0.97, depth - 2 * cover)).moved((0.004, 0, cover))
     look = _printed(rng, color)
     boards = [Part(box((size[0], size[1], cover)).moved((0, 0, z)), texture=look) for z in (0, depth - cover)]
@@ -242,7 +258,8 @@ def star(rng: Rng) -> Shape:
 
 def carton(rng: Rng) -> Shape:
     name, color = draw_color(rng)
-    side, height = rng.uniform(0.06, 0.08), rng.uniform(0.13, 0.18)
+    side = rng.uniform(0.06, 0.08)
+    height = rng.uniform(0.13, 0.18)
     body = Part(box((side, side, height)), texture=_printed(rng, color), finish=gloss(rng))
     roof = np.array([(-side / 2, 0), (side / 2, 0), (0.002, side * 0.4), (-0.002, side * 0.4)])
     ridge = prism(roof - (0, side * 0.1), side).moved((0, 0, -side / 2))
@@ -258,7 +275,8 @@ def ball(rng: Rng) -> Shape:
 
 def fruit(rng: Rng) -> Shape:
     name, color = draw_color(rng, ("yellow", "green", "orange", "red"))
-    radius, stretch = rng.uniform(0.024, 0.036), rng.uniform(1.0, 1.45)
+    radius = rng.uniform(0.024, 0.036)
+    stretch = rng.uniform(1.0, 1.45)
     mesh = superellipsoid((radius, radius * stretch, radius), 1, 1)
     stem = tube(np.array([(0, 0, radius * 0.9), (0.001, 0, radius), (0.004, 0, radius * 1.15)]), 0.0025, 6)
     return Shape(name, (Part(mesh, texture=skin(rng, color), finish=gloss(rng)), Part(stem, (0.3, 0.2, 0.1))))
@@ -275,7 +293,8 @@ def egg(rng: Rng) -> Shape:
 def banana(rng: Rng) -> Shape:
     name, color = draw_color(rng, ("yellow", "yellow", "green"))
     t = np.linspace(-1, 1, 16)
-    bend, length = rng.uniform(0.55, 0.9), rng.uniform(0.07, 0.095)
+    bend = rng.uniform(0.55, 0.9)
+    length = rng.uniform(0.07, 0.095)
     path = length * np.stack([np.sin(bend * t) / bend, (1 - np.cos(bend * t)) / bend, np.zeros(16)], -1)
     radii = 0.018 * np.clip(1.02 - np.abs(t) ** 3, 0.2, 1)
     tips = tube(path[:2] + (path[:1] - path[1:2]), 0.005, 8)
@@ -284,7 +303,8 @@ def banana(rng: Rng) -> Shape:
 
 def pear(rng: Rng) -> Shape:
     name, color = draw_color(rng, ("green", "yellow", "red", "brown"))
-    wide, height = rng.uniform(0.03, 0.037), rng.uniform(0.08, 0.1)
+    wide = rng.uniform(0.03, 0.037)
+    height = rng.uniform(0.08, 0.1)
     radii = 0, 0.6, 0.95, 1, 0.8, 0.5, 0.42, 0.25, 0
     heights = 0, 0.02, 0.2, 0.35, 0.58, 0.75, 0.9, 0.98, 1
     mesh = lathe(np.stack([radii, heights], -1) * (wide, height))
@@ -295,7 +315,8 @@ def pear(rng: Rng) -> Shape:
 
 def carrot(rng: Rng) -> Shape:
     name, color = draw_color(rng, ("orange", "orange", "purple", "white"))
-    length, wide = rng.uniform(0.12, 0.17), rng.uniform(0.014, 0.02)
+    length = rng.uniform(0.12, 0.17)
+    wide = rng.uniform(0.014, 0.02)
     side = arc((wide, 0.02), (0.002, length), 0.002)
     root = lathe(profile((0, 0), (wide * 0.8, 0.002), (wide, 0.012), *side, (0, length)))
     leaves = [tube(_leaf(rng), np.linspace(0.003, 0.006, 5), 6) for _ in range(5)]
@@ -325,7 +346,9 @@ def rounded(kind_size: tuple[tuple[float, float], ...], sharp: tuple[float, floa
 
 def toy_car(rng: Rng) -> Shape:
     name, color = draw_color(rng)
-    length, wide, finish = rng.uniform(0.09, 0.13), rng.uniform(0.042, 0.055), gloss(rng)
+    length = rng.uniform(0.09, 0.13)
+    wide = rng.uniform(0.042, 0.055)
+    finish = gloss(rng)
     body = superellipsoid((length / 2, wide / 2, length * 0.12), 0.4, 0.3).moved((0, 0, length * 0.18))
     cabin = superellipsoid((length * 0.26, wide * 0.42, length * 0.12), 0.5, 0.4)
     cabin = cabin.moved((-length * 0.05, 0, length * 0.32))
@@ -355,13 +378,16 @@ def _rod(start: Point, end: Point, radius: float, segments: int = 10) -> Mesh:
 
 
 def _ring(radius: float, thickness: float, height: float) -> Mesh:
-    inner, outer = radius - thickness, radius
+    inner = radius - thickness
+    outer = radius
     return lathe(profile((inner, 0), (outer, 0), (outer, height), (inner, height), (inner, 0)))
 
 
 def screwdriver(rng: Rng) -> Shape:
     name, color = draw_color(rng)
-    grip, thick, blade = rng.uniform(0.08, 0.11), rng.uniform(0.011, 0.017), rng.uniform(0.07, 0.12)
+    grip = rng.uniform(0.08, 0.11)
+    thick = rng.uniform(0.011, 0.017)
+    blade = rng.uniform(0.07, 0.12)
     knob = ((0, 0), (thick * 0.8, 0.002), (thick, 0.015), (thick, grip * 0.7))
     collar = ((thick * 0.6, grip * 0.82), (thick * 0.75, grip), (0, grip))
     handle = lathe(profile(*knob, *collar)).turned(ALONG_X)
@@ -373,7 +399,8 @@ def screwdriver(rng: Rng) -> Shape:
 
 def hammer(rng: Rng) -> Shape:
     name, color = draw_color(rng)
-    length, thick = rng.uniform(0.2, 0.27), rng.uniform(0.012, 0.016)
+    length = rng.uniform(0.2, 0.27)
+    thick = rng.uniform(0.012, 0.016)
     handle = superellipsoid((length / 2, thick, thick * 0.8), 0.6, 0.3)
     half = rng.uniform(0.04, 0.055)
     head = _rod((length / 2, -half, 0), (length / 2, half * 0.6, 0), rng.uniform(0.012, 0.017), 12)
@@ -385,10 +412,13 @@ def hammer(rng: Rng) -> Shape:
 
 def spanner(rng: Rng) -> Shape:
     name, color = draw_color(rng, ("grey", "grey", "black", "red", "blue"))
-    length, thick, radius = rng.uniform(0.15, 0.22), rng.uniform(0.006, 0.01), rng.uniform(0.014, 0.02)
+    length = rng.uniform(0.15, 0.22)
+    thick = rng.uniform(0.006, 0.01)
+    radius = rng.uniform(0.014, 0.02)
     bar = box((length, radius * 0.9, thick))
     ring = _ring(radius, radius * 0.4, thick * 1.3).moved((length / 2 + radius * 0.7, 0, 0))
-    jaw, ends = box((radius * 1.6, radius * 0.55, thick * 1.3)), (-length / 2 - radius * 0.6, radius * 0.75)
+    jaw = box((radius * 1.6, radius * 0.55, thick * 1.3))
+    ends = (-length / 2 - radius * 0.6, radius * 0.75)
     jaws = [jaw.moved((ends[0], y * ends[1], 0)) for y in (-1, 1)]
     heel = box((radius * 0.8, radius * 2, thick * 1.3)).moved((-length / 2, 0, 0))
     return Shape(name, tuple(Part(mesh, color, finish=SHINY) for mesh in (bar, ring, heel, *jaws)))
@@ -409,7 +439,8 @@ def pliers(rng: Rng) -> Shape:
 
 def marker(rng: Rng) -> Shape:
     name, color = draw_color(rng)
-    length, radius = rng.uniform(0.11, 0.15), rng.uniform(0.007, 0.011)
+    length = rng.uniform(0.11, 0.15)
+    radius = rng.uniform(0.007, 0.011)
     cap = rng.uniform(0.6, 0.75) * length
     barrel = lathe(profile((0, 0), (radius * 0.9, 0), (radius * 0.9, cap), (0, cap)), 14)
     top = lathe(profile((0, cap), (radius, cap), (radius * 0.9, length), (0, length)), 14)
@@ -420,7 +451,8 @@ def marker(rng: Rng) -> Shape:
 
 def tape_roll(rng: Rng) -> Shape:
     name, color = draw_color(rng)
-    radius, height = rng.uniform(0.032, 0.052), rng.uniform(0.018, 0.045)
+    radius = rng.uniform(0.032, 0.052)
+    height = rng.uniform(0.018, 0.045)
     thick = radius * rng.uniform(0.2, 0.45)
     roll = Part(_ring(radius, thick, height), color, finish=gloss(rng))
     core = Part(_ring(radius - thick, 0.003, height), (0.7, 0.6, 0.45))
@@ -439,7 +471,8 @@ def cable(rng: Rng) -> Shape:
 def _winding(rng: Rng) -> Array:
     """Return a loose coil or a wavy line on the plane z = 0, [n, 3]."""
     t = np.linspace(0, 1, 90)
-    turns, radius = rng.uniform(0.6, 3.2), rng.uniform(0.035, 0.065)
+    turns = rng.uniform(0.6, 3.2)
+    radius = rng.uniform(0.035, 0.065)
     sway = 0.012 * np.sin(2 * np.pi * rng.uniform(1, 3) * t + rng.uniform(0, 6))
     distance = radius * (0.75 + 0.5 * t) + sway
     drift = rng.uniform(-0.05, 0.05, 2)
@@ -474,7 +507,8 @@ def spoon(rng: Rng) -> Shape:
 
 def torch(rng: Rng) -> Shape:
     name, color = draw_color(rng)
-    length, radius = rng.uniform(0.11, 0.17), rng.uniform(0.013, 0.018)
+    length = rng.uniform(0.11, 0.17)
+    radius = rng.uniform(0.013, 0.018)
     head = radius * rng.uniform(1.3, 1.7)
     shaft = ((0, 0), (radius, 0), (radius, length * 0.7))
     body = lathe(profile(*shaft, (head, length * 0.8), (head, length), (0, length)))

@@ -98,7 +98,8 @@ def destination(rng: Rng, view: Viewpoint, actor: Actor, actors: Sequence[Actor]
     """Find a new place for an object, with a free way there if `way`; None if there is none."""
     others = [other for other in actors if other is not actor]
     for _ in range(TRIES):
-        place, radius = on_table(view, *(0.85 * rng.uniform(-1, 1, 2))), actor.model.radius
+        place = on_table(view, *(0.85 * rng.uniform(-1, 1, 2)))
+        radius = actor.model.radius
         can_go = not way or clear_way(actor.place, place, radius, others)
         far = np.linalg.norm(place - actor.place) > 0.15 * view.width
         if can_go and far and clear(place, radius, others):
@@ -151,18 +152,22 @@ def draw_room(rng: Rng, view: Viewpoint, split: Split, places: Array) -> Room:
     yaw = view.azimuth + math.pi / 2 + rng.normal(0, 0.15)
     axes = np.array([(math.cos(yaw), math.sin(yaw)), (-math.sin(yaw), math.cos(yaw))])
     along = places @ axes.T
-    low, high = along.min(0) - rng.uniform(0.05, 0.5, 2), along.max(0) + rng.uniform(0.05, 0.5, 2)
-    (x, y), (wide, deep) = ((low + high) / 2 @ axes).tolist(), ((high - low) / 2).tolist()
+    low = along.min(0) - rng.uniform(0.05, 0.5, 2)
+    high = along.max(0) + rng.uniform(0.05, 0.5, 2)
+    (x, y) = ((low + high) / 2 @ axes).tolist()
+    (wide, deep) = ((high - low) / 2).tolist()
     shadows = rng.random() < 0.6
     lights = tuple(_light(rng, shadows and index == 0) for index in range(rng.integers(1, 4)))
-    distance, ambient = max(wide, deep) + rng.uniform(0.6, 3.0), rng.uniform(0.15, 0.4)
+    distance = max(wide, deep) + rng.uniform(0.6, 3.0)
+    ambient = rng.uniform(0.15, 0.4)
     shine = rng.uniform(0.05, 0.35) if rng.random() < 0.1 else 0.0
     look = (table, floor, wall, distance, lights, ambient, shine, any_color(rng))
     return Room((wide, deep), yaw, (x, y), *look)
 
 
 def _light(rng: Rng, shadow: bool) -> Light:
-    azimuth, height = rng.uniform(0, 2 * math.pi), rng.uniform(0.5, 2.5)
+    azimuth = rng.uniform(0, 2 * math.pi)
+    height = rng.uniform(0.5, 2.5)
     warmth = rng.uniform(-0.12, 0.12)
     level = rng.uniform(0.2, 0.5)
     color = (level * (1 + warmth), level, level * (1 - warmth))

@@ -55,7 +55,8 @@ def lathe(profile: Array, segments: int = 24) -> Mesh:
 def tube(path: Array, radii: float | Array, segments: int = 10) -> Mesh:
     """Return a tube along a path [n, 3], closed at both ends; radii one or [n]. v runs along, u around."""
     radius = np.broadcast_to(np.asarray(radii, np.float64), (len(path),))
-    path, radius = np.concatenate([path[:1], path, path[-1:]]), np.concatenate([[0.0], radius, [0.0]])
+    path = np.concatenate([path[:1], path, path[-1:]])
+    radius = np.concatenate([[0.0], radius, [0.0]])
     first, second = _frames(path)
     angles = 2 * np.pi * np.arange(segments) / segments
     around = np.cos(angles)[None, :, None] * first[:, None] + np.sin(angles)[None, :, None] * second[:, None]
@@ -66,15 +67,19 @@ def superellipsoid(half: tuple[float, float, float], vertical: float, horizontal
     """Return a rounded body about the origin; exponents near 0 give a box, 1 an ellipsoid."""
     latitude = np.linspace(-np.pi / 2, np.pi / 2, 15)
     longitude = 2 * np.pi * np.arange(24) / 24
-    ring, height = _power(np.cos(latitude), vertical), _power(np.sin(latitude), vertical)
-    x, y = _power(np.cos(longitude), horizontal), _power(np.sin(longitude), horizontal)
+    ring = _power(np.cos(latitude), vertical)
+    height = _power(np.sin(latitude), vertical)
+    x = _power(np.cos(longitude), horizontal)
+    y = _power(np.sin(longitude), horizontal)
     points = np.stack([ring[:, None] * x, ring[:, None] * y, np.broadcast_to(height[:, None], (15, 24))], -1)
     return _grid(points * np.array(half), np.linspace(0, 1, 15))
 
 
 def box(size: tuple[float, float, float]) -> Mesh:
     """Return a box on the plane z = 0 with a 3 x 2 texture atlas: front, back, left; right, top, bottom."""
-    x, y, z = size[0] / 2, size[1] / 2, size[2]
+    x = size[0] / 2
+    y = size[1] / 2
+    z = size[2]
     sides = (
         ((-x, -y, 0), (x, -y, 0), (x, -y, z), (-x, -y, z)),
         ((x, y, 0), (-x, y, 0), (-x, y, z), (x, y, z)),
@@ -112,10 +117,12 @@ def _grid(points: Array, along: Array) -> Mesh:
     row, column = np.meshgrid(np.arange(rings - 1), np.arange(count), indexing="ij")
     wide = count + 1
     vertices = points.reshape(-1, 3)
-    low, high = row * count, (row + 1) * count
+    low = row * count
+    high = (row + 1) * count
     next_column = (column + 1) % count
     faces = _triangles(low + column, low + next_column, high + next_column, high + column)
-    low, high = row * wide + column, (row + 1) * wide + column
+    low = row * wide + column
+    high = (row + 1) * wide + column
     texfaces = _triangles(low, low + 1, high + 1, high)
     edges = vertices[faces]
     normal = np.cross(edges[:, 1] - edges[:, 0], edges[:, 2] - edges[:, 0])
@@ -139,7 +146,8 @@ def _lengths(path: Array) -> Array:
 def _frames(path: Array) -> tuple[Array, Array]:
     """Return two unit vectors across a path at each point, carried along without twist."""
     tangents = np.gradient(path, axis=0)
-    tangents[0], tangents[-1] = path[2] - path[1], path[-2] - path[-3]
+    tangents[0] = path[2] - path[1]
+    tangents[-1] = path[-2] - path[-3]
     tangents /= np.linalg.norm(tangents, axis=-1, keepdims=True)
     first = np.zeros_like(path)
     axis = np.eye(3)[np.argmin(np.abs(tangents[0]))]

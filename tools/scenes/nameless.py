@@ -34,7 +34,8 @@ LYING = 0.3
 def _clothe(rng: Rng, meshes: list[Mesh]) -> Shape:
     """Return a shape of one main colour, whose smaller parts may have another."""
     name, color = draw_color(rng)
-    finish, second = gloss(rng), _second(rng, color)
+    finish = gloss(rng)
+    second = _second(rng, color)
     first, *others = meshes
     parts = [Part(first, texture=skin(rng, color), finish=finish)]
     parts += [Part(mesh, color if rng.random() < 0.5 else second, finish=finish) for mesh in others]
@@ -58,7 +59,8 @@ def _wave(rng: Rng) -> Array:
 
 
 def _turned(rng: Rng) -> Shape:
-    radius, height = rng.uniform(0.018, 0.05), rng.uniform(0.05, 0.2)
+    radius = rng.uniform(0.018, 0.05)
+    height = rng.uniform(0.05, 0.2)
     wave = np.stack([radius * _wave(rng), np.linspace(0, height, STEPS)], -1)
     meshes = [lathe(np.concatenate([profile((0, 0)), wave, profile((0, height))]))]
     if rng.random() < 0.4:
@@ -69,13 +71,16 @@ def _turned(rng: Rng) -> Shape:
 
 
 def _open(rng: Rng) -> Shape:
-    radius, height, wall = rng.uniform(0.025, 0.055), rng.uniform(0.05, 0.18), 0.003
+    radius = rng.uniform(0.025, 0.055)
+    height = rng.uniform(0.05, 0.18)
+    wall = 0.003
     wave = np.stack([radius * _wave(rng), np.linspace(0, height, STEPS)], -1)
     inside = np.maximum(wave[::-1] - (wall, 0), (wall, wall))
     meshes = [lathe(np.concatenate([profile((0, 0)), wave, inside, profile((0, wall))]))]
     bow = np.linspace(-np.pi / 2, np.pi / 2, 12)
     for side in (-1, 1)[: rng.integers(0, 3)]:
-        reach, rise = rng.uniform(0.2, 0.5) * height, rng.uniform(0.2, 0.4) * height
+        reach = rng.uniform(0.2, 0.5) * height
+        rise = rng.uniform(0.2, 0.4) * height
         x = side * (0.6 * radius + reach * np.cos(bow))
         path = np.stack([x, np.zeros(12), height / 2 + rise * np.sin(bow)], -1)
         meshes.append(tube(path, height * rng.uniform(0.03, 0.07), 8))
@@ -100,11 +105,13 @@ def _long(rng: Rng) -> Shape:
 
 
 def _stacked(rng: Rng) -> Shape:
-    meshes, top = [], 0.0
+    meshes = []
+    top = 0.0
     for _ in range(rng.integers(2, 5)):
         size = rng.uniform(0.02, 0.05)
         mesh = _piece(rng, size)
-        low, high = mesh.vertices[:, 2].min(), mesh.vertices[:, 2].max()
+        low = mesh.vertices[:, 2].min()
+        high = mesh.vertices[:, 2].max()
         meshes.append(mesh.moved((*rng.normal(0, 0.15 * size, 2), top - low)))
         top += 0.95 * (high - low)
     return _clothe(rng, meshes)
@@ -129,7 +136,8 @@ def _bent(rng: Rng) -> Shape:
 
 
 def _looped(rng: Rng) -> Shape:
-    thick, radius = rng.uniform(0.004, 0.01), rng.uniform(0.02, 0.05)
+    thick = rng.uniform(0.004, 0.01)
+    radius = rng.uniform(0.02, 0.05)
     round_ = np.linspace(0, 2 * np.pi, 9)
     ring = lathe(np.stack([radius + thick * np.cos(round_), thick * np.sin(round_)], -1))
     x = np.array([radius, radius + rng.uniform(0.02, 0.06), radius + rng.uniform(0.07, 0.12)])

@@ -20,7 +20,8 @@ Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 ENDINGS: dict[Split, tuple[int, ...]] = {"train": tuple(range(8)), "val": (8,), "test": (9,)}
 POOL = 100_000  # tens of integers to draw from
-OBJECT_SALT, SURFACE_SALT = 71, 72
+OBJECT_SALT = 71
+SURFACE_SALT = 72
 MAKERS: dict[str, Maker] = {**VESSELS, **GOODS, **HAND_TOOLS}
 TEST_KINDS = ("vase", "spanner", "toy car", "pear", "funnel")  # drawn for testing only
 NO_MORE: Mapping[str, Maker] = {}
@@ -86,7 +87,8 @@ def make_object(identity: int, kinds: Sequence[str] = (), more: Mapping[str, Mak
 
     kinds: allowed kinds, by default all of its split. more: further kinds, for training only.
     """
-    rng, split = object_rng(identity), get_split(identity)
+    rng = object_rng(identity)
+    split = get_split(identity)
     makers = {**MAKERS, **more} if split == "train" else MAKERS
     allowed = tuple(kinds) or list_kinds(split) + tuple(kind for kind in makers if kind not in MAKERS)
     kind = str(rng.choice(allowed))
@@ -107,12 +109,14 @@ def build(identity: int, kind: str, shape: Shape, scale: float = 1.0) -> ObjectM
     """Build the object model of a shape: on its base, centred and measured."""
     parts = tuple(replace(part, mesh=part.mesh.turned(np.eye(3) * scale)) for part in shape.parts)
     points = np.concatenate([part.mesh.vertices for part in parts])
-    low, high = points.min(0), points.max(0)
+    low = points.min(0)
+    high = points.max(0)
     x, y = (low[:2] + high[:2]) / 2
     parts = tuple(replace(part, mesh=part.mesh.moved((-x, -y, -low[2]))) for part in parts)
     radius = float(np.linalg.norm(points[:, :2] - (x, y), axis=-1).max())
     wide, deep, tall = (high - low).tolist()
-    grasp, yaw = min(wide, deep) / 2, 0.0 if wide <= deep else np.pi / 2
+    grasp = min(wide, deep) / 2
+    yaw = 0.0 if wide <= deep else np.pi / 2
     roll = tall / 2 if shape.rolls else 0.0
     return ObjectModel(identity, kind, shape.color, parts, radius, tall, roll, shape.ball, grasp, yaw)
 
@@ -131,7 +135,8 @@ def cover_model(rng: Rng, identity: int, hidden: ObjectModel) -> ObjectModel:
     """Return an upside-down bucket or box with room for an object."""
     looks = object_rng(identity)
     name, color = draw_color(looks)
-    radius, height = hidden.radius * 1.12 + 0.006, hidden.height * 1.1 + 0.012
+    radius = hidden.radius * 1.12 + 0.006
+    height = hidden.height * 1.1 + 0.012
     if rng.random() < 0.5:
         mesh = box((2 * radius, 2 * radius, height))
     else:

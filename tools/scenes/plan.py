@@ -114,7 +114,8 @@ def draw_hand(rng: Rng, view: Viewpoint) -> Hand:
 
 def _limbs(script: ClipScript) -> list[Limb]:
     """Return the arm if the hand has work to do; else sometimes a gripper on which the camera is mounted."""
-    hand, camera = script.hand, script.camera
+    hand = script.hand
+    camera = script.camera
     if hand.keys:
         _park(script)
         return reach(script.rng, script.times, hand, script.look)
@@ -128,11 +129,14 @@ def _limbs(script: ClipScript) -> list[Limb]:
 
 def _park(script: ClipScript) -> None:
     """Keep the hand near its base before and after its work."""
-    hand, rng = script.hand, script.rng
+    hand = script.hand
+    rng = script.rng
     if not np.isfinite(hand.busy_until):
         return
-    first, last = min(hand.keys, key=lambda key: key[0]), max(hand.keys, key=lambda key: key[0])
-    before, after = first[0] - rng.uniform(0.7, 1.5), last[0] + rng.uniform(0.7, 1.5)
+    first = min(hand.keys, key=lambda key: key[0])
+    last = max(hand.keys, key=lambda key: key[0])
+    before = first[0] - rng.uniform(0.7, 1.5)
+    after = last[0] + rng.uniform(0.7, 1.5)
     for time, key in ((before, first[1]), (after, last[1])):
         rest = key + rng.uniform(0.5, 0.9) * (hand.base - key)
         rest[2] = rng.uniform(0.15, 0.35)

@@ -20,7 +20,8 @@ from sam3_node.wire import pack_pose
 
 from .clips import Clip, read_clip
 
-CAMERA, ROBOT = "tabletop", "robot"
+CAMERA = "tabletop"
+ROBOT = "robot"
 FALLBACK_FPS = 15.0
 
 
@@ -102,7 +103,9 @@ class _Truth:
     def _instance(self, inside: np.ndarray, object_id: int, index: int) -> Instance:
         seen = bool(inside.any())
         self._unseen[object_id] = 0 if seen else self._unseen[object_id] + 1
-        name, unseen, mask = self._names[object_id], self._unseen[object_id], Mask.from_full(inside)
+        name = self._names[object_id]
+        unseen = self._unseen[object_id]
+        mask = Mask.from_full(inside)
         return Instance(object_id, name, 1.0, "tracked" if seen else "occluded", index + 1, unseen, mask)
 
 

@@ -91,7 +91,8 @@ class MujocoScene:
         return name
 
     def _set_visuals(self) -> None:
-        plan, visual = self.plan, self._spec.visual
+        plan = self.plan
+        visual = self._spec.visual
         scale = plan.effects.supersample
         visual.global_.offwidth = plan.settings.width * scale
         visual.global_.offheight = plan.settings.height * scale
@@ -100,7 +101,8 @@ class MujocoScene:
         visual.headlight.ambient = [plan.room.ambient] * 3
         visual.headlight.diffuse = [0.15] * 3
         visual.headlight.specular = [0.1] * 3
-        visual.map.znear, visual.map.zfar = 0.01, 20.0
+        visual.map.znear = 0.01
+        visual.map.zfar = 20.0
         self._spec.stat.extent = 1.0
         self._spec.stat.center = [0, 0, 0]
 
@@ -170,7 +172,8 @@ class _Room:
     def _table(self, room: Room) -> None:
         finish = {"reflectance": room.reflectance, "specular": 0.2, "shininess": 0.3}
         top = self.scene.add_material(room.table_texture, **finish)
-        size, place = [*room.table, TABLE_THICKNESS / 2], [*room.centre, -TABLE_THICKNESS / 2]
+        size = [*room.table, TABLE_THICKNESS / 2]
+        place = [*room.centre, -TABLE_THICKNESS / 2]
         quat = [math.cos(room.yaw / 2), 0, 0, math.sin(room.yaw / 2)]
         self._add(self.kinds.mjGEOM_BOX, size=size, pos=place, quat=quat, material=top)
 
@@ -236,14 +239,16 @@ class Film:
     """A scene on the device, for taking pictures of it."""
 
     def __init__(self, mujoco: Any, scene: MujocoScene) -> None:
-        self._mujoco, self._scene = mujoco, scene
+        self._mujoco = mujoco
+        self._scene = scene
         self._context = mujoco.MjrContext(scene.model, FONT)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         self._context.readDepthMap = mujoco.mjtDepthMap.mjDEPTH_ZEROFAR
         self._geoms = mujoco.MjvScene(scene.model, MAX_GEOMS)
         self._options = mujoco.MjvOption()
         self._camera = mujoco.MjvCamera()
-        self._camera.type, self._camera.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, 0
+        self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
+        self._camera.fixedcamid = 0
         self._shadows = any(light.shadow for light in scene.plan.room.lights)
         self._gain = 1.0
         self._middle = frame_samples(scene.plan.effects, scene.plan.settings)
@@ -263,7 +268,8 @@ class Film:
     def expose(self) -> None:
         """Set the exposure by the first frame: its mean follows the effects, and highlights are kept."""
         picture = self._picture(0)
-        mean, high = float(picture.mean()), float(np.percentile(picture, 97))
+        mean = float(picture.mean())
+        high = float(np.percentile(picture, 97))
         self._gain = min(self._scene.plan.effects.brightness / max(mean, 1.0), HIGHLIGHT / max(high, 1.0))
 
     def image(self, rng: Rng, frame: int) -> Image:
@@ -279,7 +285,8 @@ class Film:
         _, depth = self._draw(1, ids=True, with_depth=True)
         model = self._scene.model
         extent = model.stat.extent
-        near, far = model.vis.map.znear * extent, model.vis.map.zfar * extent
+        near = model.vis.map.znear * extent
+        far = model.vis.map.zfar * extent
         metres = near * far / (near + depth.astype(np.float64) * (far - near))
         return np.where(metres < 0.999 * far, np.round(1000 * metres), 0).astype(np.uint16)
 
@@ -300,9 +307,11 @@ class Film:
     def _draw(
         self, scale: int, ids: bool, with_depth: bool = False
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
-        flags, set_to = self._mujoco.mjtRndFlag, self._geoms.flags
+        flags = self._mujoco.mjtRndFlag
+        set_to = self._geoms.flags
         width, height = (side * scale for side in self._size)
-        set_to[flags.mjRND_SHADOW], set_to[flags.mjRND_REFLECTION] = self._shadows and not ids, not ids
+        set_to[flags.mjRND_SHADOW] = self._shadows and not ids
+        set_to[flags.mjRND_REFLECTION] = not ids
         set_to[flags.mjRND_SEGMENT] = set_to[flags.mjRND_IDCOLOR] = ids
         rectangle = self._mujoco.MjrRect(0, 0, width, height)
         pixels = np.empty((height, width, 3), np.uint8)

@@ -41,7 +41,8 @@ def describe_arm(plan: Plan) -> tuple[str, list[dict[str, float]]]:
     samples = frame_samples(plan.effects, plan.settings)
     limbs = [_poses(limb)[samples] for limb in plan.limbs]
     world = _place_links(limbs) | {"camera": plan.camera.poses()[samples]}
-    text, values = f'<robot name="{plan.scenario}">\n<link name="camera"/>\n', dict[str, Array]()
+    text = f'<robot name="{plan.scenario}">\n<link name="camera"/>\n'
+    values = dict[str, Array]()
     for name, parent, slides, turns in LINKS:
         place = np.linalg.inv(world[parent]) @ world[name]
         origin = [0.0 if axis in slides else place[0, "xyz".index(axis), 3] for axis in "xyz"]
@@ -82,7 +83,8 @@ def _poses(limb: Limb) -> Array:
 
 def _stack(rotations: Array, positions: Array) -> Array:
     poses = np.tile(np.eye(4), (len(positions), 1, 1))
-    poses[:, :3, :3], poses[:, :3, 3] = rotations, positions
+    poses[:, :3, :3] = rotations
+    poses[:, :3, 3] = positions
     return poses
 
 
@@ -90,18 +92,21 @@ def _describe_chain(name: str, parent: str, origin: list[float], moves: list[str
     """Return the joints from a parent to a link, with a link without a body between two of them."""
     text = ""
     for move in moves:
-        joint, kind = f"{name}_{move}", "prismatic" if move.startswith("slide") else "revolute"
+        joint = f"{name}_{move}"
+        kind = "prismatic" if move.startswith("slide") else "revolute"
         child = name if move == moves[-1] else f"{joint}_link"
         axis = " ".join(str(int(move[-1] == each)) for each in "xyz")
         ends = {"parent": parent, "child": child, "origin": _numbers(origin)}
         text += JOINT.format(name=joint, kind=kind, axis=axis, **ends)
         text += f'<link name="{child}"/>\n' if child != name else ""
-        parent, origin = child, [0.0, 0.0, 0.0]
+        parent = child
+        origin = [0.0, 0.0, 0.0]
     return text
 
 
 def _describe_limb(limb: Limb, place: Array) -> str:
-    size, angles = limb.size, Rotation.from_matrix(place[:3, :3]).as_euler("xyz")
+    size = limb.size
+    angles = Rotation.from_matrix(place[:3, :3]).as_euler("xyz")
     solids = [(f'box size="{_numbers(2 * np.array(size))}"', 0.0)]
     if limb.solid != "box":
         solids = [(f'cylinder radius="{size[0]:.5f}" length="{2 * size[1]:.5f}"', 0.0)]

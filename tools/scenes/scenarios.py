@@ -35,7 +35,9 @@ SHORT_S = 2.5  # a clip up to this long has one event, which fills it
 LABELLED = 0.4  # of the occluders
 STEEP = math.radians(42)  # seen from higher up, a screen would have to be too tall
 ALIKE = 0.6  # share of arms, in training clips, that are named by the colour of what they hide
-NEAREST, FARTHEST = 0.35, 0.85  # of the way from the camera to what the arm hides
+# of the way from the camera to what the arm hides
+NEAREST = 0.35
+FARTHEST = 0.85
 LOOKS_AWAY = 0.15  # of the clips in which something leaves: the camera turns instead
 
 
@@ -173,7 +175,8 @@ def occlusion(script: ClipScript) -> int:
 
 def passing(script: ClipScript) -> Passing:
     """Draw times that leave the object visible before and after."""
-    rng, duration = script.rng, script.duration
+    rng = script.rng
+    duration = script.duration
     pace = min(0.17 * duration, rng.uniform(0.5, 1.0))
     short = duration < SHORT_S
     stay = rng.uniform(0.42, 0.48) * duration if short else rng.uniform(1.0, min(3.0, 0.45 * duration))
@@ -184,12 +187,15 @@ def passing(script: ClipScript) -> Passing:
 
 def pass_board(script: ClipScript, target: Actor, when: Passing) -> None:
     """Let the hand hold a board between the camera and the object."""
-    rng, camera, view = script.rng, script.camera, script.view
+    rng = script.rng
+    camera = script.camera
+    view = script.view
     _nudge(script, target, when)
     middle = target.positions + UP * target.model.height / 2
     part = rng.uniform(0.5, 0.72)
     size = part * (target.model.extent * 1.25 + 0.02)
-    wide, high = size * rng.uniform(1.0, 1.5), size * rng.uniform(1.0, 1.4)
+    wide = size * rng.uniform(1.0, 1.5)
+    high = size * rng.uniform(1.0, 1.4)
     board = board_model(rng, draw_identity(rng, script.split), (wide, high))
     actor = script.enter(board, np.zeros(3), 0.0, rng.random() < LABELLED)
     side = camera.rotations[:, :, 0] + 0.3 * rng.normal() * camera.rotations[:, :, 1]
@@ -205,7 +211,8 @@ def pass_board(script: ClipScript, target: Actor, when: Passing) -> None:
 
 def pass_arm(script: ClipScript, target: Actor, when: Passing) -> bool:
     """Move the arm's wrist between the camera and the object; return False if the object is too large for that."""
-    rng, camera = script.rng, script.camera
+    rng = script.rng
+    camera = script.camera
     scale = float(np.clip(script.view.width / 0.6, 0.8, 1.3))
     housing = rng.uniform(0.05, 0.07) * scale
     radius = math.hypot(target.model.radius, target.model.height / 2)
@@ -249,7 +256,8 @@ def lower_cover(script: ClipScript, target: Actor, when: Passing) -> None:
 
 def pass_screen(script: ClipScript, target: Actor, when: Passing) -> None:
     """Slide a tall box along the table between the camera and the object."""
-    rng, view = script.rng, script.view
+    rng = script.rng
+    view = script.view
     gap = target.model.radius + 0.03
     high = 1.15 * (target.model.height + (gap + target.model.radius) * math.tan(view.elevation)) + 0.02
     wide = 2 * target.model.radius * rng.uniform(1.3, 1.8) + 0.03
@@ -335,7 +343,8 @@ def take_away(
     script: ClipScript, target: Actor, when: tuple[float, float, float, float], away: Array, home: Array
 ) -> None:
     """Let the hand carry an object away between the first two times, and back between the last two."""
-    hand, times = script.hand, script.times
+    hand = script.hand
+    times = script.times
     lift = max(script.rng.uniform(0.05, 0.15), clearance(target, away, script.actors))
     span = 0.35 * (when[1] - when[0])
     offset, half = grasp(hand, target)
@@ -361,7 +370,8 @@ def lookalike(script: ClipScript) -> int:
     swaps = max(1, round(script.duration / SHORT_S)) if len(lookalikes) > 1 else 0
     for count in range(swaps):
         first, second = rng.permutation(len(lookalikes))[:2]
-        start, end = count + rng.uniform(0, 0.15), count + rng.uniform(0.85, 1)
+        start = count + rng.uniform(0, 0.15)
+        end = count + rng.uniform(0.85, 1)
         _swap(script, lookalikes[first], lookalikes[second], script.at(start / swaps), script.at(end / swaps))
     if rng.random() < 0.5:
         sweep(script)

@@ -31,7 +31,11 @@ CAST = (  # identity, kind, place in half views to the right and forward, turn
     (979, "ball", 0.45, -0.45, 0.0),
 )
 SURFACES = ((19, "wood"), (29, "speckle"), (329, "plain"))  # of table, floor and walls
-HIDDEN, TAKEN, ROLLED, TURNED = 3, 1, 4, 0  # places in the cast
+# places in the cast
+HIDDEN = 3
+TAKEN = 1
+ROLLED = 4
+TURNED = 0
 
 
 def record(renderer: Renderer) -> Rendered:
@@ -97,7 +101,9 @@ def furnish(view: Viewpoint) -> Room:
 
 def perform(script: ClipScript) -> None:
     """Script the recording."""
-    hand, view, times = script.hand, script.view, script.times
+    hand = script.hand
+    view = script.view
+    times = script.times
     rest = on_table(view, 0.8, 1.4) + np.array([0.0, 0.0, 0.3])
     hand.keys += [(0.0, rest), (1.2, rest), (14.2, rest)]
     pass_arm(script, script.actors[HIDDEN], Passing(2.2, 3.2, 4.6, 5.4))

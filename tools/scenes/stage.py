@@ -20,7 +20,8 @@ Array = npt.NDArray[np.float64]
 Rng = np.random.Generator
 
 WAVES = 3  # sinusoids in a wobble
-APPROACH_S, RETREAT_S = 0.7, 0.6
+APPROACH_S = 0.7
+RETREAT_S = 0.6
 HOVER = 0.1  # metres above what is grasped or pushed
 OPEN = 0.018  # metres that each finger opens beyond the object
 WIDEST = 0.05  # half width between the fingers; wider objects are held by the rim

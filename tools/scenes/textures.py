@@ -30,7 +30,8 @@ Texture = npt.NDArray[np.uint8]
 Field = npt.NDArray[np.float32]  # [n, n] in 0..1
 Canvas = npt.NDArray[np.float32]  # [n, n, 3] in 0..1
 Rng = np.random.Generator
-SKIN_SIZE, SURFACE_SIZE = 128, 512
+SKIN_SIZE = 128
+SURFACE_SIZE = 512
 WOODS: tuple[Color, ...] = ((0.55, 0.36, 0.2), (0.75, 0.58, 0.38), (0.36, 0.22, 0.13), (0.85, 0.74, 0.58))
 SkinMaker = Callable[[Rng, int, Color], Canvas]
 SurfaceMaker = Callable[[Rng, int], Canvas]
@@ -77,7 +78,8 @@ def noise(rng: Rng, size: int, cells: tuple[float, float], octaves: int = 4) -> 
         rows, columns = (max(2, round(count * 2**octave)) for count in cells)
         grid = rng.random((min(rows, size), min(columns, size)), np.float32)
         total += cv2.resize(grid, (size, size), interpolation=cv2.INTER_CUBIC) * 0.5**octave
-    low, high = total.min(), total.max()
+    low = total.min()
+    high = total.max()
     return (total - low) / max(high - low, 1e-6)
 
 
@@ -132,7 +134,8 @@ def draw_shape(rng: Rng, canvas: Canvas, color: Color) -> None:
 def draw_words(rng: Rng, canvas: Canvas, color: Color) -> None:
     """Draw a row of short bars, which looks like a distant line of print."""
     size = canvas.shape[0]
-    row, height = int(rng.uniform(0.1, 0.85) * size), int(rng.uniform(0.02, 0.09) * size) + 1
+    row = int(rng.uniform(0.1, 0.85) * size)
+    height = int(rng.uniform(0.02, 0.09) * size) + 1
     x = int(rng.uniform(0.05, 0.3) * size)
     end = int(rng.uniform(0.6, 0.98) * size)
     while x < end:
@@ -188,14 +191,16 @@ def _bands(rng: Rng, size: int, color: Color) -> Canvas:
 
 
 def _stripes(rng: Rng, size: int, color: Color) -> Canvas:
-    count, tilt = rng.integers(2, 9), rng.integers(-2, 3)
+    count = rng.integers(2, 9)
+    tilt = rng.integers(-2, 3)
     grid = np.arange(size) / size
     phase = count * grid[None] + tilt * grid[:, None]
     return blend((phase % 1 < rng.uniform(0.2, 0.5)).astype(np.float32), color, contrast(rng, color))
 
 
 def _spots(rng: Rng, size: int, color: Color) -> Canvas:
-    canvas, other = _plain(rng, size, color), contrast(rng, color)
+    canvas = _plain(rng, size, color)
+    other = contrast(rng, color)
     radius = max(2, int(rng.uniform(0.02, 0.08) * size))
     for x, y in rng.integers(0, size, (int(rng.integers(8, 40)), 2)):
         cv2.circle(canvas, (int(x), int(y)), radius, other, -1, cv2.LINE_AA)
@@ -266,7 +271,8 @@ def _shapes(rng: Rng, size: int) -> Canvas:
 
 def _tiles(rng: Rng, size: int) -> Canvas:
     canvas = _mottled(rng, size, any_color(rng))
-    step, width = size // int(rng.integers(3, 10)), max(1, size // 120)
+    step = size // int(rng.integers(3, 10))
+    width = max(1, size // 120)
     for start in range(0, size, step):
         canvas[start : start + width] *= 0.5
         canvas[:, start : start + width] *= 0.5

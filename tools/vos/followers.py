@@ -159,7 +159,8 @@ class Tracked:
     """The tracker, run as in the pipeline."""
 
     def __init__(self, tracker: Tracker, prompt: str) -> None:
-        self._tracker, self._kind = tracker, prompt
+        self._tracker = tracker
+        self._kind = prompt
 
     def step(self, view: EncodedFrame) -> Masks:
         tracks = self._tracker.step_features(view.features)
@@ -175,7 +176,8 @@ class BoxToBox:
     """No memory: the box of the mask on the previous frame segments each frame; a lost object keeps its box."""
 
     def __init__(self, tracker: Tracker, prompt: str) -> None:
-        self._tracker, self._kind = tracker, prompt
+        self._tracker = tracker
+        self._kind = prompt
         self._boxes: dict[int, tuple[int, int, int, int]] = {}
 
     def step(self, view: EncodedFrame) -> Masks:

@@ -54,10 +54,12 @@ def contour_accuracy(mask: Bools, truth: Bools, void: Bools | None = None) -> fl
     The result is 0 if only one mask has a contour, and 1 if neither has.
     """
     if void is not None:
-        mask, truth = mask & ~void, truth & ~void
+        mask = mask & ~void
+        truth = truth & ~void
     radius = int(np.ceil(BOUND * np.linalg.norm(mask.shape)))
     window = _window(mask | truth, radius + 1)
-    edge, true_edge = contour(mask[window]), contour(truth[window])
+    edge = contour(mask[window])
+    true_edge = contour(truth[window])
     if not edge.any() or not true_edge.any():
         return float(edge.any() == true_edge.any())
     precision = np.count_nonzero(edge & _dilated(true_edge, radius)) / np.count_nonzero(edge)

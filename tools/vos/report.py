@@ -89,7 +89,8 @@ def as_table(results: Results) -> str:
     rows: list[tuple[str, ...]] = [("sequence", "setting", "objects", "J", "F", "J&F", "ms/frame")]
     for sequence in next(iter(results.values())):
         for position, (setting, sequences) in enumerate(results.items()):
-            result, name = sequences[sequence], "" if position else sequence
+            result = sequences[sequence]
+            name = "" if position else sequence
             cells = (str(len(result.scores)), *_score_cells(mean_score([result])))
             rows.append((name, setting, *cells, f"{result.frame_ms:.1f}"))
     return "\n".join((*_aligned(rows, left=2), "", *_aligned(_mean_rows(results), left=1)))
@@ -101,7 +102,8 @@ def _mean_rows(results: Results) -> list[tuple[str, ...]]:
     ]
     base = mean_score(next(iter(results.values())).values())
     for setting, sequences in results.items():
-        mean, hidden = mean_score(sequences.values()), total_occlusions(sequences.values())
+        mean = mean_score(sequences.values())
+        hidden = total_occlusions(sequences.values())
         change = f"{mean.j - base.j:+.3f}" if mean and base else NONE
         found = (_share(hidden.recovered_share), str(hidden.cases), _share(hidden.false_while_hidden))
         rows.append((setting, *_score_cells(mean), change, *found, f"{frame_ms(sequences.values()):.1f}"))

@@ -107,7 +107,8 @@ def _from_clip(
     chosen = range(0, min(len(clip), max_frames or len(clip)), every)
     rendered = "objects" in clip.meta
     if rendered:
-        ids, void = tuple(int(entry["id"]) for entry in clip.meta["objects"]), None
+        ids = tuple(int(entry["id"]) for entry in clip.meta["objects"])
+        void = None
     else:
         ids, void = split_void(clip.labels(index) for index in chosen)
 
@@ -129,7 +130,8 @@ def split_void(labels: Iterable[Labels]) -> tuple[tuple[int, ...], int | None]:
 
 
 def _true_frame(clip: Clip, index: int, ids: tuple[int, ...], void: int | None) -> TrueFrame:
-    image, labels = clip.image(index), clip.labels(index)
+    image = clip.image(index)
+    labels = clip.labels(index)
     if image.shape[:2] != labels.shape:
         wanted = f"labels of the image's size {image.shape[:2]}"
         raise CameraError(f"{clip.name}, frame {index}: expected {wanted}, found {labels.shape}")

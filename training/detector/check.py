@@ -25,8 +25,10 @@ MIN_SCORE = 0.001  # of a detection that counts towards average precision
 MAX_SHOWN = 24  # frames of the sheet
 SHOWN_SCORE = 0.3
 POOLED = "phrases"  # the only category when phrases are pooled
-WIDTH, COLUMNS = 480, 4  # of a frame, pixels; frames in a row
-INK, PAPER = (0, 255, 255), (0, 0, 0)
+WIDTH = 480  # of a frame, pixels
+COLUMNS = 4  # frames in a row
+INK = (0, 255, 255)
+PAPER = (0, 0, 0)
 
 
 class LabelledFrame(NamedTuple):

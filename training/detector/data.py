@@ -27,7 +27,9 @@ from .network import ANYTHING, CLEAR, Phrase, Words
 
 BESIDE = 0.3  # share of pictures from the clips beside
 DISTRACTED = 0.2  # share of pictures with cut-outs that have no name
-MIN_PIXELS, MIN_SIDE = 40, 6  # of an object on the canvas; what shows less is a sliver
+# of an object on the canvas; what shows less is a sliver
+MIN_PIXELS = 40
+MIN_SIDE = 6
 SIZE = (256, 320)  # height and width of the canvas, pixels
 GREY = 114  # around the picture, as the package pads frames
 SCALE = (0.7, 1.7)  # of the picture that fits the canvas
@@ -76,7 +78,8 @@ class Scenes:
         clips = self._clips[-1] if rng.random() < BESIDE else self._clips[0]
         clip = read_clip(*clips[int(rng.integers(len(clips)))])
         frame = int(rng.integers(len(clip)))
-        image, labels = clip.image(frame), clip.labels(frame)
+        image = clip.image(frame)
+        labels = clip.labels(frame)
         shown = set(np.unique(labels).tolist())
         names = {number: name for number, name in read_names(clip).items() if number in shown}
         distracted = bool(self._sprites) and rng.random() < DISTRACTED
@@ -131,7 +134,9 @@ class Pictures(Batches):
 
     def __init__(self, scenes: Scenes, words: Words, count: int, seed: Sequence[int]) -> None:
         super().__init__(*seed)
-        self._scenes, self._words, self._count = scenes, words, count
+        self._scenes = scenes
+        self._words = words
+        self._count = count
 
     def batch(self, rng: np.random.Generator) -> Batch:
         """Draw pictures and the same number of phrases for each."""
@@ -169,7 +174,8 @@ class Augmentation:
 
     def image(self, image: Image) -> Image:
         """Convert BGR uint8 [h, w, 3] to RGB uint8 [256, 320, 3]."""
-        toned, around = cv2.LUT(image, self.lens.table), (GREY,) * 3
+        toned = cv2.LUT(image, self.lens.table)
+        around = (GREY,) * 3
         canvas = cv2.warpAffine(toned, self.affine, SIZE[::-1], flags=cv2.INTER_LINEAR, borderValue=around)
         return self.lens.blur_and_noise(canvas)
 

@@ -12,15 +12,20 @@ from torch import Tensor
 
 from sam3_node.models.yolo.network import STRIDES, Predictions
 
-SIMILARITY, BOX, DISTRIBUTION = 0.5, 7.5, 1.5  # weights
+# weights
+SIMILARITY = 0.5
+BOX = 7.5
+DISTRIBUTION = 1.5
 TINY = 1e-7
-ALPHA, BETA = 0.5, 6.0  # exponents of the score and of the IoU in the alignment
+ALPHA = 0.5  # exponent of the score in the alignment
+BETA = 6.0  # exponent of the IoU
 CANDIDATES = 10  # anchors an object has at most
 
 
 def losses(predictions: Predictions, boxes: Tensor, fits: Tensor) -> dict[str, Tensor]:
     """Return the weighted terms, and `iou`, the mean IoU of the assigned boxes; boxes [B, G, 4], fits [B, G, K]."""
-    predicted, scores = predictions.boxes(), predictions.logits.detach().sigmoid()
+    predicted = predictions.boxes()
+    scores = predictions.logits.detach().sigmoid()
     chosen = assign(scores, predicted.detach(), predictions.centres, boxes, fits)
     similarity = F.binary_cross_entropy_with_logits(predictions.logits, chosen.scores, reduction="sum")
     similarity = similarity / chosen.scores.sum().clamp(min=1)
@@ -39,7 +44,8 @@ def losses(predictions: Predictions, boxes: Tensor, fits: Tensor) -> dict[str, T
 
 def complete_iou(predicted: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
     """Return IoU and complete IoU (arXiv 1911.08287), [n] each, of boxes [n, 4] with boxes [n, 4]."""
-    low, high = torch.maximum(predicted[:, :2], true[:, :2]), torch.minimum(predicted[:, 2:], true[:, 2:])
+    low = torch.maximum(predicted[:, :2], true[:, :2])
+    high = torch.minimum(predicted[:, 2:], true[:, 2:])
     common = (high - low).clamp(min=0).prod(dim=1)
     sizes = [boxes[:, 2:] - boxes[:, :2] for boxes in (predicted, true)]
     iou = common / (sizes[0].prod(dim=1) + sizes[1].prod(dim=1) - common + TINY)
@@ -117,7 +123,8 @@ def _normalised(metric: Tensor, iou: Tensor) -> Tensor:
 
 def _inside(boxes: Tensor, centres: Tensor) -> Tensor:
     """Return the anchors [B, G, A] inside each box; a box of small sides is widened so that it holds an anchor."""
-    middle, size = (boxes[..., :2] + boxes[..., 2:]) / 2, boxes[..., 2:] - boxes[..., :2]
+    middle = (boxes[..., :2] + boxes[..., 2:]) / 2
+    size = boxes[..., 2:] - boxes[..., :2]
     reach = (size / 2).clamp(min=STRIDES[0] / 2)
     return ((centres - middle[:, :, None]).abs() <= reach[:, :, None]).all(dim=3)
 

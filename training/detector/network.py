@@ -40,7 +40,8 @@ SYNONYMS = {
     "dish": "plate",
 }
 # of similarities at the start: the logarithm of their scale, and the logit of an unlikely one
-SCALE, RARE = 0.5, -6.0
+SCALE = 0.5
+RARE = -6.0
 MAX_BYTES = 10_000_000
 
 

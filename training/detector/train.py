@@ -19,10 +19,12 @@ from .losses import losses
 from .network import LearntDetector, Words, begin_from
 
 PICTURES = 16  # a batch
-RATE, DECAY = 3e-3, 0.05
+RATE = 3e-3
+DECAY = 0.05
 MIN_SIDE = 16  # of a matrix that Muon trains; a smaller one is a set of outputs
 MAX_GRADIENT = 10.0
-SAVE_EVERY, PRINT_EVERY = 60.0, 10.0
+SAVE_EVERY = 60.0
+PRINT_EVERY = 10.0
 
 
 @dataclass
@@ -41,7 +43,9 @@ class Trainer:
     """
 
     def __init__(self, folder: Path, words: Words, device: torch.device, init: Path | None = None) -> None:
-        self.folder, self.words, self.device = folder, words, device
+        self.folder = folder
+        self.words = words
+        self.device = device
         folder.mkdir(parents=True, exist_ok=True)
         self.detector = LearntDetector(words).to(device).train()
         self.optimisers = _optimisers(self.detector)
@@ -49,7 +53,8 @@ class Trainer:
         self.average: dict[str, Tensor] = {}
         if self.path.is_file():
             held = self._read(self.path)
-            self.average, self.progress = held["average"], TrainProgress(**held["progress"])
+            self.average = held["average"]
+            self.progress = TrainProgress(**held["progress"])
             for optimiser, state in zip(self.optimisers, held["optimisers"], strict=True):
                 optimiser.load_state_dict(state)
         elif init is not None and init.is_dir():
@@ -75,7 +80,8 @@ class Trainer:
                 break
             record = self.step(batch, rate * schedule(self.progress.seconds, seconds))
             now = time.monotonic()
-            self.progress.seconds, begun = self.progress.seconds + now - begun, now
+            self.progress.seconds = self.progress.seconds + now - begun
+            begun = now
             loop.log(self.folder, record)
             if now - printed >= PRINT_EVERY:
                 printed = now

@@ -102,11 +102,13 @@ def choose_threshold(groups: list[Played]) -> float:
 def fit(folders: list[list[Path]], used: list[str], rounds: int = ROUNDS) -> Fit:
     """Fit the weights to the records in these files."""
     weights = np.array([FIRST_WEIGHTS.get(name, 0.0) for name in FEATURES])
-    bias, jumped = FIRST_BIAS, 0.5
+    bias = FIRST_BIAS
+    jumped = 0.5
     groups = [play(paths, (weights, bias, jumped)) for paths in folders]
     for _ in range(rounds):
         new_weights, new_bias = fit_weights(groups, used)
-        weights, bias = (weights + new_weights) / 2, (bias + new_bias) / 2
+        weights = (weights + new_weights) / 2
+        bias = (bias + new_bias) / 2
         jumped = round(float(np.concatenate([group.right[group.jumped] for group in groups]).mean()), 2)
         groups = [play(paths, (weights, bias, jumped)) for paths in folders]
     return Fit(weights, bias, jumped, choose_threshold(groups), groups)

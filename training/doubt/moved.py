@@ -27,7 +27,9 @@ from tools.vos.sequences import UNKNOWN
 from training.nano.taught import bending, camera_path, draw_labels, join, list_shards, read_all, see
 
 LONGEST = 480  # px
-MOST_PARTS, MOST_OBJECTS = 10, 3  # of a taught picture
+# of a taught picture
+MOST_PARTS = 10
+MOST_OBJECTS = 3
 WAYS = 3  # windows that the camera goes to, one after the other
 
 
@@ -52,7 +54,8 @@ def open_clips(source: Path) -> Iterator[Clip]:
     if not shards:
         yield from (read_clip(source, name) for name in list_clips(source))
     for number, picture in enumerate(read_all(shards)):
-        rng, image = np.random.default_rng(number), picture.image()
+        rng = np.random.default_rng(number)
+        image = picture.image()
         single = draw_labels(rng, image, picture.masks(), MOST_PARTS)
         joined = join(rng, single, often=1.0)
         ids = [i for i in np.unique(joined)[1:] if len(np.unique(single[joined == i])) > 1]

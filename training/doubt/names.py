@@ -23,8 +23,10 @@ RIDGE = 1e-3
 
 def fit(x: Floats, right: Bools) -> tuple[Floats, float]:
     """Return the weights [F], none below 0, and the bias of the logistic function."""
-    scale, count = x.std(axis=0) + 1e-6, len(right)
-    share, least = np.full(count, 1 / count), np.zeros(x.shape[1])
+    scale = x.std(axis=0) + 1e-6
+    count = len(right)
+    share = np.full(count, 1 / count)
+    least = np.zeros(x.shape[1])
     weights, bias = fit_logistic(x / scale, right.astype(np.float64), share, least, RIDGE)
     return weights / scale, bias
 
@@ -37,7 +39,8 @@ def describe_held_out(records: NameRecords, clip: Ints, sure: float, folds: int 
         weights, bias = fit(records.features[~held], records.right[~held])
         confidence[held] = 1 / (1 + np.exp(-(records.features[held] @ weights + bias)))
     kept = confidence >= sure
-    share, wrong = (kept & records.right).sum() / records.right.sum(), 1 - records.right[kept].mean()
+    share = (kept & records.right).sum() / records.right.sum()
+    wrong = 1 - records.right[kept].mean()
     return f"held out: {100 * share:.0f} % of the right names stay sure, {100 * wrong:.1f} % of the sure ones are wrong"
 
 

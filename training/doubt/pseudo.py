@@ -31,7 +31,9 @@ Bools = npt.NDArray[np.bool_]
 
 RETURNED_IOU = 0.6  # of the first mask with the mask after the way forward and back
 AGREED_IOU = 0.75  # of the masks of both ways on a frame
-MIN_SHARE, MAX_SHARE = 0.003, 0.25  # of the image that an object may cover at first
+# of the image that an object may cover at first
+MIN_SHARE = 0.003
+MAX_SHARE = 0.25
 OVERLAP = 0.1  # share of an object that may lie in another
 
 
@@ -115,7 +117,8 @@ def label_clip(
     kept = [index for index, iou in enumerate(returned.tolist()) if iou >= RETURNED_IOU]
     if not kept:
         return None
-    labels, invalid = [], []
+    labels = []
+    invalid = []
     for number, (one, other) in enumerate(zip(forward, back, strict=True)):
         agreed = paired_iou(one > 0, other > 0)
         order = sorted(kept, key=lambda index: -float((one[index] > 0).sum()))
@@ -148,7 +151,8 @@ def main() -> None:
 
 def label_videos(args: argparse.Namespace) -> None:
     """Label the videos that are not labelled yet."""
-    teacher, path = Teacher(args.teacher, args.size), args.out / UNKNOWN
+    teacher = Teacher(args.teacher, args.size)
+    path = args.out / UNKNOWN
     args.out.mkdir(parents=True, exist_ok=True)
     invalid = json.loads(path.read_text()) if path.is_file() else {}
     for video in args.videos:

@@ -25,7 +25,9 @@ LOW = SIZE // 4  # side of mask logits
 SMALLEST = 24  # px of SIZE x SIZE that an object shows on the prompted frame
 CROPPED = 0.35  # share of other views that show a part of a picture: more, and objects are larger than in use
 CLOSE = 0.3  # share of views from close by: few objects of a table are large, all that a gripper's camera sees are
-NEAR, FAR = 1.1, 3.0  # sides of such a view, in sides of the object's box
+# sides of such a view, in sides of the object's box
+NEAR = 1.1
+FAR = 3.0
 LEAST = 80  # px of the picture on a side of a view
 Sprite = npt.NDArray[np.uint8]  # BGRA [h, w, 4]
 LONGEST = 160  # px
@@ -124,7 +126,8 @@ def _close(rng: np.random.Generator, mask: Bools) -> tuple[int, int, int, int]:
 def _start(rng: np.random.Generator, at: int, extent: int, view: int, whole: int) -> int:
     """Return where a view of `view` px begins on a side of `whole` px. It holds [at, at + extent) where it can."""
     low, high = sorted((at + extent - view, at))
-    first, last = max(0, low), min(whole - view, high)
+    first = max(0, low)
+    last = min(whole - view, high)
     return int(rng.integers(first, max(first, last) + 1)) if first <= whole - view else whole - view
 
 
@@ -256,8 +259,10 @@ def covering_path(rng: np.random.Generator, labels: list[Labels]) -> tuple[Path2
     height, width = labels[0].shape
     hidden = int(rng.choice(found[found > 0]))
     x, y, w, h = cv2.boundingRect((labels[later] == hidden).astype(np.uint8))
-    time, side = later / (len(labels) - 1), max(w, h) / width
-    size, heading = side * rng.uniform(*COVER), rng.uniform(-np.pi, np.pi)
+    time = later / (len(labels) - 1)
+    side = max(w, h) / width
+    size = side * rng.uniform(*COVER)
+    heading = rng.uniform(-np.pi, np.pi)
     speed = (size + side) / 2 / time * rng.uniform(*HASTE)
     velocity = speed * np.array([np.cos(heading), np.sin(heading) * width / height])
     path = Path2D(
@@ -289,7 +294,8 @@ def compose(
         if rng.random() < ALIKE:
             chosen[-1] = colour_like(chosen[-1], images[0][labels[0] == hidden], rng.uniform())
     first = int(max(label.max() for label in labels)) + 1
-    images, labels = [image.copy() for image in images], [label.copy() for label in labels]
+    images = [image.copy() for image in images]
+    labels = [label.copy() for label in labels]
     for index, (image, label) in enumerate(zip(images, labels, strict=True)):
         time = index / max(1, len(images) - 1)
         for number, (sprite, path) in enumerate(zip(chosen, paths, strict=True)):

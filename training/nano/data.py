@@ -82,7 +82,8 @@ class Sources:
         videos: Path | None = None,
         taught: Path | None = None,
     ) -> None:
-        self._scenes, self._drawn = scenes, 0
+        self._scenes = scenes
+        self._drawn = 0
         self._names = list_clips(scenes)
         if not self._names:
             raise CameraError(f"expected clips in {scenes}, found none: render some, python -m tools.scenes")
@@ -203,7 +204,8 @@ class Clips(Batches):
 
     def __init__(self, sources: Sources, recipe: Recipe, seed: int) -> None:
         super().__init__(seed)
-        self._sources, self._recipe = sources, recipe
+        self._sources = sources
+        self._recipe = recipe
 
     def batch(self, rng: np.random.Generator) -> Batch:
         """One batch; clips without an object that is large enough are drawn again."""

@@ -26,8 +26,11 @@ from .data import Clips, Recipe, Sources
 from .network import SIZE, Features, Memory, TrainingTracker, hide, nano_config, new_tracker
 from .steps import frame_costs, normalise, total
 
-OVERFIT_STEPS, MARGIN = 240, 0.1
-PARITY_FRAMES, CLOSE, ROUNDING = 10, 2e-3, 1e-5
+OVERFIT_STEPS = 240
+MARGIN = 0.1
+PARITY_FRAMES = 10
+CLOSE = 2e-3
+ROUNDING = 1e-5
 MIN_J = 0.80
 CORNER_LABELS = torch.tensor([[2, 3]], dtype=torch.int32)
 

@@ -22,12 +22,17 @@ from sam3_node.models.sam.memory_write import MASK_BIAS, MASK_SCALE
 from sam3_node.models.sam.stages import ABSENT_LOGIT
 from sam3_node.models.sam.vit import POOL, Hiera, z_order
 
-SIZE, HIDDEN = 256, 128
+SIZE = 256
+HIDDEN = 128
 STAGES = (32, 64, 128, 256)
-QUIET, LOUD = 0.3, 5.0  # image features against prompts, so that prompts are heard
+# image features against prompts, so that prompts are heard
+QUIET = 0.3
+LOUD = 5.0
+
 KEEN = 2.0  # of memory keys: how sharply the read first looks for likeness
 PLAIN = 2.0  # deviation of the features that a memory read hands on, as of those without memory
-SLOWEST, FASTEST = 0.125, 1.5
+SLOWEST = 0.125
+FASTEST = 1.5
 GENTLE = 0.1  # of residual branches and learned positions that begin as noise
 IMAGES = 4  # encoded at once on a CPU
 
@@ -143,7 +148,8 @@ def _spread_frequencies(matrix: torch.Tensor) -> None:
     count = matrix.shape[1]
     frequency = torch.logspace(math.log10(SLOWEST), math.log10(FASTEST), count)
     angle = torch.rand(count) * math.pi
-    angle[0::4], angle[1::4] = 0.0, math.pi / 2
+    angle[0::4] = 0.0
+    angle[1::4] = math.pi / 2
     matrix.copy_(frequency * torch.stack([angle.cos(), angle.sin()]))
 
 
@@ -161,7 +167,8 @@ def _match_memories(model: Any) -> None:
 
     Memories are reduced features, keys are queries of what the reduction kept, so that attention starts as similarity.
     """
-    encoder, attention = model.memory_encoder, model.memory_attention
+    encoder = model.memory_encoder
+    attention = model.memory_attention
     nn.init.dirac_(encoder.feature_projection.weight)
     reduction = nn.init.orthogonal_(torch.empty(model.mem_dim, model.hidden_dim))
     encoder.projection.weight.copy_(reduction[:, :, None, None])
@@ -176,7 +183,8 @@ def _match_memories(model: Any) -> None:
 
 def _hear_masks(model: Sam2VideoModel) -> None:
     """Begin with mask prompts as logits of the usual size, and with an embedding of them that pixels do not drown."""
-    reduce, last = model.mask_downsample, model.prompt_encoder.mask_embed.conv3
+    reduce = model.mask_downsample
+    last = model.prompt_encoder.mask_embed.conv3
     nn.init.constant_(reduce.weight, MASK_SCALE / reduce.weight[0].numel())
     nn.init.constant_(reduce.bias, MASK_BIAS)
     last.weight.mul_(LOUD)
@@ -256,7 +264,8 @@ class TrainingTracker(nn.Module):
 
     def __init__(self, source: Any, mixed: bool = False) -> None:
         super().__init__()
-        self.source, self.mixed = source, mixed
+        self.source = source
+        self.mixed = mixed
         self.hiera = Hiera(source.vision_encoder.backbone)
         size = source.backbone_feature_sizes[-1]
         sine = source.memory_encoder.position_encoding
@@ -283,7 +292,8 @@ class TrainingTracker(nn.Module):
         return Features(*(torch.cat(levels) for levels in zip(*parts, strict=True)))
 
     def _encode(self, pixels: Tensor) -> Features:
-        vision, decoder = self.source.vision_encoder, self.source.mask_decoder
+        vision = self.source.vision_encoder
+        decoder = self.source.mask_decoder
         with self._precision(pixels):
             fine, middle, top, coarse = self.hiera(pixels, self.hiera.position_map(vision.backbone))
             lateral = vision.neck.convs
@@ -411,9 +421,11 @@ class TrainingTracker(nn.Module):
 
     def _read_layer(self, layer: Any, x: Tensor, keys: Tensor, values: Tensor, unplaced: int) -> Tensor:
         """One layer; the last `unplaced` keys are pointers, which have no place in the image."""
-        own, cross = layer.self_attn, layer.cross_attn_image
+        own = layer.self_attn
+        cross = layer.cross_attn_image
         normed = layer.layer_norm1(x)
-        query, key = self._rotate(own.q_proj(normed)), self._rotate(own.k_proj(normed))
+        query = self._rotate(own.q_proj(normed))
+        key = self._rotate(own.k_proj(normed))
         x = x + own.o_proj(_attend(query, key, own.v_proj(normed)))
         key = cross.k_proj(keys)
         spatial = key.shape[1] - unplaced
@@ -430,7 +442,8 @@ class TrainingTracker(nn.Module):
 
     def _pointers(self, frame: int, memories: list[Memory]) -> tuple[Tensor, Tensor]:
         """Pointers as memory tokens [P * 2, N, 64] and their places [P * 2, 1, 64]."""
-        source, most = self.source, self.source.config.max_object_pointers_in_encoder
+        source = self.source
+        most = self.source.config.max_object_pointers_in_encoder
         attended = [m for m in memories if m.prompted or frame - m.frame < most]
         age = torch.tensor(
             [frame - m.frame for m in attended], dtype=torch.float32, device=self.position.device
@@ -444,10 +457,12 @@ class TrainingTracker(nn.Module):
 
 def _pointwise(tokens: Tensor, *layers: Any) -> Tensor:
     """1x1 convolutions, one after the other, of tokens [B, n, C] as one linear map."""
-    weight, bias = layers[0].weight[:, :, 0, 0], layers[0].bias
+    weight = layers[0].weight[:, :, 0, 0]
+    bias = layers[0].bias
     for layer in layers[1:]:
         then = layer.weight[:, :, 0, 0]
-        weight, bias = then @ weight, then @ bias + layer.bias
+        weight = then @ weight
+        bias = then @ bias + layer.bias
     return F.linear(tokens, weight, bias)
 
 

@@ -17,14 +17,16 @@ from torch import Tensor
 from .data import Batch
 from .network import SIZE, Decoded, Features, Memory, TrainingTracker, hide, mask_logits
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
 GIVEN = 1  # the candidate whose pointer stands for a mask given as prompt
 KINDS = ("box", "point", "mask")
 MIN_CELLS = 1.0  # cells an object covers to count as present; slivers below count neither way
 EASE = 0.25  # of the outside's weight; 0.5 left doubtful masks too wide, 0 shrinks them to nothing at first
 ABSENT = 6.0  # weight of presence where an object is hidden, which few training frames show
 BACKGROUND = 32.0  # cells, so that a small object's cross entropy is not all that matters
-INSIDE, CORNERS = 1, (2, 3)
+INSIDE = 1
+CORNERS = (2, 3)
 JITTER = 0.05  # of a box's sides
 CELL = 4  # px of the model's image a mask logit covers
 
@@ -72,7 +74,8 @@ def _corrected(
         return [cost(first, target, ease)]
     logits = first.logits[:, 0].detach()
     clicked, inside = corrections(logits, target)
-    both, labels = torch.cat([where[0], clicked], dim=1), torch.cat([where[1], inside], dim=1)
+    both = torch.cat([where[0], clicked], dim=1)
+    labels = torch.cat([where[1], inside], dim=1)
     second = net.decode(image, *net.prompt(both, labels, logits))
     return [cost(first, target, ease), cost(second, target, ease)]
 
@@ -106,18 +109,21 @@ def clip_cost(
     for frame in range(frames):
         image = features.select(batch.clip * frames + frame)
         target = batch.masks[:, frame].float() / 255
-        prompted, guidance = frame in (0, again), batch.images.new_zeros((), dtype=torch.float32)
+        prompted = frame in (0, again)
+        guidance = batch.images.new_zeros((), dtype=torch.float32)
         if prompted:
             decoded, logits, candidate = _prompted(net, image, batch, frame, kind if frame == 0 else "box")
         else:
             top = net.read(image.top, frame, memories)
             guidance = guide * _difference(net, top, image.top, target) if guide else guidance
-            decoded, candidate = net.decode(image._replace(top=top), *net.nothing(len(top))), 0
+            decoded = net.decode(image._replace(top=top), *net.nothing(len(top)))
+            candidate = 0
             logits = decoded.logits[:, 0]
         found = cost(decoded, target, ease)
         costs.append(found._replace(loss=found.loss + len(target) * guidance))
         if not prompted:
-            decoded, logits = Decoded(*(value.detach() for value in decoded)), logits.detach()
+            decoded = Decoded(*(value.detach() for value in decoded))
+            logits = logits.detach()
         if candidate == GIVEN:
             present = batch.first.flatten(1).any(dim=1)
         else:
@@ -191,7 +197,8 @@ def cost(decoded: Decoded, target: Tensor, ease: float = EASE) -> Cost:
 
 def overlap(logits: Tensor, target: Tensor) -> Tensor:
     """IoU [N, K] of masks [N, K, 64, 64] with target [N, 64, 64], at one half."""
-    predicted, wanted = logits.detach() > 0, (target > 0.5)[:, None]
+    predicted = logits.detach() > 0
+    wanted = (target > 0.5)[:, None]
     union = (predicted | wanted).flatten(2).sum(dim=2)
     return (predicted & wanted).flatten(2).sum(dim=2) / union.clamp(min=1)
 
@@ -204,13 +211,15 @@ def _cross_entropy(logits: Tensor, target: Tensor, ease: float) -> Tensor:
     """
     each = F.binary_cross_entropy_with_logits(logits, target[:, None].expand_as(logits), reduction="none")
     area = target.flatten(1).sum(dim=1)[:, None, None, None]
-    inside, outside = 1 / (area + BACKGROUND), 1 / (target[0].numel() - area + BACKGROUND)
+    inside = 1 / (area + BACKGROUND)
+    outside = 1 / (target[0].numel() - area + BACKGROUND)
     weight = torch.where(target[:, None] > 0, inside, outside**ease * inside ** (1 - ease))
     return (each * weight).flatten(2).sum(dim=2)
 
 
 def _dice(logits: Tensor, target: Tensor) -> Tensor:
-    chance, wanted = logits.sigmoid().flatten(2), target.flatten(1)[:, None]
+    chance = logits.sigmoid().flatten(2)
+    wanted = target.flatten(1)[:, None]
     shared = (chance * wanted).sum(dim=2)
     return 1 - (2 * shared + 1) / (chance.sum(dim=2) + wanted.sum(dim=2) + 1)
 
@@ -240,7 +249,8 @@ def boxes(masks: Tensor, jitter: float = JITTER) -> tuple[Tensor, Tensor]:
 def corners_of(masks: Tensor) -> Tensor:
     """Masks bool [N, h, h] -> the corners [N, (low, high), (x, y)] of their tight boxes, in pixels of the masks."""
     side = masks.shape[-1]
-    span, edges = torch.arange(side, device=masks.device), []
+    span = torch.arange(side, device=masks.device)
+    edges = []
     for line in (masks.any(dim=1), masks.any(dim=2)):
         low = torch.where(line, span, side).amin(dim=1)
         high = torch.where(line, span, -1).amax(dim=1) + 1

@@ -29,7 +29,9 @@ Shift = npt.NDArray[np.float32]  # px [h, w, 2]
 
 COARSE = 4  # px by which masks are thinned out to compare them
 # a part: so much of it in another, that is so much larger, and no scene
-WITHIN, LARGER, SCENE = 0.9, 1.3, 0.4
+WITHIN = 0.9
+LARGER = 1.3
+SCENE = 0.4
 PART = 0.05  # how often a part is drawn, against a whole
 MOST_IDS = 6  # objects of a clip
 JOINED = 0.5  # share of these that are seen as one with a neighbour, as an animal's body with its head
@@ -52,7 +54,8 @@ class TaughtPictures:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._known = folder, 0
+        self._folder = folder
+        self._known = 0
         self._collections: dict[str, list[Taught]] = {}
         self.look_again()
         if not self._collections:
@@ -73,7 +76,8 @@ class TaughtPictures:
     def frame(self, rng: np.random.Generator, most: int) -> Sample | None:
         """Up to `most` objects of one picture, which may cover one another; None where too little is left of them."""
         picture = self._draw(rng)
-        image, masks = picture.image(), picture.masks()
+        image = picture.image()
+        masks = picture.masks()
         fitted = np.stack([fit(masks[i], image) for i in choose(rng, masks, 2 * most)])
         augment = Augmentation.draw(rng, image.shape, fitted[:most] > 0)
         seen = [augment.labels(mask) > 0 for mask in fitted]
@@ -86,7 +90,8 @@ class TaughtPictures:
     def clip(self, rng: np.random.Generator, frames: int) -> tuple[list[Image], list[Labels]]:
         """A camera that moves over one picture."""
         picture = self._draw(rng)
-        image, masks = picture.image(), picture.masks()
+        image = picture.image()
+        masks = picture.masks()
         labels = join(rng, draw_labels(rng, image, masks, MOST_IDS))
         path = camera_path(rng, image.shape[:2], frames)
         bend = bending(rng, image.shape[:2], frames) if rng.random() < BENT else [None] * frames
@@ -98,7 +103,8 @@ class TaughtPictures:
         found = []
         for _ in range(count):
             picture = self._draw(rng)
-            image, masks = picture.image(), picture.masks()
+            image = picture.image()
+            masks = picture.masks()
             index = choose(rng, masks, 1)[0]
             if 0.005 < masks[index].mean() < 0.2:
                 found.append(cut_out(image, fit(masks[index], image) > 0))
@@ -180,11 +186,13 @@ def camera_path(
     """
     size = np.array(shape[1::-1], np.float64)
     knots = np.linspace(0, 1, ways + 1)
-    shares, angles = rng.uniform(*WINDOW, ways + 1), rng.normal(0, TURN, ways + 1)
+    shares = rng.uniform(*WINDOW, ways + 1)
+    angles = rng.normal(0, TURN, ways + 1)
     places = rng.uniform(0, 1, (2, ways + 1))
     path = []
     for time in np.linspace(0, 1, frames):
-        share, angle = np.interp(time, knots, shares), np.interp(time, knots, angles)
+        share = np.interp(time, knots, shares)
+        angle = np.interp(time, knots, angles)
         place = np.array([np.interp(time, knots, along) for along in places])
         centre = size * (share / 2 + (1 - share) * place)
         turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]) / share
@@ -309,5 +317,6 @@ def _joined(key: str, parts: list[bytes]) -> dict[str, Any]:
 
 
 def _parts(held: np.lib.npyio.NpzFile, key: str) -> list[bytes]:
-    joined, ends = held[key].tobytes(), [0, *held[f"{key}_ends"].tolist()]
+    joined = held[key].tobytes()
+    ends = [0, *held[f"{key}_ends"].tolist()]
     return [joined[begin:end] for begin, end in pairwise(ends)]

@@ -80,13 +80,18 @@ def teach(teacher: Teacher, pictures: list[Picture], folder: Path) -> None:
 
 def _teach_split(teacher: Teacher, pictures: list[Picture], folder: Path) -> None:
     number = len(list_shards(folder))
-    begun, spent, done, masks = time.monotonic(), os.times(), 0, 0
+    begun = time.monotonic()
+    spent = os.times()
+    done = 0
+    masks = 0
     for shard in _shards(_labelled(teacher, pictures)):
         write_shard(shard_path(folder, number), shard)
-        number, done = number + 1, done + len(shard)
+        number = number + 1
+        done = done + len(shard)
         masks += sum(len(picture.scores) for picture in shard)
         used = os.times()
-        minutes, busy = (time.monotonic() - begun) / 60, (used.user - spent.user) / 60
+        minutes = (time.monotonic() - begun) / 60
+        busy = (used.user - spent.user) / 60
         print(
             f"{folder.name}: {done} of {len(pictures)} pictures, {masks / done:.1f} masks each, "
             f"{done / max(minutes, 1e-9):.0f} a minute, {minutes:.1f} min, {busy:.1f} core-min",
@@ -195,10 +200,13 @@ def shrink(image: Image) -> Image:
 
 def spread(number: int) -> float:
     """The number-th place in 0..1 of a sequence that spreads: 1/2, 1/4, 3/4, 1/8, 5/8, ..."""
-    place, unit, number = 0.0, 0.5, number + 1
+    place = 0.0
+    unit = 0.5
+    number = number + 1
     while number:
         place += unit * (number & 1)
-        number, unit = number >> 1, unit / 2
+        number = number >> 1
+        unit = unit / 2
     return place
 
 
@@ -280,11 +288,13 @@ class Teacher:
     @torch.inference_mode()
     def find(self, image: Image) -> Found:
         """The masks of a BGR picture, the surest first."""
-        model, choice = self.model, self.choice
+        model = self.model
+        choice = self.choice
         features = model.encode(model.preprocess(image))
         labels = torch.full((len(self._grid), 1), INSIDE, dtype=torch.int32)
         logits, iou = self._decode(features, self._grid, labels, multimask=True)
-        logits, iou = logits.flatten(0, 1), iou.flatten()
+        logits = logits.flatten(0, 1)
+        iou = iou.flatten()
         first, kept = self._sure(logits, iou)
         if not len(kept):
             return _nothing()
@@ -304,7 +314,8 @@ class Teacher:
         image = features.top + decode.no_memory.reshape(1, -1, 1, 1)
         found = []
         for begin in range(0, len(points), CHUNK):
-            some, told = points[begin : begin + CHUNK], labels[begin : begin + CHUNK]
+            some = points[begin : begin + CHUNK]
+            told = labels[begin : begin + CHUNK]
             sparse, dense = decode.prompt(some, told)
             top = image.expand(len(some), -1, -1, -1) + dense
             found.append(decode.mask_decoder(top, features.fine, features.middle, sparse, multimask)[:2])
@@ -344,7 +355,8 @@ def without_doubles(masks: Tensor, alike: float) -> Tensor:
 def pairwise_iou(masks: Tensor) -> Tensor:
     """Masks [N, h, w] -> IoU [N, N]."""
     flat = masks.flatten(1).float()
-    shared, area = flat @ flat.T, flat.sum(dim=1)
+    shared = flat @ flat.T
+    area = flat.sum(dim=1)
     return shared / (area[:, None] + area - shared).clamp(min=1)
 
 

@@ -25,14 +25,18 @@ DECAY = 0.05
 MIN_SIDE = 16  # of a matrix, below which it is a set of tokens or of outputs
 MAX_GRADIENT = 1.0
 # shares of a stage until the outside begins to weigh more, and until it does in full
-EASY, NORMAL = 0.25, 0.6
+EASY = 0.25
+NORMAL = 0.6
 CLIP_KINDS = (0.4, 0.25, 0.35)  # how often the first frame of a clip is prompted by a box, a point, a mask
-AGAIN, TRUST = 0.15, 0.5
+AGAIN = 0.15
+TRUST = 0.5
 PICTURE_RATE = 4e-4  # at the peak, on taught pictures
-SHOWN, CORRECTED = 0.25, 0.3  # shares of light steps with a mask prompt, and with corrections
+SHOWN = 0.25  # share of light steps with a mask prompt
+CORRECTED = 0.3  # share of light steps with corrections
 ELSEWHERE = "move it away, or train with another --output"
 FLOOR = 0.02  # of the peak learning rate, at the end
-SAVE_EVERY, SAY_EVERY = 60.0, 10.0
+SAVE_EVERY = 60.0
+SAY_EVERY = 10.0
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,9 @@ class Trainer:
     def __init__(
         self, folder: Path, device: torch.device, init: Path | None = None, mixed: bool = False, seed: int = 0
     ) -> None:
-        self.folder, self.device, self.seed = folder, device, seed
+        self.folder = folder
+        self.device = device
+        self.seed = seed
         folder.mkdir(parents=True, exist_ok=True)
         source = new_tracker(nano_config())
         held = read_checkpoint(self.path, device) if self.path.is_file() else None
@@ -146,7 +152,8 @@ class Trainer:
         while self.progress.seconds < stage.seconds:
             recipe = stage.get_recipe(self.progress.step)
             record = self._step(stage, recipe, _to(next(batches[recipe]), self.device), rng)
-            spent, begun = self._clock() - begun, self._clock()
+            spent = self._clock() - begun
+            begun = self._clock()
             self.progress.seconds += spent
             self.progress.total += spent
             now = time.monotonic()

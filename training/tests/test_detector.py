@@ -37,8 +37,10 @@ BOX = (100, 60, 180, 140)
 
 
 def write_red_square(folder: Path, speck: bool) -> Path:
-    image, labels = np.full((240, 320, 3), 200, np.uint8), np.zeros((240, 320), np.uint8)
-    image[60:140, 100:180], labels[60:140, 100:180] = (20, 20, 200), 1
+    image = np.full((240, 320, 3), 200, np.uint8)
+    labels = np.zeros((240, 320), np.uint8)
+    image[60:140, 100:180] = (20, 20, 200)
+    labels[60:140, 100:180] = 1
     labels[10:13, 10:13] = 2 * speck
     objects = [{"id": 1, "kind": "mug", "color": "red"}, {"id": 2, "kind": "egg", "color": "white"}]
     write_clip(folder, "a", Clip("a", [image] * 2, [labels] * 2, meta={"objects": objects[: 1 + speck]}))
@@ -114,7 +116,8 @@ def test_a_view_moves_pixels_and_labels_alike_and_keeps_hues() -> None:
     image[labels == 1] = 40, 40, 200
     for _ in range(20):
         view = Augmentation.draw(rng, labels.shape)
-        canvas, moved = view.image(image).astype(int), view.labels(labels)
+        canvas = view.image(image).astype(int)
+        moved = view.labels(labels)
         assert canvas.shape == (*SIZE, 3)
         inside = canvas[moved == 1]
         if len(inside) > 500:
@@ -192,7 +195,8 @@ def test_complete_iou_is_one_for_equal_boxes_and_falls_with_distance() -> None:
 def test_focal_loss_is_least_at_the_distance() -> None:
     distance = torch.full((1, 4), 2.25)
     bins = torch.full((1, 4, 16), -20.0)
-    bins[..., 2], bins[..., 3] = float(np.log(0.75)), float(np.log(0.25))
+    bins[..., 2] = float(np.log(0.75))
+    bins[..., 3] = float(np.log(0.25))
     assert float(focal(bins, distance).mean()) == pytest.approx(
         -(0.75 * np.log(0.75) + 0.25 * np.log(0.25)), abs=1e-4
     )
@@ -200,7 +204,8 @@ def test_focal_loss_is_least_at_the_distance() -> None:
 
 def test_training_learns_resumes_and_exports_loadable_weights(scenes: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    folder, source = tmp_path / "run", Scenes(scenes)
+    folder = tmp_path / "run"
+    source = Scenes(scenes)
     trainer = Trainer(folder, source.words, torch.device("cpu"))
     batch = Pictures(source, source.words, 2, [0]).batch(np.random.default_rng(3))
     records = [trainer.step(batch, 2e-3) for _ in range(8)]
@@ -238,7 +243,8 @@ def test_training_learns_resumes_and_exports_loadable_weights(scenes: Path, tmp_
         export([again.path, begun.path], tmp_path / "mixed")
 
 
-HERE, THERE = (10.0, 10.0, 60.0, 60.0), (100.0, 100.0, 180.0, 180.0)
+HERE = (10.0, 10.0, 60.0, 60.0)
+THERE = (100.0, 100.0, 180.0, 180.0)
 BLUE_CAN = Phrase("can", ("blue",))
 
 

@@ -84,7 +84,8 @@ def test_a_moved_clip_carries_its_labels_along(tmp_path: Path) -> None:
     moved, shown = move_clip(clip, 9)
     assert shown == [0, 1, 2, 1, 0, 1, 2, 1, 0]
     for number in range(9):
-        inside, bright = moved.labels(number) == 1, moved.image(number)[..., 0] > 100
+        inside = moved.labels(number) == 1
+        bright = moved.image(number)[..., 0] > 100
         assert (inside & bright).sum() > 0.8 * (inside | bright).sum()
     assert not np.array_equal(moved.labels(0), moved.labels(8))
     again = move_clip(clip, 9)[0]
@@ -93,7 +94,9 @@ def test_a_moved_clip_carries_its_labels_along(tmp_path: Path) -> None:
 
 def test_pictures_become_clips_of_joined_neighbours(tmp_path: Path) -> None:
     masks = np.zeros((3, 256, 256), np.bool_)
-    masks[0, 50:120, 50:100], masks[1, 50:120, 102:150], masks[2, 200:250, 10:60] = True, True, True
+    masks[0, 50:120, 50:100] = True
+    masks[1, 50:120, 102:150] = True
+    masks[2, 200:250, 10:60] = True
     picture = pack_taught("a", np.full((120, 160, 3), 90, np.uint8), masks, np.ones(3, np.float32))
     write_shard(shard_path(tmp_path, 0), [picture])
     (clip,) = open_clips(tmp_path)

@@ -83,7 +83,8 @@ def test_stages_end_by_time_and_leave_a_checkpoint_and_a_log(trained: Trainer) -
 
 def test_a_step_changes_the_weights_and_their_average(trained: Trainer, tmp_path: Path) -> None:
     fresh = Trainer(tmp_path, CPU)
-    now, begun = trained.net.source.state_dict(), fresh.net.source.state_dict()
+    now = trained.net.source.state_dict()
+    begun = fresh.net.source.state_dict()
     name = "mask_decoder.mask_tokens.weight"
     assert not torch.equal(now[name], begun[name])
     between = (trained.average[name] - begun[name]).abs() <= (now[name] - begun[name]).abs().max()
@@ -238,7 +239,8 @@ def test_the_plan_is_frames_and_then_longer_and_longer_clips_at_falling_rates() 
 
 
 def test_on_a_cpu_only_the_time_counts_that_training_had(trained: Trainer) -> None:
-    begun, waited = trained._clock(), time.monotonic()
+    begun = trained._clock()
+    waited = time.monotonic()
     time.sleep(0.2)
     assert trained._clock() - begun < 0.1 < time.monotonic() - waited
 

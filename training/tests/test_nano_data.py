@@ -137,7 +137,8 @@ def test_a_covering_path_hides_an_object_that_was_in_view_first() -> None:
     labels = [np.zeros((HEIGHT, WIDTH), np.uint8) for _ in range(5)]
     for label in labels:
         label[20:32, 40:52] = 3
-    cover, hidden = sprite(40, 40), set()
+    cover = sprite(40, 40)
+    hidden = set()
     for seed in range(20):
         path, number = covering_path(np.random.default_rng(seed), labels)
         assert number == 3
@@ -165,7 +166,8 @@ def test_a_cut_out_takes_the_mean_colour_of_an_object_and_keeps_its_pattern_and_
 
 
 def test_three_views_in_ten_are_close_to_an_object_and_hold_it() -> None:
-    rng, shape = np.random.default_rng(0), (480, 640)
+    rng = np.random.default_rng(0)
+    shape = (480, 640)
     objects = np.zeros((2, *shape), np.bool_)
     objects[0, 200:260, 300:400] = True
     objects[1, 470:, 630:] = True
@@ -195,7 +197,8 @@ def _share_left(affine: npt.NDArray[np.float64], mask: npt.NDArray[np.bool_]) ->
 
 
 def test_composites_are_drawn_with_objects_of_the_clip_itself(scenes: Path, tmp_path: Path) -> None:
-    sources, rng = Sources(scenes, tmp_path), np.random.default_rng(0)
+    sources = Sources(scenes, tmp_path)
+    rng = np.random.default_rng(0)
     highest = [max(label.max() for label in sources.draw(rng, 2)[1]) for _ in range(30)]
     assert 8 <= sum(number <= max(COLOURS) for number in highest) <= 26
     assert max(highest) > 3
@@ -267,7 +270,8 @@ def test_a_second_prompt_comes_when_all_objects_are_in_view(scenes: Path, tmp_pa
     batch = next(iter(clips))
     batch.masks[:] = 0
     assert second_prompt(batch, np.random.default_rng(0)) == 0
-    batch.masks[:, 0], batch.masks[:, 2] = 255, 255
+    batch.masks[:, 0] = 255
+    batch.masks[:, 2] = 255
     batch.masks[:1, 3] = 255
     expected = {2, 3} if len(batch.masks) == 1 else {2}
     assert {second_prompt(batch, np.random.default_rng(seed)) for seed in range(20)} == expected
@@ -283,7 +287,8 @@ def test_a_folder_without_clips_is_refused(tmp_path: Path) -> None:
 
 def test_renderings_that_are_added_later_are_found(tmp_path: Path) -> None:
     root = write_rectangles(tmp_path)
-    sources, rng = Sources(root, tmp_path / "cache"), np.random.default_rng(0)
+    sources = Sources(root, tmp_path / "cache")
+    rng = np.random.default_rng(0)
     black = [np.zeros((HEIGHT, WIDTH, 3), np.uint8)] * FRAMES
     for name in "cdef":
         write_clip(root, name, Clip(name, black, rectangle_clip().annotations))

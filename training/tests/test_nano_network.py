@@ -124,7 +124,8 @@ def followed(net: TrainingTracker, clip: Tensor, answer: Callable[[Features], An
             decoded, logits, candidate = answer(image)
         else:
             top = net.read(image.top, number, memories)
-            decoded, candidate = net.decode(image._replace(top=top), *net.nothing(1)), 0
+            decoded = net.decode(image._replace(top=top), *net.nothing(1))
+            candidate = 0
             logits = decoded.logits[:, 0]
         present = decoded.presence > 0
         memory = net.remember(image.top, logits, number == 0, present).bfloat16().float()
@@ -232,7 +233,8 @@ def test_the_cost_of_a_clip_is_that_of_the_masks_that_the_package_finds(source: 
 def test_images_are_encoded_a_few_at_a_time_as_all_at_once(net: TrainingTracker) -> None:
     pixels = torch.randn(IMAGES + 1, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        few, one = net.encode(pixels), [net.encode(image[None]) for image in pixels]
+        few = net.encode(pixels)
+        one = [net.encode(image[None]) for image in pixels]
     for level, levels in zip(few, zip(*one, strict=True), strict=True):
         torch.testing.assert_close(level, torch.cat(levels), atol=TOLERANCE, rtol=TOLERANCE)
 
@@ -292,7 +294,8 @@ def square(y: int, x: int, side: int, of: int = SIDE) -> Tensor:
 def decode_logits(logits: Tensor, iou: float = 1.0, presence: float = 20.0) -> Decoded:
     """Make the decoder's output from logits [N, K, 64, 64]."""
     count, candidates = logits.shape[:2]
-    ious, pointers = torch.full((count, candidates), iou), torch.zeros(count, candidates, 8)
+    ious = torch.full((count, candidates), iou)
+    pointers = torch.zeros(count, candidates, 8)
     return Decoded(logits, ious, pointers, torch.full((count,), presence))
 
 
@@ -310,7 +313,8 @@ def test_a_perfect_mask_costs_nothing() -> None:
 
 def test_a_wrong_mask_costs_more_than_one_that_is_half_right() -> None:
     target = square(10, 10, 20)[None]
-    half, wrong = square(10, 20, 20)[None], square(40, 40, 20)[None]
+    half = square(10, 20, 20)[None]
+    wrong = square(40, 40, 20)[None]
     costs = [float(cost(decode_logits(sure(mask)), target).loss) for mask in (target, half, wrong)]
     assert costs == sorted(costs)
     assert costs[0] + 0.3 < costs[1] < costs[2] - 0.3
@@ -338,10 +342,12 @@ def test_a_sliver_is_neither_present_nor_absent() -> None:
 
 def test_ease_says_how_much_the_outside_weighs() -> None:
     """In doubt everywhere, each cell costs ln 2 times its weight; dice costs the same with any ease."""
-    target, area = square(10, 10, 20)[None], 400
+    target = square(10, 10, 20)[None]
+    area = 400
     doubt = decode_logits(torch.zeros(1, 1, SIDE, SIDE))
     outside = SIDE * SIDE - area
-    near, far = 1 / (area + BACKGROUND), 1 / (outside + BACKGROUND)
+    near = 1 / (area + BACKGROUND)
+    far = 1 / (outside + BACKGROUND)
     loss = {ease: float(cost(doubt, target, ease).loss) for ease in (0.0, 0.5, 1.0)}
     assert loss[0.0] - loss[1.0] == pytest.approx(math.log(2) * outside * (near - far), rel=1e-4)
     assert loss[0.5] - loss[1.0] == pytest.approx(
@@ -365,7 +371,8 @@ def test_intersection_over_union_by_hand() -> None:
 
 
 def test_the_total_is_a_mean_over_object_frames_and_iou_one_over_visible_ones() -> None:
-    seen, empty = square(0, 0, 4)[None], torch.zeros(1, SIDE, SIDE)
+    seen = square(0, 0, 4)[None]
+    empty = torch.zeros(1, SIDE, SIDE)
     half = torch.zeros(1, SIDE, SIDE)
     half[0, :4, :2] = 1
     costs = [cost(decode_logits(sure(half)), seen), cost(decode_logits(sure(empty), presence=1.0), empty)]
@@ -445,7 +452,8 @@ def test_agrees_with_the_one_in_torch() -> None:
 
 
 def test_a_matrix_without_gradient_stays() -> None:
-    still, moving = torch.ones(16, 16), torch.randn(16, 16)
+    still = torch.ones(16, 16)
+    moving = torch.randn(16, 16)
     moving.grad = torch.randn(16, 16)
     before = moving.clone()
     Muon([still, moving], lr=0.1, weight_decay=0.0).step()

@@ -124,7 +124,8 @@ def test_large_pictures_are_made_smaller() -> None:
 
 
 def test_archives_are_unpacked_once(folder: Path, tmp_path: Path) -> None:
-    archive, target = tmp_path / "all.tar", tmp_path / "unpacked"
+    archive = tmp_path / "all.tar"
+    target = tmp_path / "unpacked"
     with tarfile.open(archive, "w") as packed:
         packed.add(folder, "all")
     unpack_all([archive], target)
@@ -139,7 +140,8 @@ def test_archives_are_unpacked_once(folder: Path, tmp_path: Path) -> None:
 
 def test_shards_hold_pictures_and_masks(tmp_path: Path) -> None:
     masks = np.zeros((2, SIDE, SIDE), np.bool_)
-    masks[0, 10:100, 30:50], masks[1, :, :128] = True, True
+    masks[0, 10:100, 30:50] = True
+    masks[1, :, :128] = True
     scores = np.array([0.9, 0.75], np.float32)
     seen = pack_taught("a", grey(80), masks, scores)
     unseen = pack_taught("b", grey(10), masks[:0], scores[:0])
@@ -221,7 +223,9 @@ def test_a_mask_that_hangs_on_the_threshold_is_not_stable() -> None:
 
 
 def test_doubles_go_and_parts_stay() -> None:
-    whole, again, part = square(0, 0, 40), square(1, 0, 40), square(5, 5, 15)
+    whole = square(0, 0, 40)
+    again = square(1, 0, 40)
+    part = square(5, 5, 15)
     assert without_doubles(torch.stack([whole, again, part]), 0.75).tolist() == [0, 2]
     assert pairwise_iou(torch.stack([whole, part]))[0, 1] == pytest.approx(225 / 1600)
 
@@ -271,7 +275,8 @@ def test_the_command_tells_what_is_missing(tmp_path: Path) -> None:
         teach.list_pictures(tmp_path)
 
 
-HEIGHT, WIDTH = 96, 128
+HEIGHT = 96
+WIDTH = 128
 COLOURS = ((30, 30, 220), (220, 30, 30), (30, 220, 30))  # BGR of the masks below
 GREY = 110
 
@@ -304,7 +309,8 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_objects_of_a_frame_may_cover_one_another(shards: Path) -> None:
-    taught, rng = TaughtPictures(shards), np.random.default_rng(0)
+    taught = TaughtPictures(shards)
+    rng = np.random.default_rng(0)
     samples = [sample for sample in (taught.frame(rng, 3) for _ in range(20)) if sample]
     assert len(samples) > 15
     for images, first, low in samples:
@@ -317,7 +323,8 @@ def test_objects_of_a_frame_may_cover_one_another(shards: Path) -> None:
 
 def test_masks_lie_on_their_objects(shards: Path) -> None:
     """Whatever crop and flip: within a mask the picture has one colour, but for the green part of the red."""
-    taught, rng = TaughtPictures(shards), np.random.default_rng(1)
+    taught = TaughtPictures(shards)
+    rng = np.random.default_rng(1)
     for _ in range(20):
         sample = taught.frame(rng, 3)
         if sample is None:
@@ -350,7 +357,8 @@ def test_objects_of_a_clip_lie_apart() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_moving_camera_carries_its_labels_along(shards: Path, seed: int) -> None:
-    taught, rng = TaughtPictures(shards), np.random.default_rng(seed)
+    taught = TaughtPictures(shards)
+    rng = np.random.default_rng(seed)
     images, labels = taught.clip(rng, 4)
     assert len(images) == len(labels) == 4
     assert all(image.shape == (HEIGHT, WIDTH, 3) for image in images)
@@ -366,7 +374,8 @@ def test_a_moving_camera_carries_its_labels_along(shards: Path, seed: int) -> No
 def test_the_camera_s_window_stays_in_the_picture_when_it_does_not_turn() -> None:
     rng = np.random.default_rng(0)
     for affine in (camera_path(rng, (HEIGHT, WIDTH), 5)[i] for _ in range(20) for i in (0, 4)):
-        turn, shift = affine[:, :2], affine[:, 2]
+        turn = affine[:, :2]
+        shift = affine[:, 2]
         centre = np.linalg.solve(turn, np.array([WIDTH, HEIGHT]) / 2 - shift)
         assert (np.abs(centre / [WIDTH, HEIGHT] - 0.5) <= 0.5 - WINDOW[0] / 2 + 1e-9).all()
 
@@ -395,7 +404,8 @@ def test_a_large_collection_does_not_drown_a_small_one(tmp_path: Path) -> None:
     black = white._replace(name="few/0", jpeg=pack_taught("", 0 * picture(), masks(), np.ones(3)).jpeg)
     write_shard(shard_path(tmp_path, 0), [white._replace(name=f"{n}") for n in range(36)])
     write_shard(shard_path(tmp_path, 1), [black._replace(name=f"few/day/{n}") for n in range(4)])
-    taught, rng = TaughtPictures(tmp_path), np.random.default_rng(0)
+    taught = TaughtPictures(tmp_path)
+    rng = np.random.default_rng(0)
     samples = [sample for sample in (taught.frame(rng, 1) for _ in range(200)) if sample]
     share = np.mean([images.mean() < 100 for images, _, _ in samples])
     assert share == pytest.approx(0.25, abs=0.08)  # a quarter, as 2 beside 6; a tenth of the pictures
@@ -434,5 +444,6 @@ def test_agreement_with_the_labels_of_clips(scenes: Path, capsys: pytest.Capture
 
 
 def test_an_overlap_is_shared_over_either() -> None:
-    one, other = square_mask(0, 0, 10, 10), square_mask(0, 5, 10, 10)
+    one = square_mask(0, 0, 10, 10)
+    other = square_mask(0, 5, 10, 10)
     assert agree.region_similarity(one, other) == pytest.approx(50 / 150)

@@ -36,7 +36,8 @@ class Sam3Camera(Camera):
     def __init__(self, config: Sam3CameraConfig) -> None:
         super().__init__(config)
         self.config = config
-        self.use_rgb, self.use_depth = True, config.use_depth
+        self.use_rgb = True
+        self.use_depth = config.use_depth
         self._slots = self._make_slots()
         self._pair: MaskPair | None = None
         self._arrived_s = 0.0
@@ -103,13 +104,16 @@ class Sam3Camera(Camera):
             raise DeviceNotConnectedError(f"{self} is not connected")
         self._stop.set()
         self._thread.join()
-        self._thread, self._pair, self._taken = None, None, {}
+        self._thread = None
+        self._pair = None
+        self._taken = {}
         self._slots = self._make_slots()
 
     def _make_slots(self) -> ObjectSlots:
         config = self.config
         labels = config.labels or [ANY] * ANY_SLOTS
-        size, max_age_s = (config.height, config.width), config.mask_max_age_ms / 1000
+        size = (config.height, config.width)
+        max_age_s = config.mask_max_age_ms / 1000
         return ObjectSlots(labels, size, max_age_s=max_age_s, camera=config.camera)
 
     def _run(self, tap: StreamTap) -> None:
@@ -123,7 +127,8 @@ class Sam3Camera(Camera):
                     continue  # a malformed message
                 if pair is not None and pair.frame is not None:
                     with self._changed:
-                        self._pair, self._arrived_s = pair, time.monotonic()
+                        self._pair = pair
+                        self._arrived_s = time.monotonic()
                         self._changed.notify_all()
 
     def _wait(self, seen: MaskPair | None, timeout_s: float) -> MaskPair | None:
@@ -144,7 +149,8 @@ class Sam3Camera(Camera):
         if not self.is_connected:
             raise DeviceNotConnectedError(f"{self} is not connected")
         with self._changed:
-            pair, age_ms = self._pair, (time.monotonic() - self._arrived_s) * 1000
+            pair = self._pair
+            age_ms = (time.monotonic() - self._arrived_s) * 1000
         if pair is None:
             raise RuntimeError(f"{self}: no frame has come yet")
         if age_ms > max_age_ms:
@@ -173,7 +179,8 @@ class Sam3Camera(Camera):
         if not self.use_depth or depth is None or not depth.aligned:
             found = "none" if depth is None else "depth that is not aligned"
             raise RuntimeError(f"{self}: expected use_depth and aligned depth in the frames, found {found}")
-        values, size = decode_depth(depth), (self.config.width, self.config.height)
+        values = decode_depth(depth)
+        size = (self.config.width, self.config.height)
         if values.shape[::-1] != size:
             values = cv2.resize(
                 values, size, interpolation=cv2.INTER_NEAREST

@@ -26,7 +26,8 @@ from sam3_node.transport import FramePublisher, MaskPublisher
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import encode_depth
 
-HEIGHT, WIDTH = 48, 64
+HEIGHT = 48
+WIDTH = 64
 IMAGE = np.full((HEIGHT, WIDTH, 3), (10, 20, 200), np.uint8)  # BGR
 DEPTH = (np.arange(HEIGHT * WIDTH, dtype=np.uint16).reshape(HEIGHT, WIDTH) % 500) * 2 + 400
 """In units of half a millimetre."""
@@ -136,7 +137,9 @@ def test_a_robot_of_lerobot_records_pictures_and_depth(tmp_path: Path) -> None:
             motors={"gripper": None}, is_connected=True, sync_read=lambda *_, **__: {"gripper": 0.5}
         )
         robot = object.__new__(SOFollower)
-        robot.id, robot.cameras, robot.bus = "arm", {"front": camera}, bus
+        robot.id = "arm"
+        robot.cameras = {"front": camera}
+        robot.bus = bus
         robot.config = SimpleNamespace(num_read_retries=0)
         features = hw_to_dataset_features(robot.observation_features, "observation")
         assert features["observation.images.front_depth"]["info"]["is_depth_map"]

@@ -134,7 +134,8 @@ def read_arities(doc: str, name: str) -> Iterator[range]:
 
 def make_stand_ins(folder: Path) -> Path:
     """Make libraries of TensorRT whose functions return null, as the bindings in `folder` need them."""
-    module, libraries = folder / "tensorrt_bindings" / "tensorrt.so", folder / "libraries"
+    module = folder / "tensorrt_bindings" / "tensorrt.so"
+    libraries = folder / "libraries"
     libraries.mkdir()
     needed = re.findall(r"\[(lib(?:nvinfer|nvonnx)\S*)\]", _run("readelf", "-d", module))
     symbols = [line.split()[-1].split("@")[0] for line in _run("nm", "-D", "-u", module).splitlines()]

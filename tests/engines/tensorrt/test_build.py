@@ -158,7 +158,8 @@ def test_a_plan_gives_what_torch_gives(name: str, tmp_path: Path) -> None:
     run = TensorRTRun(build(export(stage, tmp_path / "stage.onnx"), stage), stage)
     for objects in (1, 2, 4) if stage.varies else (1,):
         inputs = stage.examples(objects)
-        actual, expected = _tuple(run(*inputs)), _tuple(stage.module(*inputs))
+        actual = _tuple(run(*inputs))
+        expected = _tuple(stage.module(*inputs))
         for spec, left, right in zip(stage.outputs, actual, expected, strict=True):
             assert left.shape == spec.shape_for(objects)
             assert torch.cosine_similarity(left.float().flatten(), right.float().flatten(), dim=0) > 0.99
@@ -190,7 +191,8 @@ def test_a_tracker_of_engines_in_graphs_gives_what_the_engines_give(tmp_path: Pa
         TensorRTRun(build(export(specs[name], tmp_path / f"{name}.onnx"), specs[name]), specs[name])
         for name in STAGES
     )
-    model.stages, model.static_shapes = Stages(*runs), True
+    model.stages = Stages(*runs)
+    model.static_shapes = True
     plain = tracked(model, 3)
     use_graphs(model)
     assert all(isinstance(stage, GraphedStage) for stage in model.stages)

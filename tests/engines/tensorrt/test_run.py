@@ -101,7 +101,8 @@ def test_work_leaves_the_default_stream_and_keeps_its_order(api: StrictTensorRT,
 
 
 def test_on_another_stream_it_stays_there(api: StrictTensorRT, cuda: StrictCuda) -> None:
-    stream, run = cuda.new_stream(), make_run(api)
+    stream = cuda.new_stream()
+    run = make_run(api)
     with cuda.use(stream):
         run(*inputs(2))
     ((used, _),) = api.last_use.values()
@@ -225,8 +226,10 @@ def test_a_tracker_of_plans_gives_what_torch_gives(
     api: StrictTensorRT, cuda: StrictCuda, source: torch.nn.Module, graphs: bool
 ) -> None:
     """Five objects: padded to six, and read by a plan that takes four at a time."""
-    plain, model = stages_of(source), stages_of(source)
-    specs, workspace = tracker_stages(model), Workspace(CPU)
+    plain = stages_of(source)
+    model = stages_of(source)
+    specs = tracker_stages(model)
+    workspace = Workspace(CPU)
     runs = (
         TensorRTRun(api.plan(specs[name], 4 if name == "read" else 8), specs[name], CPU, workspace)
         for name in STAGES
@@ -275,7 +278,8 @@ class BuilderConfig:
     """TensorRT's configuration of a build; `set_timing_cache` refuses the cache of another GPU."""
 
     def __init__(self, version: bytes, gpu: bytes) -> None:
-        self.version, self.gpu = version, gpu
+        self.version = version
+        self.gpu = gpu
         self.pools: dict[str, int] = {}
         self.cache = Timings(b"")
 
@@ -304,7 +308,9 @@ class BuilderApi(StrictTensorRT):
 
     def __init__(self, cuda: StrictCuda) -> None:
         super().__init__(cuda, "tensorrt")
-        self.gpu, self.timed, self.configs = b"gpu0", list[bytes](), list[BuilderConfig]()
+        self.gpu = b"gpu0"
+        self.timed = list[bytes]()
+        self.configs = list[BuilderConfig]()
         self.NetworkDefinitionCreationFlag = SimpleNamespace(STRONGLY_TYPED=1)
         self.BuilderFlag = SimpleNamespace(TF32="tf32")
         self.MemoryPoolType = SimpleNamespace(WORKSPACE="workspace")
@@ -370,7 +376,8 @@ def test_a_gpu_is_told_from_a_smaller_one_of_its_name(
 
 
 def test_a_build_limits_scratch_memory_and_keeps_its_timings(builder: BuilderApi, tmp_path: Path) -> None:
-    timings, onnx = tmp_path / "store" / "timing.cache", tmp_path / "scale.onnx"
+    timings = tmp_path / "store" / "timing.cache"
+    onnx = tmp_path / "scale.onnx"
     for _ in range(2):
         build(onnx, STAGE, timings=timings)
     assert [config.pools for config in builder.configs] == [{"workspace": WORKSPACE_BYTES}] * 2
@@ -444,7 +451,8 @@ def test_unknown_phases_are_ignored() -> None:
 
 
 def test_a_step_reports_the_fraction_of_the_builder_and_measures_its_time() -> None:
-    now, reports = [0.0], list[tuple[str, float]]()
+    now = [0.0]
+    reports = list[tuple[str, float]]()
     step = BuildStep("encode", lambda *report: reports.append(report), clock=lambda: now[0])
     step.update(0.25)
     step.update(1.0)  # a builder has ended its last phase, but has not returned
@@ -454,7 +462,8 @@ def test_a_step_reports_the_fraction_of_the_builder_and_measures_its_time() -> N
 
 
 def test_an_earlier_build_is_the_better_estimate() -> None:
-    now, fractions = [0.0], list[float]()
+    now = [0.0]
+    fractions = list[float]()
     step = BuildStep("encode", lambda title, fraction: fractions.append(fraction), 25.0, lambda: now[0])
     for now[0] in (5.0, 28.0):
         step.update(0.9)

@@ -63,7 +63,8 @@ def test_repvit_equals_timms() -> None:
     fill(network)
     names = "".join(f"{name} {list(value.shape)}\n" for name, value in sorted(network.state_dict().items()))
     assert hashlib.sha256(names.encode()).hexdigest() == TIMM_NAMES
-    maps, folded = network(make_pixels()), fold_norms(network)
+    maps = network(make_pixels())
+    folded = fold_norms(network)
     assert not any(isinstance(module, nn.BatchNorm2d) for module in folded.modules())
     for found, same, truth in zip(maps, folded(make_pixels()), TIMM_MAPS, strict=True):
         figures = (found.mean(), found.std(), found.flatten()[0], found.flatten()[-1])
@@ -87,7 +88,8 @@ def read_backbone(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 def test_a_folder_loads_without_timm(folder: Path) -> None:
     config, backbone = read_backbone(folder)
     assert (config["model_type"], backbone["model_type"]) == ("edgetam_video", "timm_wrapper")
-    model, pixels = load_tracker(folder), noise_clip(128, 1)[0]
+    model = load_tracker(folder)
+    pixels = noise_clip(128, 1)[0]
     assert model.has_memory
     assert "timm" not in sys.modules
     for mine, theirs in zip(model.encode(pixels)[:3], tiny_model("edgetam").encode(pixels)[:3], strict=True):
@@ -125,7 +127,8 @@ def test_memories_that_do_not_fit_the_grid_are_refused(change: dict[str, int]) -
 
 def test_the_bank_keeps_latents_and_does_not_grow() -> None:
     model = tiny_model("edgetam")
-    tracker, same = Tracker(model, max_objects=2), Tracker(model, max_objects=2)
+    tracker = Tracker(model, max_objects=2)
+    same = Tracker(model, max_objects=2)
     assert model.memory_tokens == TOKENS < model.grid[0] * model.grid[1]
     assert (tracker.bank.features.shape[2:], tracker.bank.features.dtype) == ((TOKENS, 64), torch.float32)
     sizes = set()
@@ -159,10 +162,12 @@ def image_source(folder: Path) -> EdgeTamModel:
 
 @torch.inference_mode()
 def test_weights_for_single_images_segment_as_transformers(tmp_path: Path) -> None:
-    source, pixels = image_source(tmp_path), noise_clip(128, 1)[0]
+    source = image_source(tmp_path)
+    pixels = noise_clip(128, 1)[0]
     model: TrackerModel = load_tracker(tmp_path)
     assert not model.has_memory
-    points, labels = [[30.0, 40.0], [50.0, 60.0]], [1, 0]
+    points = [[30.0, 40.0], [50.0, 60.0]]
+    labels = [1, 0]
     logits, _ = Tracker(model).segment(model.encode(pixels), ObjectPrompt(1, points, labels))
     prompt = {"input_points": torch.tensor([[points]]), "input_labels": torch.tensor([[labels]])}
     truth = source(pixel_values=pixels, multimask_output=False, **prompt).pred_masks[0, 0, 0]

@@ -35,8 +35,10 @@ def reference(family: str, source: nn.Module, size: int) -> nn.Module:
     """transformers' model built for that size, with the weights of `source`."""
     config = tiny.CONFIGS[family](size=size)
     if family == "sam3":
-        vit, own = config.vision_config.backbone_config, source.config.vision_config.backbone_config
-        vit.window_size, vit.pretrain_image_size = own.window_size, own.pretrain_image_size
+        vit = config.vision_config.backbone_config
+        own = source.config.vision_config.backbone_config
+        vit.window_size = own.window_size
+        vit.pretrain_image_size = own.pretrain_image_size
     model = tiny.CLASSES[family](config).eval()
     model.load_state_dict(source.state_dict())
     return model
@@ -53,9 +55,12 @@ def reference(family: str, source: nn.Module, size: int) -> nn.Module:
 def test_logits_are_those_of_transformers_at_that_size(tmp_path: Path, family: str, size: int) -> None:
     source = tiny.random_source(family)
     source.save_pretrained(tmp_path)
-    model, oracle = load_tracker(tmp_path, image_size=size), tiny.Oracle(reference(family, source, size))
+    model = load_tracker(tmp_path, image_size=size)
+    oracle = tiny.Oracle(reference(family, source, size))
     assert (model.image_size, model.can_track) == (size, True)
-    tracker, given, largest = Tracker(model, max_objects=3), prompts(size), 0.0
+    tracker = Tracker(model, max_objects=3)
+    given = prompts(size)
+    largest = 0.0
     for frame, pixels in enumerate(tiny.noise_clip(size, 10)):
         prompt = given.get(frame)
         tracks = tracker.step(pixels, [prompt] if prompt else [])

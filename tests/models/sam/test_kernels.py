@@ -106,7 +106,8 @@ def record_variants(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
 
     from sam3_node.models.sam import kernels
 
-    backend, found = CUDABackend(GPUTarget("cuda", HOPPER, 32)), dict[str, set[str]]()
+    backend = CUDABackend(GPUTarget("cuda", HOPPER, 32))
+    found = dict[str, set[str]]()
 
     class Recorder:
         def __init__(self, name: str) -> None:
@@ -166,7 +167,8 @@ def count_spills(ptx: str, generation: int, folder: Path) -> int:
     """Return the bytes that ptxas stores and loads for want of registers."""
     from triton.backends.nvidia.compiler import get_ptxas
 
-    file, suffix = folder / "kernel.ptx", "a" if generation >= HOPPER else ""
+    file = folder / "kernel.ptx"
+    suffix = "a" if generation >= HOPPER else ""
     file.write_text(ptx)
     options = ["-v", f"-arch=sm_{generation}{suffix}", "-o", os.devnull]
     command = [get_ptxas(generation).path, *options, str(file)]
@@ -246,7 +248,8 @@ def test_attention_to_a_full_bank_is_as_exact_as_bfloat16(objects: int) -> None:
     from sam3_node.models.sam.kernels import attend
 
     generator = torch.Generator("cuda").manual_seed(torch.seed() % 1000)
-    area, tokens = 72 * 72, 7 * 72 * 72 + 64
+    area = 72 * 72
+    tokens = 7 * 72 * 72 + 64
 
     def make(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device="cuda", generator=generator).bfloat16()
@@ -282,7 +285,8 @@ def test_the_fastest_launch_is_kept_for_starts_to_come(
     from sam3_node.engines import fast_torch
     from sam3_node.models.sam import kernels
 
-    device, launched = torch.device("cpu"), []
+    device = torch.device("cpu")
+    launched = []
     slow, broken, fastest, _ = kernels.LARGE
 
     def measure(run: Any, **_: Any) -> float:

@@ -12,7 +12,10 @@ from sam3_node.models.sam.memory_read import ReadMethod, Tokens
 from tests.support.refuses import refuses
 from tests.support.tiny import tiny_model
 
-COUNT, QUERIES, KEYS, POINTERS = 3, 50, 140, 12
+COUNT = 3
+QUERIES = 50
+KEYS = 140
+POINTERS = 12
 
 
 def tensors() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -49,7 +52,8 @@ def test_attention_equals_its_definition(
     monkeypatch.setattr(attention, "is_eager_on_cpu", lambda x: way != "fused")
     if way == "plain in three parts":
         monkeypatch.setattr(attention, "MAX_SCORES", 20 * KEYS)
-    inputs, mask = tensors(), make_mask(masked)
+    inputs = tensors()
+    mask = make_mask(masked)
     with torch.inference_mode():
         found = Attention()(*inputs, Regions(0, KEYS, 1, mask))
     assert (found - defined(*inputs, mask)).abs().max() < 1e-5
@@ -61,7 +65,9 @@ def test_a_key_of_weight_4_counts_as_four(
     masked: int | None, fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "is_eager_on_cpu", lambda x: not fused)
-    (query, key, value), mask, first = tensors(), make_mask(masked), 40
+    (query, key, value) = tensors()
+    mask = make_mask(masked)
+    first = 40
     copies = torch.cat([torch.arange(first).repeat_interleave(4), torch.arange(first, KEYS)])
     mask_of_copies = mask[..., copies] if masked == KEYS else mask
     with torch.inference_mode():
@@ -71,7 +77,8 @@ def test_a_key_of_weight_4_counts_as_four(
 
 def test_pointers_that_are_all_masked_add_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "is_eager_on_cpu", lambda x: False)
-    inputs, mask = tensors(), torch.zeros(COUNT, 1, POINTERS, dtype=torch.bool)
+    inputs = tensors()
+    mask = torch.zeros(COUNT, 1, POINTERS, dtype=torch.bool)
     with torch.inference_mode():
         found = Attention()(*inputs, Regions(0, KEYS, 1, mask))
     assert (found - defined(*inputs, mask)).abs().max() < 1e-5
@@ -80,7 +87,8 @@ def test_pointers_that_are_all_masked_add_nothing(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("activation", ["none", "relu", "gelu"])
 def test_a_linear_map_on_a_cpu_equals_torchs(activation: str) -> None:
     torch.manual_seed(2)
-    layer, x = torch.nn.Linear(64, 96), torch.randn(2, 33, 64)
+    layer = torch.nn.Linear(64, 96)
+    x = torch.randn(2, 33, 64)
     with torch.inference_mode():
         found = algebra.apply_linear(layer, x, activation)
     truth = layer.double()(x.double())
@@ -90,7 +98,8 @@ def test_a_linear_map_on_a_cpu_equals_torchs(activation: str) -> None:
 
 def test_a_linear_map_of_another_type_than_its_input_is_left_to_autocast() -> None:
     """Training in mixed precision encodes without a gradient where the encoder stays as it is."""
-    layer, x = torch.nn.Linear(64, 96), torch.randn(2, 33, 64).bfloat16()
+    layer = torch.nn.Linear(64, 96)
+    x = torch.randn(2, 33, 64).bfloat16()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(algebra.apply_linear(layer, x), layer(x))
 
@@ -98,11 +107,14 @@ def test_a_linear_map_of_another_type_than_its_input_is_left_to_autocast() -> No
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_rotation_equals_its_definition_up_to_rounding(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(3)
-    angle, x = torch.rand(20, 8, generator=generator) * 6, torch.randn(2, 5, 20, 16, generator=generator)
+    angle = torch.rand(20, 8, generator=generator) * 6
+    x = torch.randn(2, 5, 20, 16, generator=generator)
     rotation = torch.stack([angle.cos(), angle.sin()], dim=-1)
     x = x.to(dtype)
-    even, odd = x.double()[..., ::2], x.double()[..., 1::2]
-    cos, sin = angle.double().cos(), angle.double().sin()
+    even = x.double()[..., ::2]
+    odd = x.double()[..., 1::2]
+    cos = angle.double().cos()
+    sin = angle.double().sin()
     truth = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
     found = algebra.rotate(x[:, :, :], rotation)
     assert found.dtype == dtype
@@ -117,14 +129,16 @@ def test_a_layer_of_another_class_is_called() -> None:
             return super().forward(x.round())
 
     torch.manual_seed(2)
-    layer, x = Rounding(16, 8), torch.randn(3, 16)
+    layer = Rounding(16, 8)
+    x = torch.randn(3, 16)
     with torch.inference_mode():
         assert torch.equal(algebra.apply_mlp(layer, torch.nn.ReLU(), torch.nn.Identity(), x), layer(x).relu())
 
 
 def test_a_folded_upscaling_equals_both_maps_up_to_the_edge() -> None:
     torch.manual_seed(4)
-    first, second = torch.nn.ConvTranspose2d(6, 5, 2, stride=2), torch.nn.Conv2d(5, 3, 3, padding=1)
+    first = torch.nn.ConvTranspose2d(6, 5, 2, stride=2)
+    second = torch.nn.Conv2d(5, 3, 3, padding=1)
     x = torch.randn(1, 6, 7, 7)
     with torch.inference_mode():
         truth = second(first(x))
@@ -132,7 +146,8 @@ def test_a_folded_upscaling_equals_both_maps_up_to_the_edge() -> None:
     assert (found - truth).abs().max() < 1e-5
 
 
-SLOTS, TOKEN_POINTERS = 3, 4
+SLOTS = 3
+TOKEN_POINTERS = 4
 
 
 @pytest.fixture
@@ -159,8 +174,10 @@ def make_tokens(model: TrackerModel, method: ReadMethod, valid: torch.Tensor | N
 
 
 def test_pooled_memories_are_averages_of_squares(model: TrackerModel) -> None:
-    exact, pooled = make_tokens(model, "exact"), make_tokens(model, "pooled")
-    area, (height, width) = model.read_stage.tokens.area, model.grid
+    exact = make_tokens(model, "exact")
+    pooled = make_tokens(model, "pooled")
+    area = model.read_stage.tokens.area
+    (height, width) = model.grid
     reduced = (SLOTS - 1) * area // 4
     assert pooled.regions == Regions(reduced, area, 4, None)
     for mine, whole in ((pooled.keys, exact.keys), (pooled.values, exact.values)):
@@ -172,10 +189,12 @@ def test_pooled_memories_are_averages_of_squares(model: TrackerModel) -> None:
 
 
 def test_a_pooled_token_is_rotated_by_the_average_of_its_square(model: TrackerModel) -> None:
-    tokens, (height, width) = model.read_stage.tokens, model.grid
+    tokens = model.read_stage.tokens
+    (height, width) = model.grid
     table = torch.view_as_complex(tokens.rotation)
     assert (table[tokens.area] == 1).all()
-    whole, pooled = table[: tokens.area].view(height, width, -1), table[tokens.area + 1 :]
+    whole = table[: tokens.area].view(height, width, -1)
+    pooled = table[tokens.area + 1 :]
     square = whole[2:4, 4:6].mean(dim=(0, 1))
     assert (pooled.view(height // 2, width // 2, -1)[1, 2] - square).abs().max() < 1e-6
 

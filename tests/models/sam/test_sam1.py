@@ -17,7 +17,9 @@ from tests.support.tiny import TRAINED_LOGIT, noise_clip
 from tests.support.tiny_sam1 import SIZE, random_sam1
 
 TOLERANCE = 1e-3
-POINTS, LABELS, BOX = [[30.0, 40.0], [50.0, 60.0]], [1, 0], [30.0, 40.0, 100.0, 120.0]
+POINTS = [[30.0, 40.0], [50.0, 60.0]]
+LABELS = [1, 0]
+BOX = [30.0, 40.0, 100.0, 120.0]
 
 
 @pytest.fixture(scope="module", params=[4, 5], ids=["padded windows", "whole windows"])
@@ -61,7 +63,9 @@ def test_objects_are_followed_by_the_box_and_logits_of_their_last_masks(
     source: SamModel, model: TrackerModel
 ) -> None:
     """Each mask equals the reference for one of the boxes: after a jump of the area, a tighter box may count."""
-    tracker, last, compared = Tracker(model), {}, 0
+    tracker = Tracker(model)
+    last = {}
+    compared = 0
     prompts = [ObjectPrompt(1, box=BOX), ObjectPrompt(2, points=POINTS[:1])]
     for number, pixels in enumerate(noise_clip(SIZE, 5)):
         tracks = tracker.step(pixels, prompts if number == 0 else [])

@@ -43,7 +43,8 @@ def weights_convert(*arguments: object) -> int:
 
 
 def assert_same(found: YoloWorld, wanted: YoloWorld) -> None:
-    theirs, mine = found.state_dict(), wanted.state_dict()
+    theirs = found.state_dict()
+    mine = wanted.state_dict()
     assert theirs.keys() == mine.keys()
     assert [name for name in mine if not torch.equal(theirs[name], mine[name])] == []
 
@@ -56,7 +57,8 @@ def test_every_tensor_finds_its_place(tmp_path: Path) -> None:
     loaded = load_yolo_world(tmp_path / "folder")
     pixels = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
-        mine, theirs = model(pixels, phrases(2)), loaded(pixels, phrases(2))
+        mine = model(pixels, phrases(2))
+        theirs = loaded(pixels, phrases(2))
     assert torch.equal(mine.scores, theirs.scores)
     assert torch.equal(mine.boxes, theirs.boxes)
 
@@ -107,7 +109,8 @@ class Call:
 def test_code_is_named_and_not_run(
     tmp_path: Path, function: Callable[..., object], argument: str, name: str
 ) -> None:
-    layout, trace = PublicLayout(), tmp_path / "trace"
+    layout = PublicLayout()
+    trace = tmp_path / "trace"
     harm = Call(function, argument.format(str(trace)))
     file = layout.save(tmp_path / "harm.pt", model=layout.network(tiny_yolo()), updates=harm)
     with refuses(ModelError, field=("names", "harmful")) as caught:
@@ -218,7 +221,8 @@ def test_what_is_missing_or_misshapen_is_told(
 
 
 def test_the_command_line_converts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, folder = checkpoint(tmp_path), tmp_path / "new" / "folder"
+    file = checkpoint(tmp_path)
+    folder = tmp_path / "new" / "folder"
     assert weights_convert(file, "-o", folder) == 0
     printed = capsys.readouterr()
     assert printed.out == f"{folder}: YOLO-World, 0.1 M parameters, phrase vectors of 12\n"
@@ -231,9 +235,11 @@ def test_the_command_line_converts(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_the_vocabulary_in_the_checkpoint_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    layout, names = PublicLayout(), {0: "red mug", 1: "table", 2: "knife"}
+    layout = PublicLayout()
+    names = {0: "red mug", 1: "table", 2: "knife"}
     network = layout.network(tiny_yolo())
-    network.names, network.txt_feats = names, phrases(3)[None]
+    network.names = names
+    network.txt_feats = phrases(3)[None]
     folder = tmp_path / "folder"
     assert weights_convert(layout.save(tmp_path / "public.pt", model=network), "-o", folder) == 0
     assert "vocabulary.safetensors: 3 phrases" in capsys.readouterr().out
@@ -244,7 +250,8 @@ def test_the_vocabulary_in_the_checkpoint_is_written(
 
 
 def test_the_command_line_tells_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    harm, file = tmp_path / "harm.pt", checkpoint(tmp_path)
+    harm = tmp_path / "harm.pt"
+    file = checkpoint(tmp_path)
     torch.save({"model": Call(os.system, "true")}, harm)
     assert weights_convert(harm, "-o", tmp_path / "folder") != 0
     assert f"{harm} names {os.name}.system" in one_line(capsys.readouterr().err)

@@ -47,16 +47,20 @@ def test_scores_are_probabilities_and_boxes_finite() -> None:
     "order", [[3, 1, 5, 0, 2, 4], [0, 1, 2, 3, 4, 5, 1, 1]], ids=["permuted", "repeated"]
 )
 def test_permuted_and_repeated_phrases_permute_scores_alone(order: list[int]) -> None:
-    model, text = tiny_yolo(), phrases(6)
+    model = tiny_yolo()
+    text = phrases(6)
     with torch.inference_mode():
-        first, second = model(picture(), text), model(picture(), text[order])
+        first = model(picture(), text)
+        second = model(picture(), text[order])
     torch.testing.assert_close(first.scores[..., order], second.scores)
     if len(order) == len(text):
         torch.testing.assert_close(first.boxes, second.boxes)
 
 
 def test_images_of_a_batch_have_their_own_phrases() -> None:
-    model, pixels, text = tiny_yolo(), picture(count=2), torch.stack([phrases(3), phrases(3, seed=2)])
+    model = tiny_yolo()
+    pixels = picture(count=2)
+    text = torch.stack([phrases(3), phrases(3, seed=2)])
     with torch.inference_mode():
         both = model(pixels, text)
         for index in range(2):
@@ -96,7 +100,8 @@ def test_an_exported_graph_serves_other_phrases() -> None:
     model = tiny_yolo()
     exported = torch.export.export(model, (picture(), phrases(3))).module()
     with torch.inference_mode():
-        mine, theirs = model(picture() ** 2, phrases(3, seed=5)), exported(picture() ** 2, phrases(3, seed=5))
+        mine = model(picture() ** 2, phrases(3, seed=5))
+        theirs = exported(picture() ** 2, phrases(3, seed=5))
     torch.testing.assert_close(theirs[0], mine.boxes)
     torch.testing.assert_close(theirs[1], mine.scores)
 
@@ -122,7 +127,8 @@ def test_weights_come_back_as_they_were(tmp_path: Path) -> None:
     assert loaded.config == TINY
     assert not loaded.training
     with torch.inference_mode():
-        mine, theirs = model(picture(), phrases(2)), loaded(picture(), phrases(2))
+        mine = model(picture(), phrases(2))
+        theirs = loaded(picture(), phrases(2))
     assert torch.equal(mine.scores, theirs.scores)
     assert torch.equal(mine.boxes, theirs.boxes)
 
@@ -161,7 +167,8 @@ def test_missing_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["one bit", "cut", "garbage", "no weights", "no config", "no folder"])
 def test_damaged_folders_are_clear_errors(tmp_path: Path, damage: str) -> None:
     network.save_yolo_world(tiny_yolo(), tmp_path)
-    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    weights = tmp_path / "model.safetensors"
+    config = tmp_path / "config.json"
     data = weights.read_bytes()
     if damage == "one bit":
         weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))

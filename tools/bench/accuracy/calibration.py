@@ -24,7 +24,8 @@ from sam3_node.geometry import rigid
 from tests.support.calibration_scenes import CENTRE_M, make_hand_eye
 from tools.bench.common import SHARED, Figures, make_parser
 
-DRAWS, DRAW_VIEWS = 400, 15
+DRAWS = 400
+DRAW_VIEWS = 15
 CHARUCO = Board.parse("charuco:7x5:30mm:21mm:4x4_50")
 CHESSBOARD = Board.parse("chessboard:9x6:25mm")
 PUBLISHED_FOCAL = "within 0.5 % of the published"
@@ -94,7 +95,8 @@ def measure_hand_eye(figures: Figures, folder: Path, intrinsics: IntrinsicsResul
     used = [view for view in views if view.name in result.views]
     rows = {hand_eye.REFINED: result.leave_one_out} | hand_eye.compare_methods(used, "eye_in_hand", centre)
     for name, errors in rows.items():
-        what, ours = f"hand-eye set, {len(used)} poses: leave-one-out error, {name}", name == hand_eye.REFINED
+        what = f"hand-eye set, {len(used)} poses: leave-one-out error, {name}"
+        ours = name == hand_eye.REFINED
         figures.add(f"{what}, position", errors.rms_mm, "mm", "under 3" if ours else "")
         figures.add(f"{what}, orientation", errors.rms_deg, "degrees", "under 0.5" if ours else "")
     figures.add("hand-eye set: predicted 95 % bound of the position", result.position_95_m * 1e3, "mm")

@@ -37,7 +37,8 @@ SETS = {
 }
 COVERAGES = (0.5, 0.65, 0.8)
 EDGES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
-MAX_RISK, MIN_AUROC = "5", "0.95"
+MAX_RISK = "5"
+MIN_AUROC = "0.95"
 
 
 def measure_all(sets: dict[str, Path], args: argparse.Namespace) -> dict[str, Played]:
@@ -51,7 +52,8 @@ def measure_all(sets: dict[str, Path], args: argparse.Namespace) -> dict[str, Pl
 
 def report(name: str, played: Played, figures: Figures) -> None:
     """Keep the figures of a set."""
-    confidence, right = played.confidence, played.right
+    confidence = played.confidence
+    right = played.right
     sure = confidence >= TrackerSettings().min_confidence
     figures.add(f"masks with IoU below 0.5, {name} ({len(right)} masks)", 100 * float((~right).mean()), "%")
     figures.add(f"AUROC by confidence, {name}", auroc(confidence, right), "AUROC", target=MIN_AUROC)
@@ -83,7 +85,9 @@ def report_names(args: argparse.Namespace, figures: Figures) -> None:
         ("several prompts", records.prompts > 1),
         ("one prompt", records.prompts == 1),
     ):
-        right, kept, confidence = records.right[chosen], sure[chosen], records.confidence[chosen]
+        right = records.right[chosen]
+        kept = sure[chosen]
+        confidence = records.confidence[chosen]
         at_65 = confidence >= np.quantile(confidence[right], 0.35)
         size = f"{len(paths)} clips, {len(set(records.track[chosen].tolist()))} tracks, {len(right)} masks"
         values = {
@@ -121,7 +125,8 @@ def main() -> None:
     parser.add_argument("--records", type=Path, default=ROOT / "out/doubt-records", help="records")
     parser.add_argument("--clips", type=int, default=0, help="number of first clips of each set; 0: all")
     parser.add_argument("--picture", type=Path, help="write the risk-coverage curves to this PNG file")
-    args, figures = parser.parse_args(), Figures("accuracy.doubt")
+    args = parser.parse_args()
+    figures = Figures("accuracy.doubt")
     if args.names:
         report_names(args, figures)
         figures.write(args.json)

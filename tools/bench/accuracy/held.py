@@ -26,17 +26,30 @@ from tools.bench.common import Figures, make_parser
 from tools.scenes.render import load_mujoco
 from tools.scenes.stage import Rng, frames, keyframes
 
-SIZE, FPS, LENS = (240, 320), 15.0, Intrinsics(277.0, 277.0, 159.5, 119.5)
+SIZE = (240, 320)
+FPS = 15.0
+LENS = Intrinsics(277.0, 277.0, 159.5, 119.5)
 PINHOLE = {"width_px": 320, "height_px": 240, "fx_px": 277, "fy_px": 277, "cx_px": 159.5, "cy_px": 119.5}
 SPOTS = [(x, y) for x in (-0.3, -0.1, 0.1, 0.3) for y in (-0.12, 0.1)]
-SPHERE, CYLINDER, BOX = 2, 5, 6
-"""MuJoCo's kinds of geoms."""
+# MuJoCo's kinds of geoms
+SPHERE = 2
+CYLINDER = 5
+BOX = 6
 ROOM = (((2, 2, 0.05), (0, 0, -0.8)), ((0.45, 0.35, 0.02), (0, 0, -0.02)))
 """Floor and table."""
-FIRST, THINGS, TRACKED, SEEN_PX = 3, 5, 3, 30
-"""The geom of the first thing; things, how many are tracked, and pixels from which a tracker would follow one."""
-GRASP_S, RELEASE_S, PUSH_S, GUARD_S = 1.8, 5.3, (6.9, 8.3), 0.5
-"""Times of a clip with a pick, and the time after a grasp and a release in which either answer counts as right."""
+FIRST = 3
+"""The geom of the first thing."""
+THINGS = 5
+TRACKED = 3
+"""How many of the things are tracked."""
+SEEN_PX = 30
+"""Pixels from which a tracker would follow a thing."""
+# times of a clip with a pick
+GRASP_S = 1.8
+RELEASE_S = 5.3
+PUSH_S = (6.9, 8.3)
+GUARD_S = 0.5
+"""Time after a grasp and a release in which either answer counts as right."""
 TIMES = np.arange(0, 9.0, 1 / FPS)
 
 
@@ -57,7 +70,8 @@ def main() -> None:
     text = "clips with a pick, and half as many that pass (default 40)"
     parser.add_argument("--clips", type=int, default=40, help=text)
     args = parser.parse_args()
-    figures, found = Figures("accuracy.held"), defaultdict[str, list[float]](list)
+    figures = Figures("accuracy.held")
+    found = defaultdict[str, list[float]](list)
     for seed in range(args.clips + args.clips // 2):
         run_clip(np.random.default_rng(seed), seed >= args.clips, found)
     names = ("right", "wrong", "missed", "once", "strange", "passing")
@@ -74,13 +88,16 @@ def main() -> None:
 
 def make_clip(random: Rng, passes: bool) -> Clip:
     """Draw a clip at random."""
-    azimuth, elevation = random.uniform(0, 2 * np.pi), np.radians(random.uniform(30, 65))
+    azimuth = random.uniform(0, 2 * np.pi)
+    elevation = np.radians(random.uniform(30, 65))
     away = np.array([np.cos(azimuth), np.sin(azimuth), np.tan(elevation)]) * np.cos(elevation)
     eye = frames(-away[None], np.cross(-away, (0, 0, 1.0)))[0]
     spots = random.permutation(SPOTS) + random.uniform(-0.02, 0.02, (len(SPOTS), 2))
-    geoms, poses = list[Any](), list[Array]()
+    geoms = list[Any]()
+    poses = list[Array]()
     for x, y in spots[:THINGS]:
-        kind, size = int(random.choice([SPHERE, CYLINDER, BOX])), random.uniform(0.018, 0.035, 3)
+        kind = int(random.choice([SPHERE, CYLINDER, BOX]))
+        size = random.uniform(0.018, 0.035, 3)
         half = size[{SPHERE: 0, CYLINDER: 1, BOX: 2}[kind]]
         turn = rotation_from_vector([0, 0, random.uniform(0, np.pi)])
         geoms.append([(kind, size, np.zeros(3))])
@@ -89,7 +106,8 @@ def make_clip(random: Rng, passes: bool) -> Clip:
     # the first thing goes to the free spot that is farthest to the side
     goal = np.append(max(spots[THINGS:], key=lambda spot: abs((spot - spots[0]) @ eye[:2, 0])), homes[0, 2])
     keys = plan_pass(random, homes) if passes else plan_pick(random, homes, goal, geoms[1][0][1].max() + 0.02)
-    tip, lean = keyframes(TIMES, keys), np.append(random.uniform(-0.3, 0.3, 2), random.uniform(-0.5, 0.5))
+    tip = keyframes(TIMES, keys)
+    lean = np.append(random.uniform(-0.3, 0.3, 2), random.uniform(-0.5, 0.5))
     leans = [(2.0, np.zeros(3)), (3.6, lean), (5.0, lean * (0, 0, 2))]
     turns = [rotation_from_vector(turn) @ np.diag([1, -1, -1]) for turn in keyframes(TIMES, leans)]
     gripper = np.array([rigid(turn, place) for turn, place in zip(turns, tip, strict=True)])
@@ -101,16 +119,19 @@ def make_clip(random: Rng, passes: bool) -> Clip:
     opening = geoms[0][0][1].max() + 0.008
     fingers = [(BOX, (0.006, 0.012, 0.04), (side * opening, 0, -0.03)) for side in (-1, 1)]
     geoms.append([(BOX, (0.05, 0.022, 0.02), (0, 0, -0.09)), *fingers])
-    camera, middle = rigid(eye, random.uniform(0.8, 1.1) * away), (homes[0] + goal) / 2 + (0, 0, 0.1)
+    camera = rigid(eye, random.uniform(0.8, 1.1) * away)
+    middle = (homes[0] + goal) / 2 + (0, 0, 0.1)
     return Clip(geoms, [*poses, gripper], camera, middle + 0.35 * (camera[:3, 3] - middle))
 
 
 def plan_pick(random: Rng, homes: Array, goal: Array, reach: float) -> list[tuple[float, Array]]:
     """Return keys of the gripper's tip: it carries the first thing to `goal`, and pushes the second one."""
-    up, angle = np.array([0, 0, random.uniform(0.08, 0.15)]), random.uniform(0, 6)
+    up = np.array([0, 0, random.uniform(0.08, 0.15)])
+    angle = random.uniform(0, 6)
     bend = random.uniform(-0.8, 0.8)
     ways = [0.06 * np.array([np.cos(turn), np.sin(turn), 0]) for turn in (angle, angle + bend)]
-    first, behind = homes[0], homes[1] - reach / 0.06 * ways[0]
+    first = homes[0]
+    behind = homes[1] - reach / 0.06 * ways[0]
     keys = [(0.0, first + 2 * up), (1.0, first + up), (1.6, first), (GRASP_S, first), (2.6, first + up)]
     keys += [(4.6, goal + up), (5.2, goal), (RELEASE_S, goal), (5.9, goal + up), (6.5, behind + up)]
     pushed = behind + ways[0], behind + ways[0] + ways[1]
@@ -146,7 +167,10 @@ def run_clip(random: Rng, passes: bool, found: dict[str, list[float]]) -> None:
     scene = Scene(build(clip), clip.camera, SIZE, LENS)
     # the base is tilted against the table
     base = rigid(rotation_from_vector(random.uniform(-0.08, 0.08, 3)), random.uniform(-0.3, 0.3, 3))
-    eye, grasped, held, seen_m = base @ clip.camera, [], [], np.zeros(3)
+    eye = base @ clip.camera
+    grasped = []
+    held = []
+    seen_m = np.zeros(3)
     mount = pose_of(eye, "camera", "base", 0, "system")
     hand_eye = {"kind": "eye_to_hand", "translation_m": mount.position_m}
     hand_eye["rotation_quaternion_xyzw"] = mount.quaternion_xyzw
@@ -157,11 +181,13 @@ def run_clip(random: Rng, passes: bool, found: dict[str, list[float]]) -> None:
             scene.data.mocap_pos[index] = pose[seq, :3, 3]
             scene.mujoco.mju_mat2Quat(scene.data.mocap_quat[index], pose[seq, :3, :3].ravel())
         geoms, depth_m = scene.render()
-        depth, stamp_ns = add_noise(depth_m.astype(np.float64), random), round(now_s * NANOSECONDS)
+        depth = add_noise(depth_m.astype(np.float64), random)
+        stamp_ns = round(now_s * NANOSECONDS)
         packed = encode_depth(depth, "z16", 0.001, True)
         frame = Frame("cam0", seq, stamp_ns, *SIZE[::-1], "bgr8", b"", depth=packed)
         gripper = pose_of(base @ clip.poses[-1][seq], "gripper", "base", stamp_ns, "system")
-        instances, spent = [see(index, geoms == FIRST + index, random) for index in range(TRACKED)], []
+        instances = [see(index, geoms == FIRST + index, random) for index in range(TRACKED)]
+        spent = []
         robot = RobotPixels(JointState("robot", stamp_ns, {}), geoms >= FIRST + THINGS, np.eye(4))
         for stage, given in zip(stages, (None, gripper), strict=True):
             begin = time.process_time()
@@ -171,7 +197,9 @@ def run_clip(random: Rng, passes: bool, found: dict[str, list[float]]) -> None:
         grasped += [event.id for event in step.events if event.op == GRASPED]
         measured = step.instances
         held.append([item.held for item in measured])
-        body, target, inside = base @ clip.poses[0][seq], measured[0], geoms == FIRST
+        body = base @ clip.poses[0][seq]
+        target = measured[0]
+        inside = geoms == FIRST
         if target.area and inside.any():
             seen_m = transform_points(invert(body) @ eye, compute_truth(depth_m, inside, scene.rays))
         elif target.held and not target.area and target.position_m is not None:
@@ -186,7 +214,8 @@ def run_clip(random: Rng, passes: bool, found: dict[str, list[float]]) -> None:
 
 def count_held(held: np.ndarray, passes: bool, found: dict[str, list[float]]) -> None:
     """Compare what is held [frames, objects] with the truth. Either answer counts as right for GUARD_S."""
-    true, sure = np.zeros_like(held), np.ones_like(held)
+    true = np.zeros_like(held)
+    sure = np.ones_like(held)
     true[:, 0] = (TIMES >= GRASP_S) & (TIMES < RELEASE_S) & (not passes)
     for after_s in (TIMES - GRASP_S, TIMES - RELEASE_S):
         sure[:, 0] &= (after_s < 0) | (after_s >= GUARD_S)
@@ -199,7 +228,8 @@ def judge_table(
 ) -> None:
     """Add the errors of the plane, and of the top of a thing that stands still and is twice as high as `half_m`."""
     assert table is not None
-    tilt, middle_m = float(base[:3, 2] @ table.normal), float(base[:3, 3] @ table.normal)
+    tilt = float(base[:3, 2] @ table.normal)
+    middle_m = float(base[:3, 3] @ table.normal)
     found["table: tilt dg"].append(float(np.degrees(np.arccos(min(1.0, tilt)))))
     found["table: distance at its middle mm"].append(1000 * abs(middle_m - table.offset_m))
     if heights_m:
@@ -208,7 +238,8 @@ def judge_table(
 
 def see(index: int, inside: np.ndarray, random: Rng) -> Instance:
     """Return an instance with a disturbed mask, or without one if a tracker would not see the object."""
-    change, mask = random.integers(3), inside.astype(np.uint8)
+    change = random.integers(3)
+    mask = inside.astype(np.uint8)
     if change < 2:
         mask = (cv2.erode, cv2.dilate)[change](mask, np.ones((3, 3), np.uint8))
     if np.count_nonzero(mask) < SEEN_PX:

@@ -22,8 +22,15 @@ from sam3_node.types import Intrinsics
 from tools.bench.common import Figures, make_parser
 from tools.scenes.render import load_mujoco
 
-SIZE, LENS, FRAMES, PERIOD_S = (480, 640), Intrinsics(554.0, 554.0, 319.5, 239.5), 60, 0.1
-HAND_EYE_M, HAND_EYE_DEG, CLOCK_S, SPEED, REACH = 0.005, 0.3, 0.01, 1.0, 0.3
+SIZE = (480, 640)
+LENS = Intrinsics(554.0, 554.0, 319.5, 239.5)
+FRAMES = 60
+PERIOD_S = 0.1
+HAND_EYE_M = 0.005
+HAND_EYE_DEG = 0.3
+CLOCK_S = 0.01
+SPEED = 1.0
+REACH = 0.3
 WALL_M = -0.7
 CAMERA = rigid([[0, 0, -1], [1, 0, 0], [0, -1, 0]], (1.9, 0, 0.6))
 OPTIONS = 'strippath="false" fusestatic="false" balanceinertia="true" boundmass="0.01" boundinertia="0.01"'
@@ -34,7 +41,8 @@ def main() -> None:
     parser.add_argument("--urdf", type=Path, required=True, help="the arm's URDF")
     parser.add_argument("--clips", type=int, default=4, help="rendered clips (default 4)")
     args = parser.parse_args()
-    figures, runs = Figures("accuracy.robot"), defaultdict[str, list[float]](list)
+    figures = Figures("accuracy.robot")
+    runs = defaultdict[str, list[float]](list)
     for seed in range(args.clips):
         for name, values in run_clip(args.urdf, seed).items():
             runs[name].append(float(np.mean(values)))
@@ -61,7 +69,9 @@ class Scene:
     def __init__(self, spec: Any, camera: Array, size: tuple[int, int], lens: Intrinsics) -> None:
         axes = (camera[:3, :2] * (1, -1)).T.ravel()
         spec.worldbody.add_camera(name="camera", pos=camera[:3, 3], xyaxes=axes, fovy=46.84)
-        self.mujoco, self.model, self.rays = load_mujoco(), spec.compile(), RayMap().rays(lens, size)
+        self.mujoco = load_mujoco()
+        self.model = spec.compile()
+        self.rays = RayMap().rays(lens, size)
         self.data = self.mujoco.MjData(self.model)
         self.renderer = self.mujoco.Renderer(self.model, *size)
 
@@ -79,10 +89,14 @@ class Scene:
 
 def run_clip(urdf: Path, seed: int) -> dict[str, list[float]]:
     """Return the figures of each frame of one clip."""
-    random, found = np.random.default_rng(seed), defaultdict[str, list[float]](list)
-    scene, body, view = Scene(build(urdf), CAMERA, SIZE, LENS), RobotBody(urdf), LensView(LENS, SIZE)
+    random = np.random.default_rng(seed)
+    found = defaultdict[str, list[float]](list)
+    scene = Scene(build(urdf), CAMERA, SIZE, LENS)
+    body = RobotBody(urdf)
+    view = LensView(LENS, SIZE)
     model = scene.model
-    names, (low, high) = [model.joint(index).name for index in range(model.njnt)], model.jnt_range.T
+    names = [model.joint(index).name for index in range(model.njnt)]
+    (low, high) = model.jnt_range.T
     rest = (low + high) / 2 + (high - low) * random.uniform(-REACH, REACH, model.njnt)
     rate = random.uniform(-SPEED, SPEED, model.njnt)
     axis, shift = (ray / np.linalg.norm(ray) for ray in random.normal(size=(2, 3)))

@@ -36,20 +36,28 @@ from tests.support.measuring import Measuring
 from tools.bench.common import SHARED, Figures, make_parser, time_cpu
 from tools.scenes.clips import Clip
 
-CLIPS, FRAMES, SEED, CASE_DRAWS = 10, 4, 7, 5
+CLIPS = 10
+FRAMES = 4
+SEED = 7
+CASE_DRAWS = 5
 MIN_AREA_PX = 300
 MAX_DISTANCE_M = 2.0
 KITCHEN_BOXES = {"book": (517, 262, 600, 342), "mug": (362, 163, 402, 204)}
-TIMED_OBJECTS, TIMED_RUNS, STEPPED_FRAMES = 5, 300, 60
+TIMED_OBJECTS = 5
+TIMED_RUNS = 300
+STEPPED_FRAMES = 60
 SIZE = (480, 640)
 CAMERA = Intrinsics(600.0, 600.0, 319.5, 239.5)
 STEPS = 160
 MAX_DEPTH_M = 3.0
-SEEN_THROUGH, LOST = 0.6, 0.3
-"""Of a transparent object's pixels: shares with the depth behind it, and without depth. The rest has its own."""
+SEEN_THROUGH = 0.6
+"""Share of a transparent object's pixels with the depth behind it."""
+LOST = 0.3
+"""Share of them without depth. The rest has its own."""
 Distance = Callable[[Array], Array]
 """Signed distances [n] of points [n, 3]."""
-FOCAL_PX, BASELINE_M = 447.0, 0.05
+FOCAL_PX = 447.0
+BASELINE_M = 0.05
 DISPARITY_NOISE_PX = 0.08
 DISPARITY_STEP_PX = 1 / 32
 """Resolution, focal length and baseline of a D435 at 848x480, and its noise and step of disparity, after
@@ -59,8 +67,10 @@ CORRELATION_PX = 1.5
 """Sigma of the blur of white noise: neighbours share the stereo window."""
 EDGE_STEP = 0.02
 """Relative step of depth that is an edge."""
-EDGE_HOLES, EDGE_FLYING = 0.4, 0.3
-"""Shares of the pixels at edges that have no depth, and that have one between both sides."""
+EDGE_HOLES = 0.4
+"""Share of the pixels at edges that have no depth."""
+EDGE_FLYING = 0.3
+"""Share of them that have a depth between both sides."""
 
 
 def main() -> None:
@@ -162,10 +172,12 @@ def measure_clip(clip: Clip, random: np.random.Generator) -> list[tuple[str, flo
     given = clip.meta["intrinsics"]
     intrinsics = Intrinsics(given["fx"], given["fy"], given["cx"] - 0.5, given["cy"] - 0.5)
     rays = RayMap().rays(intrinsics, SIZE)
-    pipeline, added = make_pipeline(), {}
+    pipeline = make_pipeline()
+    added = {}
     found: list[tuple[str, float]] = []
     for seq in range(len(clip)):
-        labels, exact = clip.labels(seq), clip.depth(seq)
+        labels = clip.labels(seq)
+        exact = clip.depth(seq)
         assert exact is not None
         depth_m = exact.astype(np.float64) / 1000
         frame = make_frame(clip.image(seq), add_noise(depth_m, random), intrinsics, seq, clip.meta["fps"])
@@ -255,11 +267,13 @@ def measure_time(figures: Figures) -> None:
         depth_m[inside > 0] = 0.8 + 0.02 * index
         mask = Mask.from_full(inside > 0)
         instances.append(Instance(index + 1, "", 1.0, "tracked", 0, 0, mask))
-    image, noisy = np.zeros((*SIZE, 3), np.uint8), add_noise(depth_m, random)
+    image = np.zeros((*SIZE, 3), np.uint8)
+    noisy = add_noise(depth_m, random)
     cv2.setNumThreads(1)
     for encoding in ("z16", "z16+zstd"):
         spent: dict[str, list[float]] = {"without": [], "with": [], "decoding": []}
-        stage, depth = Measuring(), encode_depth(noisy, encoding, 0.001, True)
+        stage = Measuring()
+        depth = encode_depth(noisy, encoding, 0.001, True)
         for seq in range(TIMED_RUNS):
             frame = make_frame(image, noisy, CAMERA, seq, 30.0)
             for name, given in (("without", None), ("with", depth)):
@@ -321,7 +335,8 @@ def _render(name: str, shape: Distance, shift: Array, occluder: Distance | None 
         return shape(points - shift)
 
     others = [_table] if occluder is None else [_table, lambda points: occluder(points - shift)]
-    alone, behind = _trace(object_distance), np.min([_trace(other) for other in others], axis=0)
+    alone = _trace(object_distance)
+    behind = np.min([_trace(other) for other in others], axis=0)
     inside = (alone < behind) & (alone < MAX_DEPTH_M)
     depth = np.minimum(alone, behind)
     return Case(name, depth, depth, inside)
@@ -355,7 +370,8 @@ def _ball(centre: tuple[float, float, float], radius: float) -> Distance:
 def _capsule(
     first: tuple[float, float, float], second: tuple[float, float, float], radius: float
 ) -> Distance:
-    start, along = np.array(first), np.subtract(second, first)
+    start = np.array(first)
+    along = np.subtract(second, first)
 
     def distance(points: Array) -> Array:
         share = np.clip((points - start) @ along / (along @ along), 0, 1)
@@ -386,10 +402,12 @@ def add_noise(depth_m: npt.NDArray[np.float64], random: np.random.Generator) -> 
     disparity = np.round(disparity / DISPARITY_STEP_PX) * DISPARITY_STEP_PX
     noisy = FOCAL_PX * BASELINE_M / np.maximum(disparity, 0.1)
     kernel = np.ones((3, 3), np.uint8)
-    far, near = cv2.dilate(z, kernel), cv2.erode(z, kernel)
+    far = cv2.dilate(z, kernel)
+    near = cv2.erode(z, kernel)
     edge = far - near > EDGE_STEP * z
     edge = cv2.dilate(edge.astype(np.uint8), kernel) > 0  # about 2 px on both sides
-    far, near = cv2.dilate(far, kernel), cv2.erode(near, kernel)
+    far = cv2.dilate(far, kernel)
+    near = cv2.erode(near, kernel)
     chance = random.random(z.shape)
     between = near + random.random(z.shape) * (far - near)
     noisy = np.where(edge & (chance < EDGE_FLYING), between, noisy)

@@ -43,7 +43,8 @@ def make_prompts(recording: LabelledClip, index: int) -> tuple[ObjectOnFrame, ..
 def score(masks: Path, recording: LabelledClip, labels: set[str]) -> StrategyScore:
     """Score the published masks of the objects with these labels."""
     index_by_seq = {frame.seq: index for index, frame in enumerate(recording.frames)}
-    ious, false_masks = [], 0
+    ious = []
+    false_masks = 0
     for masks_frame in read_masks(masks):
         published = {
             instance.label: instance.mask.full() for instance in masks_frame.instances if instance.area
@@ -69,8 +70,10 @@ def measure(recording: LabelledClip, index: int, strategy: Strategy, load: Perce
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--frame", type=int, nargs="+", default=[0, 112], help="frames of the prompts")
-    args, figures = parser.parse_args(), Figures("accuracy.strategies")
-    recording, load = LabelledClip.load(TABLETOP), PerceptionCache()
+    args = parser.parse_args()
+    figures = Figures("accuracy.strategies")
+    recording = LabelledClip.load(TABLETOP)
+    load = PerceptionCache()
     for index in args.frame:
         for strategy in STRATEGIES:
             result = measure(recording, index, strategy, load)

@@ -52,7 +52,9 @@ KINDS = OFFLINE, STREAMING, MOVED, VOT = (
     "streaming by VOT's rule",
 )
 CAMERA = "bench"
-CONNECT_MS, SUBSCRIBE_S, RESEND_S = 60_000, 0.3, 2.0
+CONNECT_MS = 60_000
+SUBSCRIBE_S = 0.3
+RESEND_S = 2.0
 CACHE_S = "30"
 """The node keeps the first frame for its prompts for this long."""
 TAIL_MS = 1000
@@ -101,7 +103,8 @@ class Scores:
             reference = measure_truth(stage, frames[index], true, newest)
             for kind, masks in held.items():
                 for item in masks.instances:
-                    mask, truth_mask = item.mask.full(), true.truth(item.id)
+                    mask = item.mask.full()
+                    truth_mask = true.truth(item.id)
                     scores[kind, item.id].append(region_similarity(mask, truth_mask, true.void))
                     place = reference.get(item.id)
                     if place is not None and item.position_m is not None:
@@ -147,7 +150,8 @@ class Rig(Closeable):
     """A node process, with the camera and the subscriber in this process. It plays clips one after another."""
 
     def __init__(self, processes: Processes, fps: float) -> None:
-        self._fps, self._seq = fps, 0
+        self._fps = fps
+        self._seq = 0
         self._publisher = FramePublisher(processes.frames)
         processes.start("run")
         self._client = processes.client()
@@ -161,7 +165,8 @@ class Rig(Closeable):
     def play(self, uri: str, length: int, prompts: Mapping[int, Mask]) -> Played:
         """Play the first `length` frames of a source; its clock starts once the `prompts` are tracked."""
         sent: list[Frame] = []
-        seen, prompted = threading.Event(), threading.Event()
+        seen = threading.Event()
+        prompted = threading.Event()
         begin = self._seq
         camera = threading.Thread(target=self._run_camera, args=(uri, length, sent, seen, prompted))
         camera.start()
@@ -265,7 +270,8 @@ def main() -> None:
     parser.add_argument("--sizes", default="0", help="sizes of model.image_size; 0: the model's own")
     parser.add_argument("--objects", default="1,4", help="numbers of objects; the largest are tracked")
     parser.add_argument("--frames", type=int, default=0, help="number of first frames of each clip; 0: all")
-    args, figures = parser.parse_args(), Figures("accuracy.streaming")
+    args = parser.parse_args()
+    figures = Figures("accuracy.streaming")
     sizes, counts = (map(int, text.split(",")) for text in (args.sizes, args.objects))
     with errors_in_one_line():
         for path, size, objects in product(args.paths, sizes, counts):

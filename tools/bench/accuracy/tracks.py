@@ -67,7 +67,9 @@ def evaluate(
     args: argparse.Namespace,
 ) -> tuple[MotScore, list[np.ndarray]]:
     """Return the score over all clips, and pictures of them."""
-    scorers, frames, pictures = [], 0, []
+    scorers = []
+    frames = 0
+    pictures = []
     for truth in clips:
         scorer = MotScorer(truth.named)
         length = min(len(truth.clip), args.frames or len(truth.clip))
@@ -106,7 +108,8 @@ def main() -> None:
     parser.add_argument("--score", type=float, default=DetectorSettings().score, help="as detector.score")
     parser.add_argument("--frames", type=int, default=0, help="number of first frames of each clip; 0: all")
     parser.add_argument("--sheet", type=Path, default=Path("out/tracks/contact.png"), help="contact sheet")
-    args, figures = parser.parse_args(), Figures("accuracy.tracks")
+    args = parser.parse_args()
+    figures = Figures("accuracy.tracks")
     with errors_in_one_line():
         settings = make_settings(args)
         models = ModelSettings.model_validate({"name": args.model, "threads": args.threads})

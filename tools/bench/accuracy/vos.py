@@ -102,7 +102,9 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=0, help="first frames of each sequence; 0: all")
     parser.add_argument("--every", type=int, default=1, help="use every N-th frame")
     parser.add_argument("--sheet", type=Path, default=Path("out/vos/contact.png"), help="contact sheet")
-    args, sheet, figures = parser.parse_args(), Sheet(), Figures("accuracy.vos", show=False)
+    args = parser.parse_args()
+    sheet = Sheet()
+    figures = Figures("accuracy.vos", show=False)
     with errors_in_one_line():
         settings = parse_settings(args.settings, Setting(prompt=args.prompt))
         names = [name for name in args.sequences.split(",") if name]

@@ -35,9 +35,13 @@ from sam3_node.types import Image
 from tools.bench.common import RUNS, SHARED, Figures, make_parser
 
 CLIP = "openai/clip-vit-base-patch32"
-SCORE, IOU, LIMIT = 0.05, 0.7, 300
+SCORE = 0.05
+IOU = 0.7
+LIMIT = 300
 TOLERANCE = 1e-3
-WHOLE_SCORE, WHOLE_PX, WHOLE_TOLERANCE = 0.2, 0.5, 0.01
+WHOLE_SCORE = 0.2
+WHOLE_PX = 0.5
+WHOLE_TOLERANCE = 0.01
 
 
 class Kept(NamedTuple):
@@ -65,7 +69,8 @@ class Theirs:
         self.network = oracle("nn.tasks").WorldModel(
             f"yolov8{scale}-worldv2.yaml", ch=3, nc=80, verbose=False
         )
-        state, expected = read_checkpoint(checkpoint), self.network.state_dict()
+        state = read_checkpoint(checkpoint)
+        expected = self.network.state_dict()
         # some versions store a scalar where others store a vector of one number
         self.network.load_state_dict(
             {name: state[name].float().view_as(value) for name, value in expected.items()}
@@ -192,7 +197,8 @@ def measure(
     """Run both networks on one picture; the first pass of each warms up and is compared, the others are timed."""
     with torch.inference_mode():
         passes = [(timed(ours, pixels, text), timed(theirs, pixels, text)) for _ in range(runs + 1)]
-        detections, raw = passes[0][0][1], passes[0][1][1]
+        detections = passes[0][0][1]
+        raw = passes[0][1][1]
         chosen = select(detections.boxes[0], detections.scores[0], SCORE, iou=IOU, limit=LIMIT)
         kept = Kept(chosen.boxes, chosen.scores, chosen.classes)
         difference = compare(detections, theirs.detections(raw), kept, theirs.kept(raw))
@@ -225,7 +231,8 @@ def measure_picture(
     pixels, _ = letterbox(image, args.size, resize="bilinear", stride=STRIDES[-1])
     difference, passes = measure(ours, theirs, pixels, text, args.runs)
     with torch.inference_mode():
-        found, expected = detect(ours, image, args.size, text), theirs.detect(image, args.size, text)
+        found = detect(ours, image, args.size, text)
+        expected = theirs.detect(image, args.size, text)
     whole = compare_whole(found, expected)
     boxes, scores, kept_boxes, kept_scores, kept = difference
     print(
@@ -255,7 +262,8 @@ def main() -> None:
     vectors = SHARED / "weights/vocabulary/clip_vit_b32_104.json"
     parser.add_argument("--vocabulary", type=Path, default=vectors, help="phrases with vectors")
     parser.add_argument("--size", type=int, default=640, help="side of the network's input in pixels")
-    args, figures = parser.parse_args(), Figures("accuracy.yolo_parity")
+    args = parser.parse_args()
+    figures = Figures("accuracy.yolo_parity")
     text = torch.from_numpy(read_source(args.vocabulary, CLIP).vectors.copy())
     ours, scale = converted(args.checkpoint)
     theirs = Theirs(args.checkpoint, scale, len(text))

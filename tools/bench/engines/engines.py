@@ -48,7 +48,9 @@ from tools.bench.latency import step
 Images = Sequence[npt.NDArray[np.uint8]]
 MATRIX = 8192  # side of the matrices whose product gives the device's rate
 PLAIN = "float32"
-ANY_COSINE, ANY_IOU = 1e-6, 1e-6  # bounds that everything passes: only the gate's figures are used
+# bounds that everything passes: only the gate's figures are used
+ANY_COSINE = 1e-6
+ANY_IOU = 1e-6
 
 
 class Candidate(NamedTuple):
@@ -63,7 +65,8 @@ class Weights:
     """Weights of a tracker: `small` and `full` of latency.step, which are random, or a model.name of the node."""
 
     def __init__(self, name: str, device: str) -> None:
-        self.name, self.device = name, device
+        self.name = name
+        self.device = device
         self.random = name in step.CONFIGS and name != "nano"
         self._source = step.random_source(name, device) if self.random else None
 
@@ -133,7 +136,8 @@ class Effort(NamedTuple):
     """untimed frames before them"""
 
 
-CPU, GPU = Effort(9, 4, 16, 4), Effort(50, 16, 300, 20)
+CPU = Effort(9, 4, 16, 4)
+GPU = Effort(50, 16, 300, 20)
 
 
 def arguments() -> argparse.Namespace:
@@ -210,9 +214,11 @@ def time_stages(
     reference: TrackerModel, candidate: Candidate, objects: int, calls: int, runs: int
 ) -> Iterator[tuple[str, StageTimes]]:
     """Yield the times of each stage by name; stages that are the reference's own are left out."""
-    plain, specs = tracker_stages(reference), tracker_stages(reference, dtype=candidate.dtype)
+    plain = tracker_stages(reference)
+    specs = tracker_stages(reference, dtype=candidate.dtype)
     for name in STAGES:
-        theirs, own = getattr(candidate.stages, name), getattr(reference.stages, name)
+        theirs = getattr(candidate.stages, name)
+        own = getattr(reference.stages, name)
         if theirs is own and candidate.name != PLAIN:
             continue
         inputs, plain_inputs = (stages[name].examples(objects) for stages in (specs, plain))
@@ -248,7 +254,8 @@ def stage_table(bench: Bench, args: argparse.Namespace, figures: Figures) -> Non
 def _measure_candidate(
     bench: Bench, candidate: Candidate, args: argparse.Namespace, figures: Figures
 ) -> None:
-    on_gpu, name = args.device.startswith("cuda"), candidate.name
+    on_gpu = args.device.startswith("cuda")
+    name = candidate.name
     effort = GPU if on_gpu else CPU
     report = compare_masks(bench.reference, candidate, bench.images, bench.weights.random)
     peak = matrix_rate(args.device, candidate.dtype) if on_gpu else None
@@ -273,7 +280,8 @@ def _measure_candidate(
 
 def step_table(model: TrackerModel, counts: Sequence[int], effort: Effort, figures: Figures) -> None:
     """Keep the percentiles of a whole frame, encoded and tracked, for each number of objects."""
-    dtype, size = str(model.dtype).removeprefix("torch."), model.image_size
+    dtype = str(model.dtype).removeprefix("torch.")
+    size = model.image_size
     for objects in counts:
         ours = step.Ours(model, objects)
         pixels = [torch.randn(1, 3, size, size, device=model.device, dtype=model.dtype) for _ in range(4)]
@@ -322,7 +330,8 @@ def measure(args: argparse.Namespace, figures: Figures) -> None:
 
 
 def main() -> None:
-    args, figures = arguments(), Figures("engines.engines")
+    args = arguments()
+    figures = Figures("engines.engines")
     if args.threads:
         torch.set_num_threads(args.threads)
     measure(args, figures)

@@ -87,7 +87,8 @@ def make_model(image_size: int, read_layers: int = 4) -> TrackerModel:
     """Make SAM 3's tracker with two of the encoder's layers; weights are random and in bfloat16."""
     config = CONFIGS["full"]()
     backbone = config.vision_config.backbone_config
-    backbone.num_hidden_layers, backbone.global_attn_indexes = 2, [1]
+    backbone.num_hidden_layers = 2
+    backbone.global_attn_indexes = [1]
     config.memory_attention_num_layers = read_layers
     with no_init_weights():
         source: Any = Sam3TrackerVideoModel(set_image_size(config, image_size, "full")).eval().bfloat16()
@@ -135,7 +136,8 @@ def main() -> None:
     parser.add_argument("--image-size", type=int, default=0, help="side in pixels; 0: 1008")
     parser.add_argument("--gpu", nargs="+", default=["sm89", "sm120"], help="GPU generations of the plans")
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=VARIANTS)
-    args, figures = parser.parse_args(), Figures("engines.layers")
+    args = parser.parse_args()
+    figures = Figures("engines.layers")
     with tempfile.TemporaryDirectory(prefix="layers_") as folder:
         for found in report_plans(make_model(args.image_size), args.only, args.gpu, Path(folder)):
             print_report(*found, figures)

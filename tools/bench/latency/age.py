@@ -41,7 +41,8 @@ def read_timing(masks: MaskFrame) -> FrameTiming:
 
 def collect(client: PerceptionClient, seconds: float) -> list[FrameTiming]:
     """Return the timings of the frames of the next seconds."""
-    end_s, timings = time.monotonic() + seconds, []
+    end_s = time.monotonic() + seconds
+    timings = []
     while time.monotonic() < end_s:
         timings.append(read_timing(next_masks(client)))
     return timings
@@ -63,7 +64,8 @@ def report(
     """Keep the figures of one camera."""
     ages, steps, _ = zip(*timings, strict=True)
     what = f"{name} at {rate_hz:g} Hz, {objects_text(objects)}"
-    bound, age = f"under {1e3 / rate_hz + MARGIN_MS:.1f} ms", "age of the frame at the start of its step"
+    bound = f"under {1e3 / rate_hz + MARGIN_MS:.1f} ms"
+    age = "age of the frame at the start of its step"
     figures.add(f"{age}, p99, {what}", percentile(ages, 0.99), "ms", bound)
     figures.add(f"{age}, p50, {what}", percentile(ages, 0.5), "ms")
     figures.add(f"frame step, p50, {what}", percentile(steps, 0.5), "ms")
@@ -74,7 +76,8 @@ def main() -> None:
     parser = make_parser(__doc__, seconds=20.0, objects=1, model="nano", threads="0")
     video = SHARED / "data/video/16_robotarm.mp4"
     parser.add_argument("--video", type=Path, default=video, help="played as a camera, if it exists")
-    args, figures = parser.parse_args(), Figures("latency.age")
+    args = parser.parse_args()
+    figures = Figures("latency.age")
     sources = [("scene:shapes", "scene:shapes", rate) for rate in RATES_HZ]
     if args.video.is_file():
         sources.append((args.video.name[:12], f"video:{args.video}", VIDEO_HZ))

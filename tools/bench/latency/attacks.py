@@ -42,8 +42,10 @@ from tools.bench.processes import Processes, add_points, drain, free_endpoints, 
 MAX_SIDE = 16384
 BODY_BYTES = 15 << 20
 PAUSE_S = 0.1
-CONNECTIONS, HALF_OPEN = 2000, 900
-NAMES, SCANS = 1500, 10_000
+CONNECTIONS = 2000
+HALF_OPEN = 900
+NAMES = 1500
+SCANS = 10_000
 FRAMES_HZ = 30
 
 POINT = {"camera": "cam0", "points": [[320.0, 240.0]]}
@@ -78,7 +80,8 @@ def _pack_large_mask() -> dict[str, Any]:
 def _send_requests(bodies: Iterator[bytes], target: Target, ahead: int = 1000) -> None:
     """Send requests as fast as the node takes them, and read the replies."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as client:
-        client.linger, client.sndhwm = 0, ahead
+        client.linger = 0
+        client.sndhwm = ahead
         client.connect(target.control)
         body = next(bodies)
         while True:
@@ -159,7 +162,8 @@ def _publish(make: Callable[[int], Frame], hz: float = FRAMES_HZ, burst: int = 1
 
     def attack(target: Target) -> None:
         with zmq.Context() as context, context.socket(zmq.PUB) as camera:
-            camera.linger, camera.sndhwm = 0, 0
+            camera.linger = 0
+            camera.sndhwm = 0
             camera.bind(target.second)
             for seq in count():
                 if seq % burst == 0:
@@ -425,7 +429,8 @@ def add_worst(rows: list[Row], figures: Figures) -> None:
 def main() -> None:
     parser = make_parser(__doc__, runs=1, seconds=5.0, objects=4, model="nano", threads="1")
     parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=ATTACKS, help="attacks to run")
-    args, figures = parser.parse_args(), Figures("latency.attacks", show=False)
+    args = parser.parse_args()
+    figures = Figures("latency.attacks", show=False)
     with Robot(args.model, args.threads, args.objects) as robot:
         measure(robot, SETTLE_S)
         print(HEADER)

@@ -60,15 +60,18 @@ def measure(processes: dict[str, psutil.Process], seconds: float) -> dict[str, f
         times = {name: process.cpu_times() for name, process in processes.items()}
         return {name: time.user + time.system for name, time in times.items()}
 
-    before, begin_s = read(), time.monotonic()
+    before = read()
+    begin_s = time.monotonic()
     time.sleep(seconds)
-    after, passed_s = read(), time.monotonic() - begin_s
+    after = read()
+    passed_s = time.monotonic() - begin_s
     return {name: (after[name] - before[name]) / passed_s for name in processes}
 
 
 def main() -> None:
     args = make_parser(__doc__, seconds=20.0, fps=30.0).parse_args()
-    figures, ports = Figures("latency.bridges"), free_ports(2)
+    figures = Figures("latency.bridges")
+    ports = free_ports(2)
     with (
         tempfile.TemporaryDirectory() as folder,
         Processes() as processes,
@@ -83,7 +86,8 @@ def main() -> None:
         time.sleep(SETTLE_S)
         client = Client(f"ws://127.0.0.1:{ports[1]}")
         time.sleep(SETTLE_S)
-        messages, size = client.messages, file.stat().st_size
+        messages = client.messages
+        size = file.stat().st_size
         cores = measure({name: psutil.Process(item.pid) for name, item in running.items()}, args.seconds)
         rate = (client.messages - messages) / args.seconds
         written = (file.stat().st_size - size) / args.seconds / 1e6

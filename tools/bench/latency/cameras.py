@@ -26,7 +26,8 @@ from tools.bench.common import RATIO, Figures, make_parser, percentile
 from tools.bench.latency.age import read_timing
 from tools.bench.processes import Processes, drain, free_endpoints, spawned
 
-WIDTH, HEIGHT = 640, 480
+WIDTH = 640
+HEIGHT = 480
 SETTLE_S = 2.0
 
 
@@ -83,7 +84,9 @@ def compute_fair_rates(sent_hz: dict[str, float], total_hz: float) -> dict[str, 
 
 def measure(client: PerceptionClient, seconds: float) -> Measured:
     """Read masks for some seconds."""
-    steps, sent, ages = Counter[str](), Counter[str](), defaultdict[str, list[float]](list)
+    steps = Counter[str]()
+    sent = Counter[str]()
+    ages = defaultdict[str, list[float]](list)
     newest_ns: dict[str, int] = {}
     spreads_ms = []
     drain(client)
@@ -128,8 +131,10 @@ def _sum_others(measured: Measured) -> float:
 def main() -> None:
     parser = make_parser(__doc__, runs=3, seconds=10.0, objects=1, model="nano", threads="1")
     parser.add_argument("--rates", type=float, nargs=4, default=[30.0, 30.0, 30.0, 30.0], help="in Hz")
-    args, figures = parser.parse_args(), Figures("latency.cameras")
-    endpoints, runs = free_endpoints(4), []
+    args = parser.parse_args()
+    figures = Figures("latency.cameras")
+    endpoints = free_endpoints(4)
+    runs = []
     with Processes(SAM3_MODEL__NAME=args.model, SAM3_MODEL__THREADS=args.threads) as processes:
         processes.start("run", SAM3_TRANSPORT__FRAMES=",".join(endpoints), SAM3_DETECTOR__KIND="none")
         with start_cameras(endpoints, args.rates) as flooding, processes.client() as client:

@@ -31,12 +31,17 @@ from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from tools.bench.common import Figures, make_parser, percentile
 from tools.bench.processes import Processes, free_ports, spawned
 
-WIDTH, HEIGHT, OBJECTS = 1280, 720, 5
+WIDTH = 1280
+HEIGHT = 720
+OBJECTS = 5
 SETTLE_S = 5.0
 SAMPLE_S = 0.1
 LINK_HZ = 3
 LINK_STEP = 4096
-MAX_HOST_CORES, MAX_AGE_MS, MAX_CLICK_S, MAX_TOLD_S = 1.5, 500, 1.0, 2.0
+MAX_HOST_CORES = 1.5
+MAX_AGE_MS = 500
+MAX_CLICK_S = 1.0
+MAX_TOLD_S = 2.0
 
 
 class Usage(NamedTuple):
@@ -68,7 +73,8 @@ def publish(frames: str, masks: str, fps: float) -> None:
 
 
 def _box(x: int, index: int) -> tuple[int, int, int, int]:
-    left, top = x + 150 * index, 60 + 90 * index
+    left = x + 150 * index
+    top = 60 + 90 * index
     return left, top, left + 180, top + 180
 
 
@@ -100,7 +106,8 @@ class SlowLink:
     """A TCP relay to `port` that passes at most `bytes_per_s` from there, with small buffers on both sides."""
 
     def __init__(self, port: int, bytes_per_s: float) -> None:
-        self._target, self._rate = port, bytes_per_s
+        self._target = port
+        self._rate = bytes_per_s
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -129,7 +136,8 @@ def measure_page(browser: Any, url: str, seconds: float, console: psutil.Process
     page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
     page.goto(url)
     time.sleep(SETTLE_S)
-    before, begin_s = read_usage(console, psutil.Process()), time.monotonic()
+    before = read_usage(console, psutil.Process())
+    begin_s = time.monotonic()
     ages = read_ages(page, seconds)
     passed_s = time.monotonic() - begin_s
     after = read_usage(console, psutil.Process())
@@ -165,7 +173,8 @@ def measure_link(browser: Any, url: str, seconds: float, figures: Figures) -> No
     page.close()
     shown = f"{len(ages) / seconds:.1f} pictures/s, the oldest {max(ages):.0f} ms"
     print(f"link of {rate / 1e3:.0f} kB/s: {shown}")
-    what, target = f"age behind a link of {LINK_HZ} pictures/s, p99", f"under {MAX_AGE_MS}"
+    what = f"age behind a link of {LINK_HZ} pictures/s, p99"
+    target = f"under {MAX_AGE_MS}"
     figures.add(what, percentile(ages, 0.99), "ms", target)
 
 
@@ -196,11 +205,13 @@ def measure_node(browser: Any, figures: Figures) -> None:
 
 def main() -> None:
     parser = make_parser(__doc__, seconds=30.0, fps=30.0)
-    args, figures = parser.parse_args(), Figures("latency.console")
+    args = parser.parse_args()
+    figures = Figures("latency.console")
     from playwright.sync_api import sync_playwright
 
     address = f"127.0.0.1:{free_ports(1)[0]}"
-    url, chromium = f"http://{address}/", shutil.which("chromium")
+    url = f"http://{address}/"
+    chromium = shutil.which("chromium")
     with (
         Processes(SAM3_CONSOLE__BIND=address) as processes,
         spawned(publish, processes.frames, processes.masks, args.fps),

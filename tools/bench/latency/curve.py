@@ -28,7 +28,8 @@ from tools.bench.processes import spawned
 SIZES = {"raw 640x480": (640, 480), "raw 1920x1080": (1920, 1080), "jpeg 1920x1080": (1920, 1080)}
 MASKS = "masks 1920x1080"
 KINDS = (*SIZES, MASKS)
-OBJECTS, MASK_SIDE = 5, 300
+OBJECTS = 5
+MASK_SIDE = 300
 JOIN_S = 60.0
 WARMUP = 5
 
@@ -134,7 +135,8 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--pairs", type=int, default=300, help="number of pairs of each kind [300]")
     parser.add_argument("--rate", type=float, default=30.0, help="pairs a second [30]")
-    args, figures = parser.parse_args(), Figures("latency.curve")
+    args = parser.parse_args()
+    figures = Figures("latency.curve")
     with tempfile.TemporaryDirectory() as folder:
         keys = KeyFolder(Path(folder) / "keys")
         for name, role in (("node", "node"), ("cam0", "camera"), ("watcher", "reader")):

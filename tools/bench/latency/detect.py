@@ -36,7 +36,8 @@ def pipelines(args: argparse.Namespace) -> tuple[Pipeline, Pipeline]:
     kind, _, name = args.detector.partition(":")
     settings = DetectorSettings.model_validate({"kind": kind, "name": name, "every": args.every})
     models = ModelSettings.model_validate({"name": args.model, "threads": args.threads})
-    model, detector = load_model(models, TrackerSettings()), load_configured_detector(settings, models)
+    model = load_model(models, TrackerSettings())
+    detector = load_configured_detector(settings, models)
     if detector is None:
         raise ModelError("--detector: expected one, found none")
     detecting = Pipeline(model, TrackerSettings(), "cam0", detector, settings)
@@ -61,7 +62,8 @@ def measure(detecting: Pipeline, plain: Pipeline, frames: int, runs: int) -> lis
     for seq in range(WARM_UP + frames * runs):
         current, ids = draw_frame(scene, seq)
         order = (detecting, plain) if seq % 2 else (plain, detecting)
-        frame_ms, detected = {}, False
+        frame_ms = {}
+        detected = False
         for pipeline in order:
             begin_s = time.perf_counter()
             masks = pipeline.step(current)
@@ -106,7 +108,8 @@ def main() -> None:
     parser.add_argument("--names", default="mug,bottle,box,ball", help="names to look for, comma-separated")
     parser.add_argument("--every", type=int, default=5, help="detector period in frames")
     parser.add_argument("--frames", type=int, default=300, help="frames of each run")
-    args, figures = parser.parse_args(), Figures("latency.detect")
+    args = parser.parse_args()
+    figures = Figures("latency.detect")
     with errors_in_one_line():
         runs = measure(*pipelines(args), args.frames, args.runs)
     report(runs, args.every, figures)

@@ -55,7 +55,9 @@ restart = "on-failure"
 
 def probe(url: str, seconds: float) -> tuple[list[float], int]:
     """Return the milliseconds that each answer took, and the number of probes that failed."""
-    times_ms, failed, end_s = [], 0, time.monotonic() + seconds
+    times_ms = []
+    failed = 0
+    end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
         begin_s = time.monotonic()
         try:
@@ -137,7 +139,8 @@ def make_loads(port: int, target: Target) -> dict[str, Callable[[], AbstractCont
 
 def measure_probes(figures: Figures, seconds: float, objects: int, names: list[str]) -> None:
     """Start a camera and a node, and measure the times of both probes under each load."""
-    (port,), (second,) = free_ports(1), free_endpoints(1)
+    (port,) = free_ports(1)
+    (second,) = free_endpoints(1)
     with Processes(SAM3_HEALTH__BIND=f"127.0.0.1:{port}", SAM3_HEALTH__DEADLINE_S="30") as processes:
         processes.start("run", SAM3_TRANSPORT__FRAMES=f"{processes.frames},{second}")
         processes.start_camera("scene:tabletop", 30)
@@ -167,9 +170,11 @@ def measure_replacement(figures: Figures, count: int) -> None:
         client = opened.enter_context(
             PerceptionClient(ends["masks"], ends["control"], on_restart=lambda restart: None)
         )
-        replaced, served = [], []
+        replaced = []
+        served = []
         for _ in range(count):
-            name, node = next_masks(client).node, find_node(group)
+            name = next_masks(client).node
+            node = find_node(group)
             assert node is not None
             time.sleep(2 * SETTLE_S)
             begin_s = time.monotonic()
@@ -196,7 +201,8 @@ def main() -> None:
     parser = make_parser(__doc__, seconds=10.0, objects=4)
     parser.add_argument("--loads", nargs="*", default=[], metavar="NAME", help="loads to try; all without it")
     parser.add_argument("--hangs", type=int, default=3, help="times that the node is stopped; 0 for none")
-    args, figures = parser.parse_args(), Figures("latency.health")
+    args = parser.parse_args()
+    figures = Figures("latency.health")
     measure_probes(figures, args.seconds, args.objects, args.loads)
     if args.hangs:
         measure_replacement(figures, args.hangs)

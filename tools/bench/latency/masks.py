@@ -27,7 +27,9 @@ from sam3_node.wire import pack_masks
 from tools.bench.common import RUNS, Figures, make_parser, objects_text, time_cpu
 from tools.bench.counting import Counts, count
 
-SIDE, CHANNELS, SHARE = 288, 256, 0.05
+SIDE = 288
+CHANNELS = 256
+SHARE = 0.05
 FRAME = (1080, 1920)
 OBJECTS = (1, 4, 16, 64, 128)
 
@@ -96,7 +98,8 @@ def time_host(ways: Mapping[str, Callable[[], object]], runs: int) -> dict[str, 
 def measure(objects: int, runs: int, figures: Figures) -> None:
     """Print and keep the figures for N objects."""
     scene = make_scene(objects)
-    device, logits = count_device(scene), scene.logits.float().numpy()
+    device = count_device(scene)
+    logits = scene.logits.float().numpy()
     cells = len(compare_levels(scene.logits)[0][0].flatten())
 
     def from_bits() -> list[Mask]:
@@ -131,7 +134,8 @@ def measure(objects: int, runs: int, figures: Figures) -> None:
 
 
 def main() -> None:
-    args, figures = make_parser(__doc__, RUNS).parse_args(), Figures("latency.masks")
+    args = make_parser(__doc__, RUNS).parse_args()
+    figures = Figures("latency.masks")
     cv2.setNumThreads(1)
     torch.set_num_threads(1)
     with torch.inference_mode():

@@ -171,7 +171,8 @@ class Newest:
         """Wait for a message, and return its parts and its time of arrival in ns."""
         with self._changed:
             self._changed.wait_for(lambda: self._slot is not None)
-            taken, self._slot = self._slot, None
+            taken = self._slot
+            self._slot = None
         assert taken is not None
         return taken
 
@@ -271,7 +272,8 @@ def _percentiles(overheads: list[Overhead]) -> tuple[float, float]:
 
 def main() -> None:
     parser = make_parser(__doc__, RUNS, seconds=24.0, objects=1)
-    args, figures = parser.parse_args(), Figures("latency.node")
+    args = parser.parse_args()
+    figures = Figures("latency.node")
     with tempfile.TemporaryDirectory() as folder:
         weights = save_tiny_checkpoint(Path(folder) / "tiny")
         print(f"raw bgr8 over tcp at {FPS} Hz, {objects_text(args.objects)}")

@@ -36,7 +36,8 @@ def build(name: str, dtype: torch.dtype) -> TrackerModel:
 
 def count_read(model: TrackerModel, objects: int, memories: int, unmasked: bool, masked_all: bool) -> Counts:
     """Count the read of `memories` memories and 16 pointers an object."""
-    area, pointers = model.grid[0] * model.grid[1], model.max_pointers
+    area = model.grid[0] * model.grid[1]
+    pointers = model.max_pointers
     columns = memories + pointers if masked_all else pointers
     return count(
         lambda: model.stages.read(
@@ -52,7 +53,9 @@ def count_read(model: TrackerModel, objects: int, memories: int, unmasked: bool,
 
 def count_stages(model: TrackerModel, objects: int = 1) -> dict[str, Counts]:
     """Count all stages of a step with N objects."""
-    size, dtype, stages = model.image_size, model.dtype, model.stages
+    size = model.image_size
+    dtype = model.dtype
+    stages = model.stages
     pixels = torch.empty(1, 3, size, size, dtype=dtype)
     found = {"encode": count(lambda: stages.encode(pixels))}
     for name, (memories, unmasked) in READS.items():
@@ -71,7 +74,8 @@ def count_stages(model: TrackerModel, objects: int = 1) -> dict[str, Counts]:
 def count_methods(name: str, objects: int) -> dict[str, Counts]:
     """Count the read of a full bank by each method, in float32 on a CPU and by kernels."""
     found = {}
-    plain, fused = build(name, torch.float32), build(name, torch.bfloat16)
+    plain = build(name, torch.float32)
+    fused = build(name, torch.bfloat16)
     ways = {"float32 on a CPU": plain}
     if find_spec("triton"):
         fused.read_stage.use_kernels()
@@ -88,7 +92,8 @@ def count_methods(name: str, objects: int) -> dict[str, Counts]:
 def main() -> None:
     parser = make_parser(__doc__, objects=1)
     parser.add_argument("--model", choices=list(CONFIGS), default="full")
-    args, figures = parser.parse_args(), Figures("latency.operations")
+    args = parser.parse_args()
+    figures = Figures("latency.operations")
     model = build(args.model, torch.bfloat16)
     with FakeTensorMode(allow_non_fake_inputs=True):
         found = count_stages(model, args.objects)

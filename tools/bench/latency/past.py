@@ -58,7 +58,9 @@ def run_cycle(client: PerceptionClient, seqs: Seqs, is_past: bool) -> Cycle:
     begin_s = time.monotonic()
     middle = (masks.width / 2, masks.height / 2)
     added = client.add_object(points=[middle], seq=old if is_past else masks.seq)
-    ages_ms, counts, join_s = [], [], CYCLE_S
+    ages_ms = []
+    counts = []
+    join_s = CYCLE_S
     while time.monotonic() < begin_s + CYCLE_S:
         masks = next_masks(client)
         seqs.take(masks)
@@ -81,7 +83,8 @@ def main() -> None:
     parser = make_parser(__doc__, seconds=120.0, model="nano", threads="0")
     parser.add_argument("--rate", type=float, default=15.0, help="frames per second of the camera")
     parser.add_argument("--delay", type=float, default=1.5, help="age in seconds of the frame to prompt on")
-    args, figures = parser.parse_args(), Figures("latency.past")
+    args = parser.parse_args()
+    figures = Figures("latency.past")
     cycles: defaultdict[bool, list[Cycle]] = defaultdict(list)
     settings = {"SAM3_MODEL__NAME": args.model, "SAM3_MODEL__THREADS": args.threads}
     settings["SAM3_TRACKER__FEATURE_CACHE_S"] = str(KEPT_DELAYS * args.delay)

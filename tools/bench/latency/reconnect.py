@@ -75,7 +75,8 @@ def measure_notice(processes: Processes, client: PerceptionClient, count: int, f
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--kills", type=int, default=5, help="kills of each process")
-    args, figures = parser.parse_args(), Figures("latency.reconnect")
+    args = parser.parse_args()
+    figures = Figures("latency.reconnect")
     with tempfile.TemporaryDirectory() as folder:
         model = {"SAM3_MODEL__NAME": str(save_tiny_checkpoint(Path(folder))), "SAM3_MODEL__THREADS": "1"}
         with Processes(**model) as processes, processes.client() as client:

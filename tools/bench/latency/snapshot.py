@@ -25,7 +25,8 @@ from sam3_node.types import Frame
 from sam3_node.wire.frame_prompt import FramePrompt
 from tools.bench.common import RATIO, Figures, make_parser, objects_text
 
-WIDTH, HEIGHT = 640, 480
+WIDTH = 640
+HEIGHT = 480
 WARM_UP = 12
 """Steps until the ring of memories is full."""
 
@@ -47,7 +48,8 @@ def open_perception(args: argparse.Namespace) -> Perception:
     pipeline = perception.serve("cam0")
     pipeline.step(frame(0))
     for index in range(args.objects):
-        x, y = 40 + 30 * index % (WIDTH - 80), 40 + 25 * index % (HEIGHT - 80)
+        x = 40 + 30 * index % (WIDTH - 80)
+        y = 40 + 25 * index % (HEIGHT - 80)
         pipeline.add(FramePrompt(box=[x, y, x + 40, y + 40]), "thing", 0)
     for seq in range(1, WARM_UP):
         pipeline.step(frame(seq))
@@ -55,7 +57,8 @@ def open_perception(args: argparse.Namespace) -> Perception:
 
 
 def step_ms(perception: Perception, seq: int) -> float:
-    image, begin_s = frame(seq), time.perf_counter()
+    image = frame(seq)
+    begin_s = time.perf_counter()
     perception.pipelines["cam0"].step(image)
     return (time.perf_counter() - begin_s) * 1000
 
@@ -63,9 +66,13 @@ def step_ms(perception: Perception, seq: int) -> float:
 def main() -> None:
     parser = make_parser(__doc__, model="nano", objects=16, device="auto")
     parser.add_argument("--snapshots", type=int, default=8, help="number of snapshots")
-    args, figures = parser.parse_args(), Figures("latency.snapshot")
+    args = parser.parse_args()
+    figures = Figures("latency.snapshot")
     perception = open_perception(args)
-    alone, beside, copies, writes = [], [], [], []
+    alone = []
+    beside = []
+    copies = []
+    writes = []
     with tempfile.TemporaryDirectory() as folder:
         settings = SnapshotSettings(path=Path(folder) / "node.snapshot", every_s=1e-6)
         output: Any = SimpleNamespace(stats={}, publish_event=lambda op, args: None)
@@ -81,7 +88,8 @@ def main() -> None:
             writes.append(snapshots.describe()["write_ms"])
         size = snapshots.describe()["bytes"]
         snapshots.close()
-    step, what = statistics.median(alone), f"{args.model}, {objects_text(args.objects)}, {size / 1e6:.1f} MB"
+    step = statistics.median(alone)
+    what = f"{args.model}, {objects_text(args.objects)}, {size / 1e6:.1f} MB"
     for name, value, unit in (
         ("step beside the writing of a snapshot, over one without", statistics.median(beside) / step, RATIO),
         ("step", step, "ms"),

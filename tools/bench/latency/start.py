@@ -21,7 +21,10 @@ from pathlib import Path
 from tools.bench.common import Figures, make_parser, objects_text
 
 MODULE = "tools.bench.latency.start"
-EAGER, COMPILED, BUILD_PACKAGES, PACKAGES = "eager", "compiled", "build", "packages"
+EAGER = "eager"
+COMPILED = "compiled"
+BUILD_PACKAGES = "build"
+PACKAGES = "packages"
 STARTS = (("not compiled", EAGER), ("compiled, cold", COMPILED), ("compiled, warm", COMPILED))
 INDUCTOR = (("packages, build", BUILD_PACKAGES), ("packages, with gate", PACKAGES), ("packages", PACKAGES))
 
@@ -44,7 +47,8 @@ def start(args: argparse.Namespace) -> str:
     settings = Settings.model_validate(
         {"model": model_settings, "tracker": {"max_objects": args.objects}, "engine": engine}
     )
-    begin_s, begin_cpu_s = time.perf_counter(), cpu_s()
+    begin_s = time.perf_counter()
+    begin_cpu_s = cpu_s()
     if args.how == BUILD_PACKAGES:
         build_engines(settings)
     else:

@@ -99,7 +99,8 @@ class Ours:
         self.prompts = [ObjectPrompt(number, points=[xy]) for number, xy in places]
 
     def step(self, pixels: torch.Tensor) -> torch.Tensor:
-        prompts, self.prompts = self.prompts, []
+        prompts = self.prompts
+        self.prompts = []
         return self.tracker.step(pixels, prompts).logits[0]
 
 
@@ -107,7 +108,8 @@ class Theirs:
     """transformers' streaming inference with all objects in one session."""
 
     def __init__(self, source: Any, objects: int) -> None:
-        self.source, device = source, source.no_memory_embedding.device
+        self.source = source
+        device = source.no_memory_embedding.device
         size = source.prompt_encoder.input_image_size
         devices = ("inference_device", "inference_state_device", "video_storage_device")
         sizes = {"video_height": size, "video_width": size}
@@ -133,7 +135,8 @@ class Taken(NamedTuple):
 
 def timed(step: Callable[[torch.Tensor], torch.Tensor], pixels: torch.Tensor) -> tuple[Taken, torch.Tensor]:
     """Return the time of one step, and its logits."""
-    start, start_cpu = time.perf_counter(), time.process_time()
+    start = time.perf_counter()
+    start_cpu = time.process_time()
     logits = step(pixels)
     if pixels.is_cuda:
         torch.cuda.synchronize()
@@ -143,7 +146,8 @@ def timed(step: Callable[[torch.Tensor], torch.Tensor], pixels: torch.Tensor) ->
 
 def clip(source: Any, frames: int) -> list[torch.Tensor]:
     """Return noisy copies of one random image [1, 3, size, size]."""
-    size, device = source.prompt_encoder.input_image_size, source.no_memory_embedding.device
+    size = source.prompt_encoder.input_image_size
+    device = source.no_memory_embedding.device
     generator = torch.Generator().manual_seed(1)
     image = torch.randn(1, 3, size, size, generator=generator)
     noise = (torch.randn(image.shape, generator=generator) for _ in range(frames))
@@ -176,7 +180,8 @@ Step = Callable[[torch.Tensor], torch.Tensor]
 def run_pair(ours: Step, theirs: Step, frames: list[torch.Tensor], warm: int) -> Times:
     """Step both through the frames in turns; the first `warm` frames are not timed."""
     taken = []
-    difference, least = 0.0, math.inf
+    difference = 0.0
+    least = math.inf
     for pixels in frames:
         our_time, our_logits = timed(ours, pixels)
         their_time, their_logits = timed(theirs, pixels)
@@ -223,7 +228,8 @@ def variants(source: Any, objects: int, frames: int, warm: int, runs: int, figur
         model = stages(source, dtype, compiled)
         pairs = ([Ours(each, objects).step for each in (model, plain_model)] for _ in range(runs))
         times = [run_pair(ours, plain, images, warm) for ours, plain in pairs]
-        what, relative = f"step in {name}", "speed relative to float32 eager"
+        what = f"step in {name}"
+        relative = "speed relative to float32 eager"
         figures.add(f"{what}, {relative}, {objects_text(objects)}", [run.ratio for run in times], "x")
         figures.add(f"{what}, {objects_text(objects)}", [run.ours.wall_ms for run in times], "ms")
 
@@ -251,7 +257,8 @@ def report(what: str, times: list[Times], rates: tuple[float, float, float] | No
         figures.add(f"{what}, rate", rate, "GFLOP/s")
         figures.add(f"{what}, rate of gemm in the same run", gemm, "GFLOP/s")
         figures.add(f"{what}, rate as a part of that of gemm", rate / gemm, "x")
-    largest, least = max(run.difference for run in times), min(run.least_logit for run in times)
+    largest = max(run.difference for run in times)
+    least = min(run.least_logit for run in times)
     figures.add(f"{what}, largest difference of the logits", largest, "logit", "under 0.001 in float32")
     figures.add(f"{what}, largest logit", least, "logit", target=f"at least {TRAINED_LOGIT:g}")
 
@@ -265,14 +272,17 @@ def main() -> None:
     parser.add_argument("--peer-dtype", choices=DTYPES, default=DTYPES[0], help="dtype of transformers")
     parser.add_argument("--no-variants", action="store_true", help="leave out bf16 and compile")
     parser.set_defaults(runs=None)
-    args, figures = parser.parse_args(), Figures("latency.step")
+    args = parser.parse_args()
+    figures = Figures("latency.step")
     torch.set_num_threads(args.threads)
     full = args.model == "full"
-    frames, runs = args.frames or (4 if full else 40), args.runs or (1 if full else RUNS)
+    frames = args.frames or (4 if full else 40)
+    runs = args.runs or (1 if full else RUNS)
     warm = 1 if full else 10
     source = random_source(args.model, args.device)
     parameters = sum(p.numel() for p in source.parameters()) / 1e6
-    kinds, device = f"{args.dtype} beside {args.peer_dtype}", name_device(args.device)
+    kinds = f"{args.dtype} beside {args.peer_dtype}"
+    device = name_device(args.device)
     print(f"{args.model}, {parameters:.1f} M parameters, {kinds}, {device}, torch {torch.__version__}")
     model = stages(source, getattr(torch, args.dtype))
     peer = copy.deepcopy(source).to(getattr(torch, args.peer_dtype))

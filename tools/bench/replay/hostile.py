@@ -28,7 +28,8 @@ def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--damaged", type=int, default=330, metavar="N", help="damaged recordings [330]")
     parser.add_argument("--only", default="", metavar="TEXT", help="only those whose names have this text")
-    args, figures = parser.parse_args(), Figures("replay.hostile", show=False)
+    args = parser.parse_args()
+    figures = Figures("replay.hostile", show=False)
     with tempfile.TemporaryDirectory(prefix="sam3-node-hostile-") as folder:
         hostile = write_hostile(Path(folder), args.only)
         damaged = {path: name for name, path in write_damaged(Path(folder), args.damaged, args.only)}

@@ -199,7 +199,8 @@ def main() -> None:
     parser = make_parser(__doc__, RUNS, objects=4, threads=0)
     parser.add_argument("--frames", type=int, default=150, help="frames of each recording")
     parser.add_argument("--minutes", type=float, default=0.0, help="minutes of the long recording; 0: none")
-    args, figures = parser.parse_args(), Figures("replay.replay")
+    args = parser.parse_args()
+    figures = Figures("replay.replay")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         read, decoded = reading_rates(folder)

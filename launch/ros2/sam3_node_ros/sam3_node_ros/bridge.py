@@ -63,7 +63,8 @@ class Sam3Bridge(LifecycleNode):
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Connect, and create publishers and services."""
-        names, logger = [field.name for field in fields(Ros2Settings)], self.get_logger()
+        names = [field.name for field in fields(Ros2Settings)]
+        logger = self.get_logger()
         settings = Ros2Settings(**{name: self.get_parameter(name).value for name in names})
         try:
             self._bridge = Ros2Bridge(
@@ -188,7 +189,8 @@ class Sam3Bridge(LifecycleNode):
             self._points.publish(self._make.make_points(*surface))
 
     def _publish_diagnostics(self) -> None:
-        bridge, publisher = self._bridge, self._diagnostics
+        bridge = self._bridge
+        publisher = self._diagnostics
         if bridge is None or publisher is None:
             return
         level, message, values = bridge.check_health()

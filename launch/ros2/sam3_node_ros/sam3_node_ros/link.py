@@ -65,7 +65,9 @@ MAX_POINTS = 5000
 """Points of an object that are requested where masks carry none."""
 PROBE_MS = 1000
 """Longest wait for the node's answer where a thread also has other work: points and diagnostics."""
-OK, WARNING, ERROR = 0, 1, 2
+OK = 0
+WARNING = 1
+ERROR = 2
 """Levels of diagnostics."""
 HEALTH = ("fps", "latency_p50_ms", "latency_p99_ms", "masks_age_ms", "skipped", "objects")
 """Counts of the camera in the node's status that diagnostics show."""
@@ -155,7 +157,8 @@ class Ros2Bridge(Closeable):
         resolve: Callable[[str], str] = lambda topic: topic,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        self._settings, self._now_ns = settings, now_ns
+        self._settings = settings
+        self._now_ns = now_ns
         self._warnings = _Warnings(warn)
         self._kinds = _list_topics(settings)
         self._pairing = Pairing([_make_camera(settings, self._kinds, resolve)], PATIENCE_NS)
@@ -218,7 +221,8 @@ class Ros2Bridge(Closeable):
             if self._joints is not None and isinstance(sample.payload, Joints):
                 self._positions |= sample.payload.positions
                 clock = _choose_clock(sample.stamp_ns)
-                name, positions = self._settings.robot, dict(self._positions)
+                name = self._settings.robot
+                positions = dict(self._positions)
                 self._joints.send(JointState(name, sample.stamp_ns, positions, clock))
                 return
             for frame in self._pairing.add(sample):
@@ -411,7 +415,8 @@ class Ros2Bridge(Closeable):
     def _add_objects(self, request: Any, response: Any) -> None:
         """Add all objects, or none: those of before an error are removed again. Labels are the caller's ids."""
         camera = self._settings.camera
-        prompts, seq = read_prompts(request), self._find_seq(request.request_header.stamp)
+        prompts = read_prompts(request)
+        seq = self._find_seq(request.request_header.stamp)
         self._forget_names()
         for name in prompts.keys() & self._names.keys():
             raise RequestError(f"object ids: expected new ones, found {name[:40]!r}, which is tracked")
@@ -451,13 +456,15 @@ class Ros2Bridge(Closeable):
         response.object_indices = assign_values(parse_id(text)[0] for text in self._names.values())
 
     def _set_prompts(self, request: Any, _: Any) -> None:
-        names, scores = [str(name) for name in request.prompts], [float(score) for score in request.scores]
+        names = [str(name) for name in request.prompts]
+        scores = [float(score) for score in request.scores]
         if scores and len(scores) != len(names):
             raise RequestError(f"scores: expected none, or {len(names)} as of prompts, found {len(scores)}")
         self._client.set_prompts(names, scores=dict(zip(names, scores, strict=False)))
 
     def _add_exemplar(self, request: Any, _: Any) -> None:
-        seq, photo = self._find_seq(request.stamp), bytes(request.photo.data)
+        seq = self._find_seq(request.stamp)
+        photo = bytes(request.photo.data)
         # a photo is no image of the camera
         place = {"photo": photo} if photo else {"seq": seq, "camera": self._settings.camera}
         self._client.add_exemplar(request.name, text=request.text or None, **read_exemplar(request), **place)
@@ -500,7 +507,8 @@ class _Warnings:
 def _fail(response: Any, code: str, message: str) -> None:
     response.success = False
     if hasattr(response, "code"):
-        response.code, response.message = code, message
+        response.code = code
+        response.message = message
     else:  # Isaac ROS' answers have a message only
         response.message = f"{code}: {message}"
 

@@ -37,9 +37,13 @@ MARKER_S = 1
 INSIDE = 255
 """Value of the object's pixels in its mask image."""
 
-_CUBE, _TEXT, _DELETE_ALL = 1, 9, 3  # Marker.CUBE, .TEXT_VIEW_FACING and .DELETEALL
+# Marker.CUBE, .TEXT_VIEW_FACING and .DELETEALL
+_CUBE = 1
+_TEXT = 9
+_DELETE_ALL = 3
 _FLOAT32 = 7  # PointField.FLOAT32
-_SURE, _DOUBTFUL = (0.1, 0.8, 0.2), (0.9, 0.6, 0.1)
+_SURE = (0.1, 0.8, 0.2)
+_DOUBTFUL = (0.9, 0.6, 0.1)
 
 _ID = re.compile(r"(\d{1,15})(?:@([0-9a-f]{1,14}))?")
 
@@ -377,7 +381,8 @@ def read_prompts(request: Any) -> dict[str, dict[str, Any]]:
 
     Raises RequestError for lists of different lengths, and for an id that stands twice.
     """
-    points, labels = request.point_coords, list(request.point_labels) or [1] * len(request.point_coords)
+    points = request.point_coords
+    labels = list(request.point_labels) or [1] * len(request.point_coords)
     for name, ids, values in (
         ("bbox_object_ids", request.bbox_object_ids, request.bbox_coords),
         ("point_object_ids", request.point_object_ids, points),
@@ -400,8 +405,10 @@ def read_prompts(request: Any) -> dict[str, dict[str, Any]]:
 def _read_box(box: Any) -> tuple[float, float, float, float]:
     if box.center.theta:
         raise RequestError(f"box: expected theta 0, found {box.center.theta}")
-    x, y = box.center.position.x, box.center.position.y
-    half_x, half_y = box.size_x / 2, box.size_y / 2
+    x = box.center.position.x
+    y = box.center.position.y
+    half_x = box.size_x / 2
+    half_y = box.size_y / 2
     return (x - half_x, y - half_y, x + half_x, y + half_y)
 
 

@@ -63,7 +63,8 @@ class Player(Node):
                 spin(POLL_S)
                 begin_s = None
             if begin_s is None or begin_ns is None:
-                begin_s, begin_ns = time.monotonic(), stamp_ns
+                begin_s = time.monotonic()
+                begin_ns = stamp_ns
             while (
                 left_s := begin_s + (stamp_ns - begin_ns) / NANOSECONDS / self._rate - time.monotonic()
             ) > 0:
@@ -83,14 +84,13 @@ class Player(Node):
                     if offset_ns is None:  # a stamp of 0 would be none
                         offset_ns = 0 if frame.capture_ns > 0 else NANOSECONDS - frame.capture_ns
                     begin_ns = begin_ns or frame.capture_ns + offset_ns
-                    period_ns, stamp_ns = (
-                        frame.capture_ns + offset_ns - stamp_ns,
-                        frame.capture_ns + offset_ns,
-                    )
+                    period_ns = frame.capture_ns + offset_ns - stamp_ns
+                    stamp_ns = frame.capture_ns + offset_ns
                     yield frame, stamp_ns
             if not self._is_looping or offset_ns is None or begin_ns is None:
                 return
-            offset_ns, begin_ns = offset_ns + stamp_ns + period_ns - begin_ns, None
+            offset_ns = offset_ns + stamp_ns + period_ns - begin_ns
+            begin_ns = None
 
     def _publish(self, image: Any, frame: Frame, stamp_ns: int) -> None:
         sec, nanosec = divmod(stamp_ns, NANOSECONDS)
@@ -124,7 +124,8 @@ def make_image(frame: Frame, header: Any) -> Any:
 
 def make_depth(depth: Depth, header: Any) -> Any:
     """Return the Image of depth: uint16 in millimetres, or float32 in metres where the unit is another."""
-    values, is_plain = decode_depth(depth), depth.scale_m == 0.001
+    values = decode_depth(depth)
+    is_plain = depth.scale_m == 0.001
     pixels = values.astype("<u2") if is_plain else (values * depth.scale_m).astype("<f4")
     size = {"height": depth.height, "width": depth.width, "step": pixels.strides[0]}
     encoding = "16UC1" if is_plain else "32FC1"
@@ -133,7 +134,10 @@ def make_depth(depth: Depth, header: Any) -> Any:
 
 def make_camera_info(intrinsics: Intrinsics, width: int, height: int, header: Any) -> Any:
     """Return the CameraInfo of intrinsics, of an image that is not rectified."""
-    fx, fy, cx, cy = intrinsics.fx, intrinsics.fy, intrinsics.cx, intrinsics.cy
+    fx = intrinsics.fx
+    fy = intrinsics.fy
+    cx = intrinsics.cx
+    cy = intrinsics.cy
     model = "rational_polynomial" if len(intrinsics.coeffs) > 5 else MODELS[intrinsics.model]
     return CameraInfo(
         header=header,
