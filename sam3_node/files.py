@@ -3,6 +3,7 @@
 Temporary folders lie in one that all users may write to, so no path there is followed through a symbolic link.
 """
 
+import errno
 import fcntl
 import logging
 import os
@@ -16,6 +17,15 @@ from typing import IO
 from .errors import OutputError, Sam3NodeError
 
 _log = logging.getLogger(__name__)
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+"""Names of what is no regular file, by the bits of its mode."""
 
 UNFINISHED = ".unfinished"
 """Suffix of a file that is still being written."""
@@ -97,6 +107,53 @@ def describe_stand_in(path: Path) -> str | None:
     if head.startswith(b"/annex/objects/"):
         return "a pointer of git-annex in the place of the file; run `git annex get` in its folder"
     return None
+
+
+def open_regular(path: Path, max_bytes: int) -> IO[bytes]:
+    """Open a regular file of at most `max_bytes` for reading, without waiting for whatever else has this name.
+
+    A link is followed. Raises OSError; it is an IrregularFileError for a pipe, a socket, a device or a folder, which
+    may block or never end, and for a larger file.
+    """
+    # without waiting: the open of a pipe blocks until somebody writes to it
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        # the opened file, because the path may name another one by now
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            found = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+            raise IrregularFileError(f"expected a regular file, found {found}; name a file")
+        if status.st_size > max_bytes:
+            raise IrregularFileError(
+                f"expected a file of at most {max_bytes} bytes, found {status.st_size}; name another one"
+            )
+        return open(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_regular(path: Path, max_bytes: int) -> bytes:
+    """Read a whole regular file of at most `max_bytes`. Raises OSError as `open_regular` does."""
+    with open_regular(path, max_bytes) as file:
+        # one byte more than allowed shows that the file has grown since its size was checked
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise IrregularFileError(f"expected a file of at most {max_bytes} bytes, found one that grows")
+    return data
+
+
+def check_regular(path: Path, max_bytes: int) -> None:
+    """Raise OSError as `open_regular` does, for a file that a library opens by its path."""
+    open_regular(path, max_bytes).close()
+
+
+class IrregularFileError(OSError):
+    """A path names something that must not be read whole: what was expected, what was found, what to do."""
+
+    def __init__(self, message: str) -> None:
+        # `strerror` is what messages show of an OSError
+        super().__init__(errno.EINVAL, message)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -175,3 +175,29 @@ def test_links_to_absent_files_are_stand_ins(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("whole")
     for path in (tmp_path / "link", tmp_path / "absent", tmp_path):
         assert files.describe_stand_in(path) is None
+
+
+def test_a_regular_file_is_read_to_its_bound(tmp_path: Path) -> None:
+    path = tmp_path / "value"
+    path.write_bytes(b"12345")
+    assert files.read_regular(path, 5) == b"12345"
+    with pytest.raises(files.IrregularFileError, match="at most 4 bytes, found 5"):
+        files.read_regular(path, 4)
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    assert files.read_regular(link, 5) == b"12345", "a link is followed"
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a device", "a folder"])
+def test_what_blocks_or_never_ends_is_not_read(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "value"
+    if kind == "a pipe":
+        os.mkfifo(path)
+    elif kind == "a device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(files.IrregularFileError, match=f"expected a regular file, found {kind}"):
+        files.check_regular(path, 1000)
+    assert len(os.listdir("/proc/self/fd")) == before
