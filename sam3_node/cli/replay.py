@@ -5,7 +5,6 @@ Heavy modules are imported inside the functions that need them, so that other co
 
 from __future__ import annotations
 
-import os
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ReplayError, require
 from ..processes.signals import stop_on_signals
 from ..settings import Settings
+from .environment import prepare_torch
 from .parser import CommandParser, Commands, parse_box, parse_count, parse_named
 from .progress import ProgressBar, align_rows, format_duration
 
@@ -138,8 +138,7 @@ def replay(args: Namespace, settings: Settings) -> int:
 
     Returns 0 if all are done, 1 if --compare finds a difference or no frame was stepped, 130 if interrupted.
     """
-    # set before torch is imported: threads that spin long at barriers take cores from the decoding threads
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    prepare_torch()
     for module in ("torch", "transformers"):
         require(module, "node")
     require("mcap", "bags")

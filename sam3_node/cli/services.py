@@ -18,6 +18,7 @@ from ..processes.logs import announce, log_subject, raise_descriptor_limit
 from ..processes.notify import Watchdog
 from ..processes.signals import WaitingNotice, print_notice, stop_on_signals
 from ..settings import Settings
+from .environment import prepare_torch
 from .parser import FAILED, Commands, parse_timeout
 from .progress import printable
 
@@ -50,9 +51,7 @@ def add_commands(commands: Commands) -> None:
 
 def run(args: Namespace, settings: Settings) -> None:
     """Run the node: track objects on camera frames and publish masks."""
-    # set this before torch is imported. Threads that spin too long at barriers take CPU time from cameras; threads that
-    # sleep at once (OMP_WAIT_POLICY=PASSIVE) make two threads no faster than one
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    prepare_torch()
     with _begin_service(settings) as watchdog:
         require("torch", "node")
         require("transformers", "node")

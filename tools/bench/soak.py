@@ -34,7 +34,7 @@ def make_plan(args: argparse.Namespace, weights: Path) -> Plan:
         "SAM3_MODEL__NAME": args.model or str(weights),
         "SAM3_MODEL__THREADS": str(args.threads),
         "SAM3_MODEL__DEVICE": args.device,
-        "SAM3_DETECTOR__KIND": "none",
+        "SAM3_DETECTOR__KIND": "none",  # `soak_surfaces` has a detector of its own
         "SAM3_DEADLINE__BUDGET_MS": str(args.budget_ms),
     }
     given = (word.partition("=") for word in args.set)
@@ -50,6 +50,7 @@ def make_plan(args: argparse.Namespace, weights: Path) -> Plan:
         seed=args.seed,
         keeps_epochs=args.keeps_epochs,
         settings=settings,
+        surfaces=args.surfaces,
     )
 
 
@@ -74,6 +75,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a run."""
     parser.add_argument("--minutes", type=float, default=10.0, help="length of the run")
     parser.add_argument("--chaos", action="store_true", help="break things")
+    text = "joints, exemplars, clicks on past frames, and spans to a collector, too (`soak_surfaces`)"
+    parser.add_argument("--surfaces", action="store_true", help=text)
     parser.add_argument("--out", type=Path, default=Path("out/soak"), help="folder of log and results")
     parser.add_argument("--summarise", type=Path, metavar="FOLDER", help="only write a log's results again")
     parser.add_argument("--model", default="", help="weights of the node; default: tiny random ones")

@@ -30,6 +30,7 @@ from sam3_node.errors import Sam3NodeError
 from sam3_node.processes.supervisor import Group, Process
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import Request, pack_frame, pack_request
+from tools.bench import soak_surfaces
 from tools.bench.latency.age import read_timing
 from tools.bench.soak_summary import MARGIN_MS
 
@@ -94,7 +95,8 @@ class Reader:
             self._note_recovery(timing.age, now_s)
         for instance in masks.instances:
             key = (masks.camera, masks.epoch, instance.id)
-            if self._labels.setdefault(key, instance.label) != instance.label:
+            # objects that a detector has found may change their names
+            if self._labels.setdefault(key, instance.label) != instance.label and key in self._given:
                 self._confused += 1
 
     def add(self, camera: str, epoch: int | None, object_id: int, label: str) -> None:
@@ -254,6 +256,8 @@ class Plan:
     """True if the node keeps ids and epochs across restarts"""
     settings: dict[str, str] = field(default_factory=dict)
     """environment of the node and its cameras"""
+    surfaces: bool = False
+    """True for what `soak_surfaces` does beside tracking"""
 
 
 class Soak:
@@ -265,6 +269,9 @@ class Soak:
         self._chance = random.Random(plan.seed)
         self._start_s = self._since_s = time.monotonic()
         self._phase = "start"
+        self._source = f"scene:shapes?{SIZE}"
+        self._settings = plan.settings
+        self._visitor: soak_surfaces.Visitor | None = None
         self._pids: dict[str, set[int]] = {}
         self._extra: dict[str, subprocess.Popen[bytes]] = {}
         self._resume: list[tuple[float, int]] = []
@@ -278,6 +285,13 @@ class Soak:
             self._frames = {name: f"ipc://{folder}/{name}" for name in names}
             self._masks = f"ipc://{folder}/masks"
             self._control = f"ipc://{folder}/control"
+            if plan.surfaces:
+                collector = opened.enter_context(soak_surfaces.Collector())
+                joints = f"ipc://{folder}/joints"
+                self._source = soak_surfaces.SOURCE
+                self._settings = plan.settings | soak_surfaces.make_settings(
+                    folder, joints, collector.endpoint
+                )
             self._write("head", **self._describe())
             self._group = opened.enter_context(Group(grace_s=3.0, echo=None))
             opened.callback(self._end_extra)
@@ -285,17 +299,20 @@ class Soak:
             self._group.start(self._make_node())
             self._group.wait_ready("node", READY_S)
             ends = (self._masks, self._control)
-            readers, prompts, self._status_client = (
+            readers, prompts, visits, self._status_client = (
                 opened.enter_context(
                     PerceptionClient(*ends, timeout_ms=5000, on_restart=lambda restart: None)
                 )
-                for _ in range(3)
+                for _ in range(4)
             )
             self._reader = Reader(readers, plan.keeps_epochs)
             self._wait_for_masks("cam0")
             self._start_s = self._since_s = time.monotonic()
             prompter = Prompter(prompts, self._reader, random.Random(plan.seed + 1))
             opened.callback(prompter.stop)
+            if plan.surfaces:
+                self._visitor = soak_surfaces.Visitor(visits, random.Random(plan.seed + 3))
+                opened.callback(self._visitor.stop)
             self._break_things()
             self._overload()
             self._pass("quiet", plan.quiet_s)
@@ -401,8 +418,15 @@ class Soak:
         self._extra.clear()
 
     def _make_camera(self, name: str, rate_hz: float) -> Process:
-        words = ("camera", f"scene:shapes?{SIZE}", "--camera.name", name, "--camera.fps", f"{rate_hz:g}")
-        return self._make(name, words, SAM3_TRANSPORT__FRAMES=self._frames[name])
+        source = f"scene:shapes?{SIZE}"
+        environment = {"SAM3_TRANSPORT__FRAMES": self._frames[name]}
+        # one camera alone sends the robot's joints
+        if name == "cam0":
+            source = self._source
+        else:
+            environment["SAM3_CAMERA__ROBOT"] = ""
+        words = ("camera", source, "--camera.name", name, "--camera.fps", f"{rate_hz:g}")
+        return self._make(name, words, **environment)
 
     def _make_node(self) -> Process:
         return self._make("node", ("run",), SAM3_TRANSPORT__FRAMES=",".join(self._frames.values()))
@@ -411,7 +435,7 @@ class Soak:
         endpoints = {"SAM3_TRANSPORT__MASKS": self._masks, "SAM3_TRANSPORT__CONTROL": self._control}
         command = (sys.executable, "-m", "sam3_node", *words)
         ready = r"^node ready" if name == "node" else r"publishing on"
-        environment = {**endpoints, **self._plan.settings, **environment}
+        environment = {**endpoints, **self._settings, **environment}
         return Process(name, command, ready, environment, "on-failure", self._plan.watchdog_s)
 
     def _find_members(self) -> dict[str, psutil.Process]:
@@ -460,6 +484,7 @@ class Soak:
             over_budget=max((camera["over_budget"] for camera in cameras), default=0),
             shed_level=max((camera["shed_level"] for camera in cameras), default=0),
             rejected=[status.get("frames_rejected"), status.get("requests_rejected")],
+            visits=self._visitor.done if self._visitor is not None else 0,
             **self._reader.sample(),
         )
         self._since_s = time.monotonic()
