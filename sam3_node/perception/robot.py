@@ -1,26 +1,27 @@
 """Draw the robot's own pixels in an image, from its URDF and its joints.
 
-`RobotBody` reads a URDF: each geometry of a link becomes a convex part, its hull. The silhouette of the robot is the
-union of the projected parts: the hull of the projected corners of a convex body is its exact outline. With depth, a
-pixel is the robot's only if the measured point lies on a part. `RobotPixels` are the robot on one frame: they say which
+`RobotBody` has the convex parts of a URDF, which `robot_model` reads. The silhouette of the robot is the union of the
+projected parts: the hull of the projected corners of a convex body is its exact outline. With depth, a pixel is the
+robot's only if the measured point lies on a part. `RobotPixels` are the robot on one frame: they say which
 objects and detections it covers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import CalibrationError, SettingsError, require
-from ..geometry import Array, deproject, invert, project, transform_points, vector_from_rotation
+from ..errors import CalibrationError, SettingsError
+from ..geometry import Array, deproject, invert, project, vector_from_rotation
 from ..types import Intrinsics, JointState, Mask
+from .robot_model import MAX_REACH_M, MOVING, Part, origin_of, read_robot
 from .surfaces import DepthMap, Float
 
 Pixels = npt.NDArray[np.bool_]
@@ -31,8 +32,6 @@ NEAR_M = 0.02
 """Parts are cut off at this distance in front of the camera."""
 STRIDE = 4
 """Distance in pixels of the points whose depth is compared: the others do as their neighbour."""
-PLANES = 0.5
-"""Faces whose normals agree when rounded to this step are one plane, around the whole hull."""
 EDGE_POINTS = 12
 """Points of each edge of an outline that a lens bends."""
 COVERED = 0.5
@@ -41,65 +40,23 @@ MOVED_M = 0.02
 """Metres. A camera that has moved farther looks at another place: what was there may be anywhere in the image."""
 MOVED_RAD = math.radians(2)
 """Radians. The same for a camera that has turned farther."""
-_MOVING = ("revolute", "continuous", "prismatic")
-"""Types of a URDF's joints that have a position."""
 _AROUND = np.ones((3, 3), np.uint8)
 """Neighbours of a pixel in a dilation: the eight around it."""
 _SHIFT = 4
 """Bits of a part of a pixel, in OpenCV's drawing."""
 
 
-class Part(NamedTuple):
-    """A convex body that is fixed to a link, in the link's frame."""
-
-    link: int
-    corners: Array
-    """[n, 3], metres"""
-    normals: Array
-    """[f, 3], outward"""
-    offsets: Array
-    """[f]: the body is where normals @ point <= offsets"""
-
-    @classmethod
-    def from_mesh(cls, link: int, mesh: Any, link_from_mesh: Array) -> Part:
-        """Return the convex hull of a trimesh mesh."""
-        hull = mesh.convex_hull
-        corners = transform_points(link_from_mesh, hull.vertices)
-        faces = np.asarray(hull.face_normals) @ link_from_mesh[:3, :3].T
-        # each measured point is compared with each plane, so nearly parallel faces share one
-        _, group = np.unique(np.round(faces / PLANES), axis=0, return_inverse=True)
-        sums = np.zeros((group.max() + 1, 3))
-        np.add.at(sums, group.ravel(), faces * np.asarray(hull.area_faces)[:, None])
-        normals = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-12)
-        return cls(link, corners, normals, (corners @ normals.T).max(axis=0))
-
-
 class RobotBody:
     """The convex parts of a robot and the joints between its links. `base` names the link of the calibration's base.
 
-    A link has the parts of its collision geometry, else of its visual geometry. Raises SettingsError for a file that is
-    not a URDF with a body, and MissingExtraError without the extra `robot`.
+    Raises SettingsError for a file that is not a URDF with a body, and MissingExtraError without the extra `robot`.
     """
 
     def __init__(self, path: Path, base: str = "") -> None:
-        yourdfpy = require("yourdfpy", "robot")
-        try:
-            urdf = yourdfpy.URDF.load(str(path), build_scene_graph=False, load_meshes=False)
-            # the root is the link that is no joint's child
-            children = {joint.child for joint in urdf.robot.joints}
-            links = [link.name for link in urdf.robot.links if link.name not in children][:1]
-            joints = list(_sort_joints(urdf.robot.joints, *links))
-            links += [joint.child for joint in joints]
-            self._parts = list(_load_parts(path, [urdf.link_map[name] for name in links]))
-        # a missing mesh is explained already
-        except SettingsError:
-            raise
-        except Exception as error:  # yourdfpy and the readers of meshes raise errors of many kinds
-            raise SettingsError(f"robot.urdf: cannot read {path}: {error!r:.300}") from error
-        if not self._parts:
-            raise SettingsError(
-                f"robot.urdf: expected links with collision or visual geometry, found none in {path}"
-            )
+        model = read_robot(path)
+        links = model.links
+        joints = model.joints
+        self._parts = model.parts
         if base and base not in links:
             raise SettingsError(
                 f"robot.base: expected a link of {path}, one of {', '.join(links)}, found {base}"
@@ -112,9 +69,9 @@ class RobotBody:
         self._base = links.index(base) if base else 0
         # the chain of joints, each after its parent
         self._parents = [links.index(joint.parent) for joint in joints]
-        self._origins = np.array([_or_identity(joint.origin) for joint in joints]).reshape(-1, 4, 4)
+        self._origins = np.array([origin_of(joint) for joint in joints]).reshape(-1, 4, 4)
         # a joint that mimics another has no position of its own
-        free = [joint for joint in urdf.robot.joints if joint.type in _MOVING and joint.mimic is None]
+        free = [joint for joint in model.written if joint.type in MOVING and joint.mimic is None]
         self.joints = tuple(joint.name for joint in free)
         """Names of the joints that a joint state gives, in the URDF's order: those that move and mimic no other."""
         self._orders = self.joints, tuple(joint.name for joint in free if joint.type != "prismatic")
@@ -126,7 +83,7 @@ class RobotBody:
         ]
         # the axis of a fixed joint may be zero
         axes = [
-            joint.axis / np.linalg.norm(joint.axis) if joint.type in _MOVING else np.zeros(3)
+            joint.axis / np.linalg.norm(joint.axis) if joint.type in MOVING else np.zeros(3)
             for joint in joints
         ]
         # either a shift along the axis or a turn about it; the other is zero
@@ -138,7 +95,8 @@ class RobotBody:
         """Return base_from_link [n, 4, 4] at joint positions, radians or metres.
 
         A joint without a position is at zero. Positions that have numbers as names, "0", "1" and so on, belong to
-        all joints in the URDF's order, or to all that turn. Raises CalibrationError if no joint has a position.
+        all joints in the URDF's order, or to all that turn. Raises CalibrationError if no joint has a position, and for
+        positions so large that the robot is nowhere.
         """
         for names in self._orders:
             if positions.keys() == set(map(str, range(len(names)))):
@@ -147,6 +105,18 @@ class RobotBody:
             raise CalibrationError(
                 f"expected joints {', '.join(self.joints)} of robot.urdf, found {', '.join(positions)[:200] or 'none'}"
             )
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = self._chain(positions)
+        # also false for what is not a number
+        if not (np.abs(found) <= MAX_REACH_M).all():
+            raise CalibrationError(
+                f"expected joint positions in radians and metres that leave the robot within {MAX_REACH_M:g} m, "
+                "found larger ones"
+            )
+        return found
+
+    def _chain(self, positions: Mapping[str, float]) -> Array:
+        """Return base_from_link [n, 4, 4] at joint positions, whatever they are."""
         moved = [factor * positions.get(name, 0.0) + offset for name, factor, offset in self._followed]
         angles = np.array(moved)[:, None, None]
         motion = np.tile(np.eye(4), (len(angles), 1, 1))
@@ -172,8 +142,9 @@ class RobotBody:
         drawn = np.zeros(view.size, np.uint8)
         poses = camera_from_link[self._corner_links]
         corners = np.einsum("nij,nj->ni", poses[:, :3, :3], self._corners) + poses[:, :3, 3]
+        outlines = view.outlines(corners, self._starts, [part.edges for part in self._parts])
         measured = None if depth is None else _thin(depth)
-        for part, outline in zip(self._parts, view.outlines(corners, self._starts), strict=True):
+        for part, outline in zip(self._parts, outlines, strict=True):
             if outline is None:
                 continue
             if measured is None:
@@ -211,10 +182,13 @@ class LensView:
         x1, y1 = self._high
         self._field = np.array([(x0, y0), (x1, y0), (x1, y1), (x0, y1)], np.float32)
 
-    def outlines(self, points_m: Array, starts: Ints) -> Iterator[npt.NDArray[np.int32] | None]:
+    def outlines(
+        self, points_m: Array, starts: Ints, edges: Sequence[Ints]
+    ) -> Iterator[npt.NDArray[np.int32] | None]:
         """Yield the outline [n, 2] of each body, the convex hull of its points, in OpenCV's shifted pixels.
 
-        points_m [n, 3] are in the camera; the bodies begin at `starts`. None for a body that is out of the image.
+        points_m [n, 3] are in the camera; the bodies begin at `starts`, and have `edges` [m, 2] between their points.
+        None for a body that is out of the image.
         """
         z = points_m[:, 2]
         nearest = np.minimum.reduceat(z, starts)
@@ -226,7 +200,7 @@ class LensView:
         across = ((low < self._low) | (high > self._high)).any(axis=1)
         for index, (start, end) in enumerate(pairwise([*starts.tolist(), len(z)])):
             if nearest[index] < NEAR_M:
-                yield self._close(_cut_near(points_m[start:end]), True)
+                yield self._close(_cut_near(points_m[start:end], edges[index]), True)
             else:
                 yield None if outside[index] else self._close(rays[start:end], bool(across[index]))
 
@@ -254,14 +228,15 @@ class LensView:
         return outline
 
 
-def _cut_near(points_m: Array) -> Float:
-    """Return directions (x / z, y / z) whose hull is the visible part of a convex body."""
+def _cut_near(points_m: Array, edges: Ints) -> Float:
+    """Return directions (x / z, y / z) whose hull is the visible part of a convex body, by its edges [m, 2]."""
     ahead = points_m[:, 2] >= NEAR_M
-    front = points_m[ahead, None]
-    back = points_m[None, ~ahead]
-    # where lines between corners meet the plane: their hull is the cut through the body
-    share = (front[..., 2:] - NEAR_M) / (front[..., 2:] - back[..., 2:])
-    kept = np.concatenate([front[:, 0], (front + share * (back - front)).reshape(-1, 3)])
+    # where edges meet the plane are the corners of the cut through the body
+    crossing = edges[ahead[edges[:, 0]] != ahead[edges[:, 1]]]
+    one = points_m[crossing[:, 0]]
+    other = points_m[crossing[:, 1]]
+    share = (one[:, 2:] - NEAR_M) / (one[:, 2:] - other[:, 2:])
+    kept = np.concatenate([points_m[ahead], one + share * (other - one)])
     rays: Float = (kept[:, :2] / kept[:, 2:]).astype(np.float32)
     return rays
 
@@ -330,46 +305,6 @@ class RobotPixels(NamedTuple):
         crop = self.inside[y0:y1, x0:x1]
         # a box beside the image has no pixels, and so no mean
         return crop.size > 0 and float(crop.mean()) > COVERED
-
-
-def _sort_joints(joints: list[Any], root: str) -> Iterator[Any]:
-    """Yield the joints, a parent's before its children's."""
-    waiting = [root]
-    while waiting:
-        found = [joint for joint in joints if joint.parent == waiting[0]]
-        yield from found
-        waiting = waiting[1:] + [joint.child for joint in found]
-
-
-def _load_parts(path: Path, links: list[Any]) -> Iterator[Part]:
-    creation = require("trimesh.creation", "robot")
-    for index, link in enumerate(links):
-        for shape in link.collisions or link.visuals:
-            box = shape.geometry.box
-            cylinder = shape.geometry.cylinder
-            sphere = shape.geometry.sphere
-            if box is not None:
-                mesh = creation.box(box.size)
-            elif cylinder is not None:
-                mesh = creation.cylinder(cylinder.radius, cylinder.length)
-            elif sphere is not None:
-                mesh = creation.icosphere(2, sphere.radius)
-            else:
-                mesh = _load_mesh(path, shape.geometry.mesh)
-            yield Part.from_mesh(index, mesh, _or_identity(shape.origin))
-
-
-def _load_mesh(path: Path, named: Any) -> Any:
-    find = require("yourdfpy.urdf", "robot").filename_handler_magic
-    file = Path(find(named.filename, str(path.parent)))
-    if not file.is_file():
-        raise SettingsError(f"robot.urdf: expected the mesh {named.filename} near {path}, found no such file")
-    mesh = require("trimesh", "robot").load_scene(str(file)).to_mesh()
-    return mesh if named.scale is None else mesh.apply_scale(named.scale)
-
-
-def _or_identity(origin: Array | None) -> Array:
-    return np.eye(4) if origin is None else np.asarray(origin)
 
 
 def crop_to(image: Pixels, mask: Mask) -> Pixels:

@@ -1,0 +1,98 @@
+"""The child process of `meshes`: reads mesh files, which may be hostile, and prints their convex hulls.
+
+It reads a JSON list of paths from its standard input, and prints one line of JSON for each: {corners, centre, growth},
+or {error}. The libraries that read meshes allocate what a file of some kilobytes declares: nested instances, accessors
+without data, archives in the place of XML. So this process has limits of memory and processor time.
+"""
+
+import json
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..files import read_regular
+from .hulls import Points, thin_hull
+
+MAX_MESH_BYTES = 32 << 20
+"""Size of a mesh file, and of each file that a glTF names. A larger one is refused before it is read."""
+MAX_TRIANGLES = 500_000
+"""Triangles of a mesh, its repeated parts counted each time. A mesh with more is refused."""
+MAX_MEMORY_BYTES = 1 << 30
+"""Memory of this process. A mesh that needs more to be read is refused."""
+MAX_MESH_S = 20
+"""Processor time for one mesh, in seconds. A mesh that needs more ends this process, and is refused."""
+
+
+class MeshError(Exception):
+    """Raised when a mesh is not what is expected."""
+
+
+def main() -> None:
+    """Print the hull of each mesh."""
+    # libraries may print, but only hulls are for the caller
+    answers = sys.stdout
+    sys.stdout = sys.stderr
+    paths = json.load(sys.stdin)
+    import trimesh.convex  # before memory is limited by what a mesh may take
+
+    _set_limit(resource.RLIMIT_DATA, MAX_MEMORY_BYTES)
+    for path in paths:
+        # the limit of processor time counts from the start of the process
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        _set_limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + 1 + MAX_MESH_S)
+        print(json.dumps(_answer(trimesh, Path(path))), file=answers, flush=True)
+
+
+def _answer(trimesh: Any, path: Path) -> dict[str, Any]:
+    try:
+        hull = thin_hull(np.array(trimesh.convex.convex_hull(_read_corners(trimesh, path)).vertices))
+        return {"corners": hull.corners.tolist(), "centre": hull.centre.tolist(), "growth": hull.growth}
+    except MemoryError:
+        return {
+            "error": f"expected a mesh that {MAX_MEMORY_BYTES >> 20} MiB suffice to read, found a larger one"
+        }
+    except Exception as error:  # the readers of meshes raise errors of many kinds
+        return {"error": str(error)[:300] or repr(error)}
+
+
+def _read_corners(trimesh: Any, path: Path) -> Points:
+    """Return the corners of all triangles of a file, [n, 3]."""
+
+    class Neighbours(trimesh.resolvers.FilePathResolver):  # type: ignore[misc]
+        """The files beside a mesh: buffers of a glTF."""
+
+        def get(self, name: str) -> bytes:
+            return read_regular(self.absolute(name), MAX_MESH_BYTES)
+
+    with path.open("rb") as file:
+        scene = trimesh.load_scene(file, file_type=path.suffix[1:], resolver=Neighbours(str(path)))
+    corners = []
+    triangles = 0
+    for node in scene.graph.nodes_geometry:
+        scene_from_mesh, name = scene.graph[node]
+        mesh = scene.geometry[name]
+        triangles += len(getattr(mesh, "faces", ()))
+        if triangles > MAX_TRIANGLES:
+            raise MeshError(f"expected at most {MAX_TRIANGLES} triangles, found more; simplify the mesh")
+        if hasattr(mesh, "faces"):
+            corners.append(trimesh.transform_points(mesh.vertices, scene_from_mesh))
+    if not triangles:
+        raise MeshError("expected triangles, found none")
+    found: Points = np.concatenate(corners)
+    if not np.isfinite(found).all():
+        raise MeshError("expected finite coordinates, found others")
+    return found
+
+
+def _set_limit(kind: int, value: int) -> None:
+    """Set a limit to a value, unless the system's own is lower."""
+    _, hard = resource.getrlimit(kind)
+    if hard == resource.RLIM_INFINITY or value <= hard:
+        resource.setrlimit(kind, (value, hard))
+
+
+if __name__ == "__main__":
+    main()
