@@ -8,6 +8,8 @@ without data, archives in the place of XML. So this process has limits of memory
 import json
 import resource
 import sys
+import zipfile
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ MAX_TRIANGLES = 500_000
 """Triangles of a mesh, its repeated parts counted each time. A mesh with more is refused."""
 MAX_MEMORY_BYTES = 1 << 30
 """Memory of this process. A mesh that needs more to be read is refused."""
-MAX_MESH_S = 20
+MAX_MESH_S = 10
 """Processor time for one mesh, in seconds. A mesh that needs more ends this process, and is refused."""
 
 
@@ -65,10 +67,21 @@ def _read_corners(trimesh: Any, path: Path) -> Points:
         """The files beside a mesh: buffers of a glTF."""
 
         def get(self, name: str) -> bytes:
-            return read_regular(self.absolute(name), MAX_MESH_BYTES)
+            folder = path.parent.resolve()
+            file = (folder / name).resolve()
+            if not file.is_relative_to(folder):
+                raise MeshError(
+                    f"expected files in {folder} alone, found {name:.200}; put them beside the mesh"
+                )
+            return read_regular(file, MAX_MESH_BYTES)
 
-    with path.open("rb") as file:
-        scene = trimesh.load_scene(file, file_type=path.suffix[1:], resolver=Neighbours(str(path)))
+    data = read_regular(path, MAX_MESH_BYTES)
+    # the reader of COLLADA would unpack it, whatever its name
+    if zipfile.is_zipfile(BytesIO(data)):
+        raise MeshError("expected a mesh, found a zip archive; unpack it, or convert it to a binary STL")
+    scene = trimesh.load_scene(
+        BytesIO(data), file_type=path.suffix[1:].lower(), resolver=Neighbours(str(path))
+    )
     corners = []
     triangles = 0
     for node in scene.graph.nodes_geometry:

@@ -1,7 +1,7 @@
 """Convex hulls of the mesh files of a robot, read by a child process with limits.
 
 `mesh_reader` is the child: it bounds the memory and the time of the libraries that read meshes. This module refuses
-what need not be read at all: archives, other formats, pipes and devices, and files that are too large.
+what need not be read at all: other formats, pipes and devices, and files that are too large.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ import json
 import os
 import subprocess
 import sys
-import zipfile
 from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 
 from ..errors import SettingsError
-from ..files import explain_os_error, read_regular
+from ..files import check_regular, explain_os_error
 from .hulls import Hull
 from .mesh_reader import MAX_MESH_BYTES, MAX_MESH_S
 
@@ -65,13 +63,8 @@ def _check_mesh(path: Path) -> int:
             f"robot.urdf: expected meshes of the formats {', '.join(FORMATS)}, found {path}; convert it to a binary STL"
         )
     with explain_os_error(SettingsError, f"robot.urdf: cannot read the mesh {path}"):
-        data = read_regular(path, MAX_MESH_BYTES)
-    # the reader of COLLADA unpacks archives, whatever their name
-    if zipfile.is_zipfile(BytesIO(data)):
-        raise SettingsError(
-            f"robot.urdf: expected a mesh in {path}, found a zip archive; unpack it, or convert it to a binary STL"
-        )
-    return len(data)
+        check_regular(path, MAX_MESH_BYTES)
+        return path.stat().st_size
 
 
 def _ask_child(paths: Sequence[Path]) -> list[bytes]:

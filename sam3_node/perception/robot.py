@@ -21,7 +21,7 @@ import numpy.typing as npt
 from ..errors import CalibrationError, SettingsError
 from ..geometry import Array, deproject, invert, project, vector_from_rotation
 from ..types import Intrinsics, JointState, Mask
-from .robot_model import MAX_REACH_M, MOVING, Part, origin_of, read_robot
+from .robot_model import MAX_REACH_M, MOVING, Part, list_names, origin_of, read_robot
 from .surfaces import DepthMap, Float
 
 Pixels = npt.NDArray[np.bool_]
@@ -59,7 +59,7 @@ class RobotBody:
         self._parts = model.parts
         if base and base not in links:
             raise SettingsError(
-                f"robot.base: expected a link of {path}, one of {', '.join(links)}, found {base}"
+                f"robot.base: expected a link of {path}, one of {list_names(links)}, found {base}"
             )
         # all corners in one array, so that one multiplication places them
         self._corners = np.concatenate([part.corners for part in self._parts])
@@ -103,7 +103,8 @@ class RobotBody:
                 positions = dict(zip(names, positions.values(), strict=True))
         if self.joints and not positions.keys() & set(self.joints):
             raise CalibrationError(
-                f"expected joints {', '.join(self.joints)} of robot.urdf, found {', '.join(positions)[:200] or 'none'}"
+                f"expected joints {list_names(self.joints)} of robot.urdf, "
+                f"found {', '.join(positions)[:200] or 'none'}"
             )
         with np.errstate(over="ignore", invalid="ignore"):
             found = self._chain(positions)

@@ -28,15 +28,15 @@ MAX_URDF_BYTES = 2 << 20
 MAX_LINKS = 1000
 """Links of a robot. A URDF with more is refused."""
 MAX_PARTS = 1000
-"""Convex bodies of a robot, because each frame draws each of them. A URDF with more is refused."""
+"""Convex bodies of a robot, each drawn at each frame. A URDF with more is refused."""
 MAX_REACH_M = 1e6
 """Distance of a body from its link, or of a link from the base, in metres. A larger one is refused: pixels overflow."""
 PLANES = 0.5
 """Faces whose normals agree when rounded to this step are one plane, around the whole hull."""
 MOVING = ("revolute", "continuous", "prismatic")
 """Types of a URDF's joints that have a position."""
-_SHOWN = 10
-"""Names of links or joints that a message lists."""
+_SHOWN = 40
+"""Names of links or joints that a message lists. A URDF may have a thousand."""
 
 
 class Part(NamedTuple):
@@ -122,17 +122,17 @@ def _sort_joints(path: Path, robot: Any) -> tuple[str, list[Any]]:
         repeated = [name for name, count in Counter(names).items() if count > 1]
         if repeated:
             raise SettingsError(
-                f"robot.urdf: expected each {kind} once in {path}, found {_list(repeated)} more than once; rename them"
+                f"robot.urdf: expected each {kind} once in {path}, found {list_names(repeated)} more often; rename them"
             )
 
     # each joint belongs to two links, and each link has one joint above it at most
     above: dict[str, Any] = {}
     below: dict[str, list[Any]] = {name: [] for name in links}
     for joint in robot.joints:
-        where = f"robot.urdf: joint {joint.name} of {path}"
+        where = f"robot.urdf: joint {joint.name:.200} of {path}"
         for link in (joint.parent, joint.child):
             if link not in below:
-                raise SettingsError(f"{where}: expected links of the same file, found {link}; add it")
+                raise SettingsError(f"{where}: expected links of the same file, found {link:.200}; add it")
         if joint.child in above:
             raise SettingsError(
                 f"{where}: expected the child of no other joint, found {joint.child}, the child of "
@@ -145,13 +145,13 @@ def _sort_joints(path: Path, robot: Any) -> tuple[str, list[Any]]:
     circle = _find_circle(above)
     if circle:
         raise SettingsError(
-            f"robot.urdf: expected a tree of links in {path}, found a circle of the joints {_list(circle)}; "
+            f"robot.urdf: expected a tree of links in {path}, found a circle of the joints {list_names(circle)}; "
             "remove one of them"
         )
     roots = [name for name in links if name not in above]
     if len(roots) != 1:
         raise SettingsError(
-            f"robot.urdf: expected one link in {path} that is no joint's child, found {_list(roots) or 'none'}; "
+            f"robot.urdf: expected one link in {path} that is no joint's child, found {list_names(roots) or 'none'}; "
             "connect the links by fixed joints"
         )
 
@@ -197,9 +197,9 @@ def _find_circle(above: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def _list(names: Sequence[str]) -> str:
+def list_names(names: Sequence[str]) -> str:
     """Return names for a message, the first of many."""
-    shown = ", ".join(names[:_SHOWN])
+    shown = ", ".join(f"{name:.80}" for name in names[:_SHOWN])
     return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
 
 
@@ -247,12 +247,14 @@ def _load_parts(path: Path, links: Sequence[Any]) -> list[Part]:
 def _make_primitive(geometry: Any) -> Array:
     """Return the corners of a box, a cylinder or a sphere."""
     creation = require("trimesh.creation", "robot")
-    if geometry.box is not None:
-        mesh = creation.box(geometry.box.size)
-    elif geometry.cylinder is not None:
-        mesh = creation.cylinder(geometry.cylinder.radius, geometry.cylinder.length)
-    else:
-        mesh = creation.icosphere(2, geometry.sphere.radius)
+    # numbers that are too large are refused afterwards
+    with np.errstate(over="ignore", invalid="ignore"):
+        if geometry.box is not None:
+            mesh = creation.box(geometry.box.size)
+        elif geometry.cylinder is not None:
+            mesh = creation.cylinder(geometry.cylinder.radius, geometry.cylinder.length)
+        else:
+            mesh = creation.icosphere(2, geometry.sphere.radius)
     return np.asarray(mesh.vertices)
 
 
