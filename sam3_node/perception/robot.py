@@ -179,9 +179,6 @@ class LensView:
         self._low = rays.min(axis=0) - edge
         self._high = rays.max(axis=0) + edge
         """directions (x / z, y / z) a little beyond the image, where a lens model still holds"""
-        x0, y0 = self._low
-        x1, y1 = self._high
-        self._field = np.array([(x0, y0), (x1, y0), (x1, y1), (x0, y1)], np.float32)
 
     def outlines(
         self, points_m: Array, starts: Ints, edges: Sequence[Ints]
@@ -208,13 +205,12 @@ class LensView:
     def _close(self, rays: Float, may_leave: bool) -> npt.NDArray[np.int32] | None:
         if not len(rays):
             return None
-        hull = cv2.convexHull(rays)
+        corners = cv2.convexHull(rays).reshape(-1, 2).astype(float)
         # beyond this field a lens model may fold back into the image
         if may_leave:
-            area, hull = cv2.intersectConvexConvex(hull, self._field)
-            if not area:
+            corners = _clip(corners, self._low, self._high)
+            if not len(corners):
                 return None
-        corners = hull.reshape(-1, 2)
         lens = self.intrinsics
         if lens.model == "none":
             pixels = corners * (lens.fx, lens.fy) + (lens.cx, lens.cy)
@@ -227,6 +223,26 @@ class LensView:
             pixels = project(np.insert(edges, 2, 1.0, axis=1), lens)
         outline: npt.NDArray[np.int32] = np.rint(pixels * (1 << _SHIFT)).astype(np.int32)
         return outline
+
+
+def _clip(corners: Array, low: Array, high: Array) -> Array:
+    """Return the part of a convex outline [n, 2] between two corners of a box, by Sutherland and Hodgman.
+
+    OpenCV's intersection of convex outlines gives the whole box for some thin outlines of many corners.
+    """
+    for axis, bound, sign in ((0, low, 1), (0, high, -1), (1, low, 1), (1, high, -1)):
+        depth = sign * (corners[:, axis] - bound[axis])
+        inside = depth >= 0
+        if inside.all():
+            continue
+        following = np.roll(depth, -1)
+        crosses = inside != (following >= 0)
+        share = np.zeros(len(corners))
+        share[crosses] = depth[crosses] / (depth - following)[crosses]
+        met = corners + share[:, None] * (np.roll(corners, -1, axis=0) - corners)
+        # each corner that is inside, then the point where the edge after it meets the bound
+        corners = np.stack([corners, met], axis=1)[np.column_stack([inside, crosses])]
+    return corners
 
 
 def _cut_near(points_m: Array, edges: Ints) -> Float:

@@ -17,6 +17,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from scipy.spatial import ConvexHull
 
 from sam3_node.errors import CalibrationError, SettingsError
 from sam3_node.geometry import Array, rigid, rotation_from_vector
@@ -320,7 +321,8 @@ def outline_of(corners: Array) -> Pixels:
     body = robot_model.Part.from_corners(0, np.asarray(hull.vertices), np.eye(4))
     (outline,) = VIEW.outlines(body.corners, np.array([0]), [body.edges])
     drawn = np.zeros(VIEW.size, np.uint8)
-    cv2.fillPoly(drawn, [outline], 1, shift=4)
+    if outline is not None:
+        cv2.fillPoly(drawn, [outline], 1, shift=4)
     return drawn > 0
 
 
@@ -376,6 +378,23 @@ def test_the_cut_at_the_camera_is_that_between_all_corners(seed: int) -> None:
     expected = outline_of(np.concatenate([front, pairs]))
     assert (expected != outline_of(corners)).sum() <= LINE_PX * max(VIEW.size)
     assert expected.any()
+
+
+def test_a_thin_body_that_leaves_the_image_is_drawn_as_it_is() -> None:
+    """OpenCV's own intersection gave the whole image, or nothing, in more than half of these places."""
+    random = np.random.default_rng(5)
+    rod = np.asarray(trimesh.creation.cylinder(0.01, 2.0, sections=250).vertices)
+    rows, columns = np.mgrid[: VIEW.size[0] : 4, : VIEW.size[1] : 4]
+    lens = VIEW.intrinsics
+    rays = np.stack([(columns - lens.cx) / lens.fx, (rows - lens.cy) / lens.fy], axis=-1)
+    for _ in range(20):
+        turn = rotation_from_vector(random.normal(size=3) * (1, 1, 0) + (1.5, 0, 0))
+        corners = rod @ turn.T + random.uniform((-0.3, -0.3, 2.2), (0.3, 0.3, 2.6))
+        hull = ConvexHull(corners[:, :2] / corners[:, 2:])
+        beyond_px = lens.fx * (rays @ hull.equations[:, :2].T + hull.equations[:, 2]).max(axis=-1)
+        drawn = outline_of(corners)[::4, ::4]
+        assert not (drawn & (beyond_px > 2)).any()
+        assert not (~drawn & (beyond_px < -2)).any()
 
 
 def test_a_mesh_of_many_corners_at_the_camera_costs_little(tmp_path: Path) -> None:
