@@ -27,7 +27,7 @@ MAX_URDF_BYTES = 2 << 20
 """Size of a URDF file. A larger one is refused before it is read."""
 MAX_LINKS = 1000
 """Links of a robot. A URDF with more is refused."""
-MAX_PARTS = 1000
+MAX_PARTS = 500
 """Convex bodies of a robot, each drawn at each frame. A URDF with more is refused."""
 MAX_REACH_M = 1e6
 """Distance of a body from its link, or of a link from the base, in metres. A larger one is refused: pixels overflow."""
