@@ -30,6 +30,12 @@ MAX_FRAME_PIXELS = 8192 * 8192
 """Default for the maximum number of pixels of an image that is decoded."""
 MAX_DEPTH_PIXELS = 1 << 25
 """Maximum number of pixels of a compressed depth image that is decoded for viewers."""
+MAX_PHOTO_MEMORY = 64_000_000
+"""Bytes that decoding a photo of a request may take: a JPEG or PNG of 10 million pixels. Detectors look at 1 million. A
+larger photo is refused before it is decoded."""
+MAX_PHOTO_FILE = 8 << 20
+"""Bytes of the file of a photo in a request. A larger one is refused. The event of the request repeats them, and eight
+messages may wait for each reader that is slow."""
 CHANNELS = {"bgr8": 3, "rgb8": 3, "mono8": 1}
 """Bytes per pixel of each raw colour encoding."""
 
@@ -38,6 +44,8 @@ _MAX_SAMPLES = 3
 _MAX_JPEG_RATIO = 256
 """Pixels for each byte of a JPEG. An even grey has 171 with the best tables, a bit for each block and table of 16 x 16
 pixels; the decoder of a progressive JPEG holds all its coefficients in memory."""
+_COEFFICIENT_BYTES = 2
+"""Memory of a coefficient in libjpeg. A sample has one."""
 _MAX_DEFLATE = 1032
 """Largest ratio of deflate."""
 _INTERLACED_WORK = 4
@@ -48,7 +56,8 @@ _PIECE = 1024
 _JPEG_START = b"\xff\xd8"
 # zero: a stuffed byte of pixels; FF: fill before a marker; D0 to D7: restarts
 _JPEG_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
-_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive
+_PROGRESSIVE = 0xC2
+_FRAMES = (0xC0, 0xC1, _PROGRESSIVE)  # baseline, extended, progressive
 _DHT = 0xC4  # tables of Huffman codes
 _EOI = 0xD9  # end of the image
 _SOS = 0xDA  # start of a scan
@@ -78,6 +87,8 @@ class ImageHeader(NamedTuple):
     samples: int
     """Samples of 8 bits that the decoder passes over: a plain 8-bit image has 3 for each pixel, and a progressive JPEG
     has as many for each scan."""
+    memory_bytes: int
+    """Most memory of decoding to BGR"""
 
 
 def read_jpeg_header(data: Buffer, what: str = "jpeg") -> ImageHeader:
@@ -98,11 +109,16 @@ def read_jpeg_header(data: Buffer, what: str = "jpeg") -> ImageHeader:
         if marker == _EOI:
             if frame is None or not scans:
                 raise WireError(f"{what}: expected a JPEG with pixels, found none")
-            return ImageHeader(frame.width, frame.height, samples)
+            # a baseline JPEG in one scan of all its components needs a few rows alone
+            area = sum(frame.areas.values())
+            is_one_pass = not frame.is_progressive and scans == 1 and samples == area
+            coefficients = 0 if is_one_pass else area
+            memory_bytes = _count_memory(frame.width, frame.height, coefficients)
+            return ImageHeader(frame.width, frame.height, samples, memory_bytes)
         body, position = _read_segment(view, position, what)
         # the frame tells size and components, each scan is a pass over some of these, and all else is tables and text
         if marker in _FRAMES and frame is None:
-            frame = _read_frame(body, what)
+            frame = _read_frame(body, what, marker == _PROGRESSIVE)
         elif marker == _SOS and frame is not None:
             scans += 1
             samples += frame.scan_samples(body, what)
@@ -120,6 +136,7 @@ class _JpegFrame(NamedTuple):
     height: int
     areas: dict[int, int]
     """samples of each component, padded to whole blocks, by its number"""
+    is_progressive: bool
 
     def scan_samples(self, body: bytes, what: str) -> int:
         """Return the samples of one scan. Raises WireError unless its header names components of this frame."""
@@ -151,7 +168,7 @@ def _read_segment(view: memoryview, position: int, what: str) -> tuple[bytes, in
     return bytes(view[position + 2 : position + length]), position + length
 
 
-def _read_frame(body: bytes, what: str) -> _JpegFrame:
+def _read_frame(body: bytes, what: str, is_progressive: bool) -> _JpegFrame:
     # 8 bits in Huffman coding; other kinds are decoded in ways that this module does not know
     if len(body) < 6 or body[5] not in _COMPONENTS or len(body) != 6 + 3 * body[5] or body[0] != 8:
         raise WireError(f"{what}: expected a JPEG of 8 bits in 1, 3 or 4 components, found another kind")
@@ -167,7 +184,7 @@ def _read_frame(body: bytes, what: str) -> _JpegFrame:
     most_down = max(down for _, down in factors.values())
     blocks = -(-width // (8 * most_across)) * -(-height // (8 * most_down)) * 64
     areas = {number: blocks * across * down for number, (across, down) in factors.items()}
-    return _JpegFrame(width, height, areas)
+    return _JpegFrame(width, height, areas, is_progressive)
 
 
 def read_png_header(data: Buffer, what: str = "png") -> ImageHeader:
@@ -265,7 +282,14 @@ def _read_png_frame(name: bytes, body: memoryview, what: str) -> tuple[ImageHead
         work *= _INTERLACED_WORK
         # the seven passes have fewer than twice the rows, each of them padded to whole bytes
         row_bytes += 4 * height + 64
-    return ImageHeader(width, height, work), row_bytes
+    return ImageHeader(width, height, work, _count_memory(width, height)), row_bytes
+
+
+def _count_memory(width: int, height: int, coefficients: int = 0) -> int:
+    """Return the most bytes of decoding to BGR. `coefficients` are those that libjpeg holds until the last scan."""
+    image_bytes = 3 * width * height
+    # OpenCV copies the decoded image once, when the coefficients are gone
+    return image_bytes + max(image_bytes, _COEFFICIENT_BYTES * coefficients)
 
 
 def encode_image(image: Image, encoding: ColourEncoding, quality: int = 90) -> Buffer:
@@ -408,9 +432,25 @@ def identify_compressed(data: Buffer) -> tuple[Literal["jpeg", "png"], int, int]
     return encoding, *compressed_size(data, encoding)
 
 
-def decode_photo(data: Buffer, max_pixels: int = MAX_FRAME_PIXELS) -> Image:
-    """Decode the bytes of a JPEG or PNG file to BGR uint8 [height, width, 3]. Raises WireError as `decode_image`."""
-    encoding, width, height = identify_compressed(data)
+def decode_photo(data: Buffer, max_pixels: int = MAX_FRAME_PIXELS, max_memory: int | None = None) -> Image:
+    """Decode the bytes of a JPEG or PNG file to BGR uint8 [height, width, 3].
+
+    max_memory: bytes that decoding may take; None for no limit beside `max_pixels`. Raises WireError as `decode_image`
+    does, and beyond `max_memory`.
+    """
+    encoding = find_compression(data)
+    if encoding is None:
+        raise WireError(f"photo: expected a JPEG or PNG, found {bytes(data[:4])!r}")
+    # what the decoder would allocate is known from the header alone
+    header = _read_header(data, encoding, "photo")
+    width = header.width
+    height = header.height
+    if max_memory is not None and header.memory_bytes > max_memory:
+        raise WireError(
+            f"photo: expected one that is decoded in at most {max_memory} bytes, found {width} x {height} pixels that "
+            f"take {header.memory_bytes}; scale the photo and its boxes down, for example to 2000 pixels on a side: "
+            "detectors see no more"
+        )
     return decode_image(Frame("photo", 0, 0, width, height, encoding, data), max_pixels)
 
 

@@ -9,6 +9,7 @@ import tracemalloc
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 
 import pytest
 
@@ -61,6 +62,21 @@ def declare_jpeg(jpeg: bytes, width: int, height: int) -> bytes:
     """Return a JPEG, baseline or progressive, that declares another size than it has."""
     place = re.search(rb"\xff[\xc0\xc2]", jpeg).start() + 5
     return jpeg[:place] + struct.pack(">HH", height, width) + jpeg[place + 4 :]
+
+
+@cache
+def large_png(side: int = 8192, colour: int = 2) -> bytes:
+    """Return a complete PNG of black pixels, of 3 bytes each (type of colour 2) or 1 (0): 8192 x 8192 take 191 KiB."""
+    row = bytes(1 + side * {0: 1, 2: 3}[colour])
+    deflate = zlib.compressobj()
+    pixels = b"".join(deflate.compress(row) for _ in range(side)) + deflate.flush()
+    return join_png(png_header(side, side, colour=colour), png_chunk(b"IDAT", pixels), png_chunk(b"IEND"))
+
+
+def large_jpeg(jpeg: bytes, side: int = 8192) -> bytes:
+    """Return a JPEG that declares this size, with as many bytes of pixels as an even one needs."""
+    declared = declare_jpeg(jpeg, side, side)
+    return declared[:-2] + bytes(side * side // 200) + declared[-2:]
 
 
 def mutations(parts: Sequence[bytes], count: int, seed: object) -> Iterator[list[bytes]]:

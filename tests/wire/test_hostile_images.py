@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sam3_node.errors import WireError
 from sam3_node.types import Depth, Frame
 from sam3_node.wire import decode_depth, decode_image, images
-from tests.support.hostility import MEGABYTE, limited_memory, png_header, refused
+from tests.support.hostility import MEGABYTE, large_jpeg, large_png, limited_memory, png_header, refused
 from tests.support.hostility import join_png as png
 from tests.support.hostility import png_chunk as chunk
 
@@ -315,3 +315,42 @@ def test_any_bytes_are_read_or_refused(data):
         for read, start in ((images.read_jpeg_header, b"\xff\xd8"), (images.read_png_header, png(header()))):
             with suppress(WireError):
                 assert min(read(start + data)) > 0
+
+
+@pytest.mark.parametrize(
+    ("sampling", "progressive", "bytes_per_pixel"),
+    [
+        (cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420, 0, 6),
+        (cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444, 0, 6),
+        (cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420, 1, 6),
+        (cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444, 1, 9),
+    ],
+)
+def test_the_memory_of_a_photo_is_known_before_it_is_decoded(sampling, progressive, bytes_per_pixel):
+    data = write_jpeg(SAMPLING_FACTOR=sampling, PROGRESSIVE=progressive)
+    needed = bytes_per_pixel * SIDE * SIDE
+    assert images.decode_photo(data, max_memory=needed).shape == RAMP.shape
+    with refused("scale"):
+        images.decode_photo(data, max_memory=needed - 1)
+
+
+def test_a_baseline_jpeg_in_several_scans_is_held_whole_by_its_decoder():
+    scans = b"".join(segment(0xDA, bytes([1, number, 0, 0, 63, 0])) + b"\0" for number in (1, 2, 3))
+    data = b"\xff\xd8" + frame_header(SIDE, SIDE, components=(0x11, 0x11, 0x11)) + scans + END
+    assert images.read_jpeg_header(data).memory_bytes == 9 * SIDE * SIDE
+
+
+LARGE = {
+    "png": large_png,
+    "jpeg": lambda: large_jpeg(BASELINE),
+    "progressive": lambda: large_jpeg(PROGRESSIVE),
+}
+
+
+@pytest.mark.parametrize("make", LARGE.values(), ids=LARGE)
+def test_a_photo_of_many_pixels_is_refused_before_it_is_decoded(make, monkeypatch):
+    data = make()
+    assert images.identify_compressed(data)[1:] == (8192, 8192)
+    monkeypatch.setattr(cv2, "imdecode", lambda *args: pytest.fail("decoded"))
+    with refused("8192 x 8192 pixels .* scale"):
+        images.decode_photo(data, max_memory=images.MAX_PHOTO_MEMORY)
