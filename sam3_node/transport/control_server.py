@@ -178,15 +178,18 @@ class RequestQueue:
                 self._peers.move_to_end(name)
             return taken
 
-    def put_back(self, request: WaitingRequest) -> bool:
-        """Add the request that was taken last to the end of its line. Return False if a newer one supersedes it."""
+    def put_back(self, request: WaitingRequest, keeps_place: bool = False) -> bool:
+        """Add the request that was taken last to the end of its line, or to its head if it `keeps_place`.
+
+        Return False if a newer one supersedes it.
+        """
         with self._changed:
             self._taken_cost = 0
             # a newer request of the same kind came while this one had its turn
             own = self._peers.get(request.peer[0])
             if own is not None and any(newer.supersedes(request) for newer in own.requests):
                 return False
-            self._add(request)
+            self._add(request, at_head=keeps_place)
             return True
 
     def clear(self) -> list[WaitingRequest]:
@@ -206,12 +209,15 @@ class RequestQueue:
         """Close the descriptor. Call it when no thread uses the queue any more."""
         self._pipe.close()
 
-    def _add(self, request: WaitingRequest) -> None:
+    def _add(self, request: WaitingRequest, at_head: bool = False) -> None:
         # the pipe is written when the first request comes and read when the last one goes
         if not self._peers:
             self._pipe.wake()
         queue = self._peers.setdefault(request.peer[0], _PeerQueue())
-        queue.requests.append(request)
+        if at_head:
+            queue.requests.appendleft(request)
+        else:
+            queue.requests.append(request)
         queue.cost += request.cost
         self._cost += request.cost
         self._changed.notify()
@@ -316,19 +322,20 @@ class ControlServer(sockets.BoundOwner, sockets.SocketThread):
         """The job of the request that was received last, if it had been put back. None for a new request."""
         return None if self._taken is None else self._taken.job
 
-    def put_back(self, job: Resumable[Any]) -> None:
+    def put_back(self, job: Resumable[Any], keeps_place: bool = False) -> None:
         """Let the request that was received last wait for another turn, with the job that was begun on it.
 
         The peer's other requests come first. If a newer one supersedes it, or its connection has been closed, the job
-        is cancelled instead.
+        is cancelled instead. With `keeps_place`, the peer's other requests wait until the job has ended, and a closed
+        connection does not cancel it, as it would not stop a request that is carried out in one turn.
         """
         assert self._taken is not None
         waiting = self._taken._replace(job=job)
         self._taken = None
         # nobody would read the result of a connection that was closed
-        if waiting.has_departed:
+        if waiting.has_departed and not keeps_place:
             waiting.cancel()
-        elif not self._requests.put_back(waiting):
+        elif not self._requests.put_back(waiting, keeps_place):
             self._supersede(waiting)
 
     @property

@@ -131,6 +131,16 @@ def test_a_request_that_is_put_back_waits_behind_those_of_its_peer_and_of_others
     assert not is_readable(queue)
 
 
+def test_a_request_that_keeps_its_place_is_taken_before_those_of_its_peer(queue: RequestQueue) -> None:
+    for number in (0, 1):
+        assert not queue.put(request("change", number))
+    taken = queue.take(0)
+    assert not queue.put(request("policy", 10))
+    assert queue.put_back(taken, keeps_place=True)
+    assert numbers(queue) == [0, 10, 1]
+    assert not is_readable(queue)
+
+
 def test_a_request_that_is_put_back_is_superseded_as_others_are(queue: RequestQueue) -> None:
     assert not queue.put(pointer("mouse", 1))
     older = queue.take(0)
@@ -232,6 +242,18 @@ def test_the_work_for_a_peer_that_has_gone_ends(endpoint: str) -> None:
 
         wait_until(goes_on)
         assert server.receive(0) is None
+
+
+def test_work_that_keeps_its_place_goes_on_when_its_peer_has_gone(endpoint: str) -> None:
+    with long_work(endpoint) as (server, mouse, work):
+        assert server.receive(5000)
+        departed = server._taken
+        mouse.close()
+        wait_until(lambda: departed.has_departed)
+        server.put_back(server.begun, keeps_place=True)
+        assert server.receive(5000)
+        resume(server.begun)
+        assert work.turns == 2
 
 
 def test_a_server_that_closes_refuses_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
