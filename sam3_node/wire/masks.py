@@ -23,6 +23,9 @@ _MAX_CHARACTERS = 7
 """Characters of a count: 35 bits, while an image has at most 2^28 pixels."""
 _MAX_BYTES = 8 << 20
 """Compressed counts of one mask. Checked by their length, before anything is allocated for them."""
+MAX_PROMPT_BYTES = 1 << 19
+"""Compressed counts of a mask in a request. More are refused: the node decodes them between two frames, with 65 times
+their memory. The mask of a thing has some thousand."""
 _ENCODINGS: tuple[MaskEncoding, ...] = get_args(MaskEncoding)
 MAX_MASK_PIXELS = MAX_SIDE * MAX_SIDE
 """Maximum number of pixels inside the boxes of all masks of a message."""
@@ -69,14 +72,16 @@ def decode(data: bytes, size: tuple[int, int], box: Box, what: str) -> np.typing
     return np.ascontiguousarray(crop.reshape(columns, rows).T)
 
 
-def check_length(data: bytes, box: Box, what: str) -> tuple[int, int]:
-    """Return rows and columns of a box. Raises WireError for more data than it can need."""
+def check_length(data: bytes, box: Box, what: str, max_bytes: int = _MAX_BYTES) -> tuple[int, int]:
+    """Return rows and columns of a box. Raises WireError for more data than it can need, or than `max_bytes`."""
     rows = box[3] - box[1]
     columns = box[2] - box[0]
     # the worst mask is a chessboard: a run for every second pixel of each column
-    if len(data) > min(_MAX_CHARACTERS * ((rows + 1) * columns + 2), _MAX_BYTES):
+    limit = min(_MAX_CHARACTERS * ((rows + 1) * columns + 2), max_bytes)
+    if len(data) > limit:
         raise WireError(
-            f"{what}: expected counts for a box of {columns} x {rows} pixels, found {len(data)} bytes"
+            f"{what}: expected at most {limit} bytes of counts for a box of {columns} x {rows} pixels, found "
+            f"{len(data)}; send bits+zstd"
         )
     return rows, columns
 
@@ -251,11 +256,12 @@ def read_mask(
     frame_size: tuple[int, int] | None = None,
     area: int | None = None,
     is_lazy: bool = False,
+    max_bytes: int = _MAX_BYTES,
 ) -> Mask:
     """Return the mask of a map. With its area, or `is_lazy`, it is an EncodedMask: nothing is decoded yet.
 
-    Raises WireError for invalid maps, boxes of more than `max_pixels`, and images that are not of `frame_size`
-    (height, width), if it is given.
+    Raises WireError for invalid maps, boxes of more than `max_pixels`, `rle` of more than `max_bytes`, and images that
+    are not of `frame_size` (height, width), if it is given.
     """
     what = fields.what
     # all that the map says of the mask is checked, whether its pixels are decoded now or later
@@ -270,14 +276,14 @@ def read_mask(
     if pixels > max_pixels:
         raise WireError(f"{what}: expected a box of at most {max_pixels} pixels, found {box}")
     data = fields.blob("data")
+    if encoding == "rle":
+        check_length(data, box, what, max_bytes)
     if area is None and not is_lazy:
         return Mask((height, width), box, _decode_crop(data, encoding, (height, width), box, what))
     if area is not None and area > pixels:
         raise WireError(f"{what}: expected an area within the box {box}, found {area} pixels")
     # lazy: is the header of the data valid, and can they hold this box?
-    if encoding == "rle":
-        check_length(data, box, what)
-    elif pixels or data:
+    if encoding != "rle" and (pixels or data):
         codec.check_size(data, (pixels + 7) // 8, what)
     return EncodedMask((height, width), box, encoding, data, area, what)
 

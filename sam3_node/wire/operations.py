@@ -14,7 +14,7 @@ from ..errors import RequestError, WireError, did_you_mean
 from ..types import Priority
 from .codec import Fields, Read, Schema, choice, integer, number
 from .frame_prompt import FramePrompt
-from .masks import encode_mask, read_mask
+from .masks import MAX_PROMPT_BYTES, encode_mask, read_mask
 
 MAX_STRIDE = 6
 """Largest number of frames from one that an object is tracked on to the next: 6 costs 0.02 of IoU on DAVIS, 8 0.07."""
@@ -166,9 +166,8 @@ def _find_reader(annotation: Any) -> Read:
 def _read_prompt(given: Fields, args: Mapping[str, Any]) -> FramePrompt:
     points, labels, box, mask = map(args.get, PROMPT)
     if mask is not None:
-        mask = read_mask(
-            given.fields("mask"), is_lazy=True
-        )  # its pixels are decoded when they are first used
+        # its pixels are decoded when they are first used, once its size is known to be that of the frame
+        mask = read_mask(given.fields("mask"), is_lazy=True, max_bytes=MAX_PROMPT_BYTES)
     return FramePrompt(points, labels, box, mask)
 
 
