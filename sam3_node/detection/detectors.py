@@ -29,6 +29,8 @@ MAX_DETECTIONS = 100
 """Boxes that a detector returns for a frame, the best of all phrases."""
 MAX_BOXES = 64
 """Boxes of one exemplar, on all images together."""
+MAX_ALL_BOXES = 1024
+"""Boxes of all exemplars together. More are refused, because the detector keeps 1 or 2 KB of tokens for each."""
 
 File = str | os.PathLike[str]
 Boxes = Sequence[Sequence[float]]
@@ -192,8 +194,8 @@ def add_exemplar(
 
     place: names the image; its boxes are encoded together with those that it had before. text: words beside the boxes;
     by default the name if it is among the prompts, else none. score: the threshold of a new name. See View. Raises
-    RequestError for a name or text that the detector cannot search for, for more than MAX_BOXES boxes of a name, and
-    where nothing says what is meant.
+    RequestError for a name or text that the detector cannot search for, for more than MAX_BOXES boxes of a name or
+    MAX_ALL_BOXES of all, and where nothing says what is meant.
     """
     # the name in the spelling that it has among the prompts, and what it has meant so far
     (name,) = _by_phrase({clean_phrase(name): None}, clean_prompts([*prompts.phrases, name]))
@@ -203,6 +205,12 @@ def add_exemplar(
     if not 0 < len(boxes) <= MAX_BOXES - len(before.labels):
         found = len(before.labels) + len(boxes)
         raise RequestError(f"boxes: expected 1 to {MAX_BOXES} of one name, found {found}")
+    total = len(boxes) + sum(len(shown.labels) for shown in prompts.exemplars.values())
+    if total > MAX_ALL_BOXES:
+        raise RequestError(
+            f"boxes: expected at most {MAX_ALL_BOXES} of all names together, found {total}; set_prompts forgets the "
+            "names that it does not repeat"
+        )
     # boxes of one image are encoded together, so those that it had are encoded again
     if place in before.views:
         boxes = [*before.views[place].boxes, *boxes]

@@ -15,6 +15,7 @@ from transformers import CLIPTokenizer, Sam3Model, Sam3VideoConfig, Sam3VideoMod
 from transformers.models.sam3 import modeling_sam3
 from transformers.models.sam3.modeling_sam3 import Sam3GeometryEncoderOutput
 
+from sam3_node.detection import detectors
 from sam3_node.detection.detectors import (
     MAX_BOXES,
     Exemplar,
@@ -317,6 +318,17 @@ def test_an_exemplar_stays_with_its_name_and_grows(mine: Sam3ConceptDetector) ->
     together = show(mine, PromptSet(), "washer", boxes=BOXES, labels=LABELS)
     assert torch.equal(kept.query.text[1], together.query.text[0])
     assert show(mine, prompts, "Washer", place="photo").query.text.shape[1] == TOKENS + 4 + 2
+
+
+def test_the_boxes_of_all_exemplars_are_limited(
+    mine: Sam3ConceptDetector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detectors, "MAX_ALL_BOXES", 2 * len(BOXES))
+    prompts = show(mine, PromptSet(), "washer", boxes=BOXES, labels=LABELS)
+    prompts = show(mine, prompts, "bolt", boxes=BOXES, labels=LABELS)
+    monkeypatch.setattr(mine, "encode_exemplar", lambda *args: pytest.fail("encoded"))
+    with refuses(RequestError, field=("boxes", str(2 * len(BOXES) + 1))):
+        show(mine, prompts, "nut", boxes=BOXES[:1], labels=LABELS[:1])
 
 
 def test_exemplars_that_cannot_be_used_are_refused(mine: Sam3ConceptDetector, tmp_path: Path) -> None:
