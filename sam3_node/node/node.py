@@ -24,7 +24,7 @@ from ..transport.control_server import ControlServer, poll
 from ..transport.limits import rss_bytes
 from ..types import MaskFrame
 from ..wire import CAUGHT_UP, DROPPED, SERVED, Reply, Request
-from ..wire.operations import NODE_QUERIES
+from ..wire.operations import CHANGES, NODE_QUERIES
 from .cameras import Cameras
 from .health import Health
 from .monitoring import HealthServer, Readings, Totals, make_pages
@@ -257,7 +257,8 @@ class Node:
                 if reply is not None:
                     self._answer(peer, request, reply)
                 elif not isinstance(answer, Reply):
-                    self._control.put_back(answer)
+                    # a later request of the same client may depend on a change, but not on a query
+                    self._control.put_back(answer, keeps_place=request.op in CHANGES)
             took_s = time.monotonic() - begin_s
             left_s -= took_s
             longest_s = max(longest_s, took_s)

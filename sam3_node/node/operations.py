@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict
@@ -21,7 +20,8 @@ from ..resumable import Resumable, run_to_end
 from ..tracking.everything import DEFAULT_GRID, DEFAULT_MASKS, DEFAULT_OVERLAP, EverythingOptions
 from ..wire import INTERNAL_ERROR, Failure, Reply, Request, encode_mask
 from ..wire import operations as ops
-from ..wire.images import decode_photo
+from ..wire.images import MAX_PHOTO_FILE
+from .photos import Photo, read_photo, read_photo_in_turns
 from .saved_state import Snapshots
 
 log = logging.getLogger(__name__)
@@ -124,6 +124,8 @@ def _answer(host: Host, operation: ops.AnyOperation) -> Answer:
     # a successor would not know the change, but a node whose successor is lost may be resumed
     if isinstance(operation, ops.Change) and not isinstance(operation, ops.Resume):
         host.snapshots.hand_over_state.check_idle()
+    if isinstance(operation, ops.AddExemplar) and operation.photo is not None:
+        return _add_exemplar_of_photo(host, operation, operation.photo)
     answer = _use_perception(host.perception, operation)
     if isinstance(operation, ops.Resume):
         host.snapshots.take_back()
@@ -322,23 +324,40 @@ def _set_prompts(perception: Perception, operation: ops.SetPrompts) -> dict[str,
     return {"prompts": list(phrases)}
 
 
-def _add_exemplar(perception: Perception, operation: ops.AddExemplar) -> dict[str, Any]:
-    require_exemplars(perception.detector)
-    # the boxes are on a frame of a camera, or on a photo
-    names_frame = (operation.camera, operation.seq, operation.epoch) != (None, None, None)
+def _add_exemplar_of_photo(host: Host, operation: ops.AddExemplar, data: bytes) -> Resumable[dict[str, Any]]:
+    """Decode the photo while frames are stepped, and then add the exemplar."""
+    perception = host.perception
+    _check_photo(perception, operation)
+    if len(data) > MAX_PHOTO_FILE:
+        raise RequestError(
+            f"photo: expected a file of at most {MAX_PHOTO_FILE} bytes, found {len(data)}; send a JPEG, or scale the "
+            "photo and its boxes down"
+        )
+    photo = yield from read_photo_in_turns(perception, data)
+    # meanwhile the work may have been handed over
+    host.snapshots.hand_over_state.check_idle()
+    return _add_exemplar(perception, operation, photo)
+
+
+def _add_exemplar(
+    perception: Perception, operation: ops.AddExemplar, photo: Photo | None = None
+) -> dict[str, Any]:
+    """Add boxes on a frame of a camera, or on a photo, which may be decoded already."""
     if operation.photo is None:
+        require_exemplars(perception.detector)
         pipeline = _find_pipeline(perception, operation.camera, operation.epoch)
         cached = pipeline.find(operation.seq)
         reply = {**_origin(pipeline), **_check_age(perception, pipeline, operation.seq), "seq": cached.seq}
         assert cached.image is not None  # as the detector takes exemplars
         image = cached.image.numpy()
         view = f"{pipeline.camera} {cached.seq} {cached.capture_ns}"
-    elif names_frame:
-        raise RequestError("add_exemplar: expected boxes on a photo, or on a frame (camera, seq), found both")
     else:
-        image = decode_photo(operation.photo, perception.settings.tracker.max_frame_pixels)
+        _check_photo(perception, operation)
+        # a replay has no masks to be late with, and repeats what nodes of all versions have accepted
+        if photo is None:
+            photo = read_photo(operation.photo, perception.settings.tracker.max_frame_pixels)
         reply = {}
-        view = hashlib.sha256(operation.photo).hexdigest()
+        image, view = photo
     # the detector takes corners within the image, and a mark of each box: 1 for what is meant
     corners = np.array([box.within(image.shape[:2])[1] for box in operation.boxes]).tolist()
     marks: Sequence[int] = [1] * len(corners)
@@ -348,6 +367,13 @@ def _add_exemplar(perception: Perception, operation: ops.AddExemplar) -> dict[st
         operation.name, image, place=view, boxes=corners, labels=marks, text=operation.text or ""
     )
     return {**reply, "prompts": list(phrases)}
+
+
+def _check_photo(perception: Perception, operation: ops.AddExemplar) -> None:
+    """Raise RequestError for a detector that takes no exemplars, and for a frame beside the photo."""
+    require_exemplars(perception.detector)
+    if (operation.camera, operation.seq, operation.epoch) != (None, None, None):
+        raise RequestError("add_exemplar: expected boxes on a photo, or on a frame (camera, seq), found both")
 
 
 def _reset(perception: Perception, operation: ops.Reset) -> dict[str, Any]:

@@ -50,6 +50,8 @@ class Perception:
         self.paused = False
         self.searching = False
         """True while everything on a frame is searched for, which takes many turns."""
+        self.reading_photo = False
+        """True while the photo of a request is decoded, which takes many turns."""
         self.session: LiveIdentity | None = None
         """Set by a live node before it serves a camera."""
         self.settings = settings

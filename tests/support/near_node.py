@@ -51,8 +51,7 @@ class NearNode(ExitStack):
                 frames=(self.frames,), masks=self.masks_at, control=self.control, delivery=delivery
             ),
             model=settings.ModelSettings(name=str(weights), device="cpu", threads=1),
-            detector=settings.DetectorSettings(kind="none"),
-            **sections,
+            **{"detector": settings.DetectorSettings(kind="none"), **sections},
         )
         self.error: DeviceError | None = None
         self.node = self.enter_context(Node(self.settings, watchdog=watchdog))
