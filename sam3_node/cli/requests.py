@@ -10,10 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from ..errors import OutputError, RequestError, SettingsError, WireError, did_you_mean, request_id
-from ..files import explain_os_error, make_folder, prepare_output, safe_file_name, write_output
+from ..files import (
+    explain_os_error,
+    make_folder,
+    prepare_output,
+    read_regular,
+    safe_file_name,
+    write_output,
+)
 from ..processes.signals import WaitingNotice, print_notice
 from ..settings import Settings
 from ..types import Mask, Priority
+from ..wire.images import MAX_PHOTO_FILE, check_photo, find_compression
 from ..wire.operations import SetPrompts
 from .parser import CommandParser, Commands, parse_box, parse_named, parse_point
 from .progress import printable
@@ -28,6 +36,8 @@ SETS_FOLDER = Path("prompts")
 SUFFIX = ".json"
 MAX_SET_BYTES = 1 << 20
 """Size of the largest file with a set of prompts."""
+MAX_MASK_FILE = 64 << 20
+"""Bytes of the image file of `--mask`. A larger one is refused."""
 FRAME_SIZE_MS = 500
 """Longest time to wait for masks before a box is sent."""
 
@@ -265,7 +275,7 @@ def _add_exemplar(commands: Commands) -> None:
 def add_exemplar(client: PerceptionClient, args: Namespace) -> None:
     """Look for all that is like boxes on a frame or a photo."""
     with explain_os_error(SettingsError, f"cannot read {args.photo}"):
-        photo = args.photo and args.photo.read_bytes()
+        photo = args.photo and read_regular(args.photo, MAX_PHOTO_FILE)
     boxes = [*args.box, *args.exclude]
     labels = [1] * len(args.box) + [0] * len(args.exclude)  # 1: what is meant, 0: what is not
     client.add_exemplar(
@@ -429,8 +439,21 @@ def _read_mask(path: Path | None) -> Mask | None:
     if path is None:
         return None
     import cv2
+    import numpy as np
 
-    image = cv2.imread(str(path), cv2.IMREAD_GRAYSCALE)
+    try:
+        data = read_regular(path, MAX_MASK_FILE)
+        # OpenCV reads more kinds of files, but these two may be small and have many pixels
+        if find_compression(data) is not None:
+            check_photo(data)
+    except OSError as error:
+        raise RequestError(f"mask {path}: cannot be read: {error.strerror}") from error
+    except WireError as error:
+        raise RequestError(f"mask {path}: {error}") from error
+    image = None
+    # an empty file is an error of OpenCV's own
+    if data:
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_GRAYSCALE)
     if image is None:
         raise RequestError(f"mask {path}: expected a readable image file")
     return Mask.from_full(image > 0)

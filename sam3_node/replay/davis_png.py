@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ReplayError, WireError
-from ..files import child_path
+from ..files import child_path, read_regular
 from ..types import Buffer, Mask, MaskFrame
 from ..wire.images import MAX_FRAME_PIXELS, check_png_pixels, read_png_header
 
@@ -24,6 +24,8 @@ MaskSource = Callable[[], Iterator[MaskFrame]]
 """Each call yields all masks from the beginning, each camera's in the order of its frames."""
 K = TypeVar("K", bound=Hashable)
 
+MAX_IMAGE_FILE = 64 << 20
+"""Bytes of an image file that a job names: a mask, or the photo of an exemplar. A larger one is refused."""
 INDICES = 255
 """Number of palette indices that objects may have; 0 is the background."""
 TABLE = "objects.json"
@@ -104,7 +106,7 @@ def read_mask(path: Path, value: int | None = None) -> Mask:
 def read_labels(path: Path) -> Labels:
     """Decode a file with `decode_labels`. Raises ReplayError with the file's name."""
     try:
-        return decode_labels(path.read_bytes())
+        return decode_labels(read_regular(path, MAX_IMAGE_FILE))
     except OSError as error:
         raise ReplayError(f"mask {path}: expected a PNG, found none to read ({error.strerror})") from error
     except WireError as error:
@@ -165,12 +167,15 @@ def _chunk(kind: bytes, body: bytes) -> bytes:
 def _decode_png(data: Buffer) -> npt.NDArray[Any] | None:
     try:
         header = read_png_header(data)
+    except WireError:
+        return None
+    # before anything is expanded to what the header declares
+    if header.width * header.height > MAX_FRAME_PIXELS:
+        raise WireError(f"expected at most {MAX_FRAME_PIXELS} pixels, found {header.width} x {header.height}")
+    try:
         check_png_pixels(data)
     except WireError:
         return None
-    # before OpenCV allocates what the header declares
-    if header.width * header.height > MAX_FRAME_PIXELS:
-        raise WireError(f"expected at most {MAX_FRAME_PIXELS} pixels, found {header.width} x {header.height}")
     try:
         return cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
     except cv2.error:

@@ -21,7 +21,7 @@ from ..bags.native import COLOUR, NODE, RING
 from ..bags.native.reader import RecordedMasks, RecordingReader, is_recorded
 from ..bags.samples import natural_order
 from ..errors import ReplayError, RequestError
-from ..files import explain_os_error
+from ..files import explain_os_error, read_regular
 from ..node.cameras import RobotTracks
 from ..perception.step import GRIPPER
 from ..resources import Closeable, closed_on_error
@@ -30,7 +30,7 @@ from ..wire import CAUGHT_UP, Event
 from ..wire.frame_prompt import FramePrompt, describe_clipping
 from ..wire.operations import CHANGES, AddExemplar, AddObject, Reset, SetPrompts
 from . import event_log
-from .davis_png import read_mask
+from .davis_png import MAX_IMAGE_FILE, read_mask
 from .job import Job, ObjectOnFrame, calibrations_for, settings_for
 from .lerobot_dataset import check_lerobot
 from .outputs import Dataset
@@ -417,7 +417,7 @@ def _make_exemplar_edit(marked: ObjectOnFrame, frame: Frame | None = None) -> ev
     if frame is not None:
         return event_log.Edit.of(replace(shown, camera=frame.camera, seq=frame.seq))
     with explain_os_error(ReplayError, f"cannot read {marked.photo}"):
-        photo = Path(str(marked.photo)).read_bytes()
+        photo = read_regular(Path(str(marked.photo)), MAX_IMAGE_FILE)
     return event_log.Edit.of(replace(shown, photo=photo))
 
 

@@ -432,26 +432,38 @@ def identify_compressed(data: Buffer) -> tuple[Literal["jpeg", "png"], int, int]
     return encoding, *compressed_size(data, encoding)
 
 
-def decode_photo(data: Buffer, max_pixels: int = MAX_FRAME_PIXELS, max_memory: int | None = None) -> Image:
-    """Decode the bytes of a JPEG or PNG file to BGR uint8 [height, width, 3].
+def check_photo(
+    data: Buffer, max_pixels: int = MAX_FRAME_PIXELS, max_memory: int | None = None
+) -> ImageHeader:
+    """Return the header of a JPEG or PNG file that may be decoded.
 
     max_memory: bytes that decoding may take; None for no limit beside `max_pixels`. Raises WireError as `decode_image`
     does, and beyond `max_memory`.
     """
+    what = "photo"
     encoding = find_compression(data)
     if encoding is None:
-        raise WireError(f"photo: expected a JPEG or PNG, found {bytes(data[:4])!r}")
-    # what the decoder would allocate is known from the header alone
-    header = _read_header(data, encoding, "photo")
-    width = header.width
-    height = header.height
+        raise WireError(f"{what}: expected a JPEG or PNG, found {bytes(data[:4])!r}")
+    header = _read_header(data, encoding, what)
     if max_memory is not None and header.memory_bytes > max_memory:
         raise WireError(
-            f"photo: expected one that is decoded in at most {max_memory} bytes, found {width} x {height} pixels that "
-            f"take {header.memory_bytes}; scale the photo and its boxes down, for example to 2000 pixels on a side: "
-            "detectors see no more"
+            f"{what}: expected one that is decoded in at most {max_memory} bytes, found {header.width} x "
+            f"{header.height} pixels that take {header.memory_bytes}; scale the photo and its boxes down, for example "
+            "to 2000 pixels on a side: detectors see no more"
         )
-    return decode_image(Frame("photo", 0, 0, width, height, encoding, data), max_pixels)
+    _check_sides(header.width, header.height, what)
+    _check_pixels(header.width, header.height, max_pixels, what)
+    _check_compressed(data, encoding, header.width, header.height, max_pixels, what)
+    return header
+
+
+def decode_photo(data: Buffer, max_pixels: int = MAX_FRAME_PIXELS, max_memory: int | None = None) -> Image:
+    """Decode the bytes of a JPEG or PNG file to BGR uint8 [height, width, 3]. Raises WireError as `check_photo`."""
+    cv2 = require("cv2", "cli")
+
+    header = check_photo(data, max_pixels, max_memory)
+    flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+    return _decompress(data, flags, (header.height, header.width, 3), "uint8", "photo")
 
 
 def is_depth_png(data: Buffer) -> bool:

@@ -16,6 +16,7 @@ from sam3_node.replay.event_log import Edit
 from sam3_node.replay.run import PerceptionCache, compare_masks, run_job
 from sam3_node.settings import DetectorSettings, Settings
 from tests.support.command_line import command_parser
+from tests.support.hostility import make_irregular
 from tests.support.live import Live, moving_frame, tiny_settings
 from tests.support.refuses import refuses
 from tests.support.tiny_detectors import picture, write_tiny_sam3
@@ -70,6 +71,7 @@ def test_boxes_of_the_command_line_and_of_a_recording_are_looked_for(
         assert (summary.refused, summary.notes) == (0, [])
         found = (item.label for masks in read_masks(out / "masks.mcap") for item in masks.instances)
         assert set(found) == {label}
-    lost = [*line[:3], str(tmp_path / "lost"), "--exemplar=nut=lost.png:1,2,3,4"]
-    with refuses(ReplayError, field="lost.png"):
-        run_job(_make_job(command_parser().parse(lost), settings), load)
+    for photo in (Path("lost.png"), *make_irregular(tmp_path)):
+        lost = [*line[:3], str(tmp_path / f"lost {photo.stem}"), f"--exemplar=nut={photo}:1,2,3,4"]
+        with refuses(ReplayError, field=photo.name):
+            run_job(_make_job(command_parser().parse(lost), settings), load)

@@ -13,7 +13,7 @@ from sam3_node.cli import replay as replay_verbs
 from sam3_node.errors import ReplayError
 from sam3_node.geometry import Scaling
 from sam3_node.perception.prompts import to_model
-from sam3_node.replay.davis_png import encode_labels, read_mask
+from sam3_node.replay.davis_png import MAX_IMAGE_FILE, encode_labels, read_mask
 from sam3_node.replay.event_log import Notes
 from sam3_node.replay.job import OUTPUTS, Job, ObjectOnFrame, chosen_settings, read_prompts, settings_for
 from sam3_node.replay.outputs import KINDS
@@ -23,6 +23,7 @@ from sam3_node.types import Frame
 from sam3_node.wire import decode_mask
 from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.command_line import command_parser
+from tests.support.hostility import MEGABYTE, large_png, limited_memory, make_irregular
 from tests.support.paths import SHARED
 from tests.support.refuses import refuses
 
@@ -293,3 +294,12 @@ def test_real_annotations_are_read() -> None:
     assert {shown.camera for shown in found} == {inner.name for inner in folder.iterdir()}
     for shown in found:
         assert read_mask(Path(shown.mask or ""), shown.value).area > 0
+
+
+def test_a_mask_of_many_pixels_or_without_an_end_is_refused(tmp_path: Path) -> None:
+    large = tmp_path / "large.png"
+    large.write_bytes(large_png(16384, colour=0))
+    for path in (large, *make_irregular(tmp_path)):
+        # reading reserves as much as a file may have
+        with limited_memory(MAX_IMAGE_FILE // MEGABYTE + 2), refuses(ReplayError, field=path.name):
+            read_mask(path)

@@ -1,6 +1,7 @@
 """Hostile bytes: harms to good ones, images of any header, and what expects a WireError and a limit on memory."""
 
 import gc
+import os
 import random
 import re
 import resource
@@ -10,6 +11,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -77,6 +79,15 @@ def large_jpeg(jpeg: bytes, side: int = 8192) -> bytes:
     """Return a JPEG that declares this size, with as many bytes of pixels as an even one needs."""
     declared = declare_jpeg(jpeg, side, side)
     return declared[:-2] + bytes(side * side // 200) + declared[-2:]
+
+
+def make_irregular(folder: Path) -> tuple[Path, Path]:
+    """Create a pipe that nobody writes to and a link to an endless device. To read either never ends."""
+    pipe = folder / "pipe.png"
+    os.mkfifo(pipe)
+    endless = folder / "endless.png"
+    endless.symlink_to("/dev/zero")
+    return pipe, endless
 
 
 def mutations(parts: Sequence[bytes], count: int, seed: object) -> Iterator[list[bytes]]:
