@@ -30,9 +30,9 @@ MAX_FRAME_PIXELS = 8192 * 8192
 """Default for the maximum number of pixels of an image that is decoded."""
 MAX_DEPTH_PIXELS = 1 << 25
 """Maximum number of pixels of a compressed depth image that is decoded for viewers."""
-MAX_PHOTO_MEMORY = 64_000_000
-"""Bytes that decoding a photo of a request may take: a JPEG or PNG of 10 million pixels. Detectors look at 1 million. A
-larger photo is refused before it is decoded."""
+MAX_PHOTO_MEMORY = 50_000_000
+"""Bytes that decoding a photo of a request may take: 8 million pixels, 3840 x 2160. A larger photo is refused before it
+is decoded. Detectors look at 1 million. With the photo's file and its resizing, a request takes 64 MB."""
 MAX_PHOTO_FILE = 8 << 20
 """Bytes of the file of a photo in a request. A larger one is refused. The event of the request repeats them, and eight
 messages may wait for each reader that is slow."""
