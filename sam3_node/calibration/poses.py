@@ -13,7 +13,7 @@ import csv
 import json
 import logging
 import tomllib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -392,14 +392,23 @@ def _read_row(number: int, names: Sequence[str], cells: Sequence[str], unit: Uni
 
 
 class PoseTrack:
-    """Poses of one frame over time. `at` interpolates between them. The oldest beyond `capacity` are forgotten."""
+    """Poses of one frame over time. `at` interpolates between them.
+
+    At most `capacity` poses are kept, of at most `max_values` numbers together. Those that came longest ago are
+    forgotten, whatever their stamps: poses of a clock that was wrong once must not outlast later ones.
+    """
 
     _kind = "pose"
+    _values = 16
+    """Numbers of one pose."""
 
-    def __init__(self, capacity: int = 100_000) -> None:
+    def __init__(self, capacity: int = 100_000, max_values: int | None = None) -> None:
         self._capacity = capacity
+        self._max_values = max_values
         self._stamps: list[int] = []
         self._poses: list[geometry.Array] = []
+        self._arrivals: deque[int] = deque()
+        """The same stamps in the order of arrival."""
 
     def __len__(self) -> int:
         return len(self._stamps)
@@ -417,51 +426,75 @@ class PoseTrack:
             return
         self._stamps.insert(index, stamp_ns)
         self._poses.insert(index, parent_from_frame)
-        if len(self._stamps) > self._capacity:
-            del self._stamps[0], self._poses[0]
+        self._arrivals.append(stamp_ns)
+        if len(self._stamps) > self._find_limit():
+            oldest = bisect.bisect_left(self._stamps, self._arrivals.popleft())
+            del self._stamps[oldest], self._poses[oldest]
+
+    def forget_all(self) -> None:
+        """Forget all poses."""
+        self._stamps.clear()
+        self._poses.clear()
+        self._arrivals.clear()
+
+    def forget_after(self, stamp_ns: int) -> None:
+        """Forget the poses later than a time."""
+        first = bisect.bisect_right(self._stamps, stamp_ns)
+        # the usual case: there are none
+        if first < len(self._stamps):
+            del self._stamps[first:], self._poses[first:]
+            self._arrivals = deque(stamp for stamp in self._arrivals if stamp <= stamp_ns)
 
     def at(self, stamp_ns: int, max_gap_ns: int, max_ahead_ns: int = 0) -> geometry.Array:
         """Return the pose [4, 4] at a time, between two poses at most `max_gap_ns` apart.
 
         Positions are interpolated linearly, orientations at constant angular velocity. A time up to `max_ahead_ns`
-        after the last pose is extrapolated at the velocity of the last poses. Raises CalibrationError for another
-        time outside the track or inside a longer gap, with the distance to the nearest pose.
+        after the last pose, or after the last one before a longer gap, is extrapolated at the velocity of the poses
+        before it. Raises CalibrationError for another time outside the track or inside a longer gap, with the distance
+        to the nearest pose.
         """
         after = bisect.bisect_left(self._stamps, stamp_ns)
         if after < len(self._stamps) and self._stamps[after] == stamp_ns:
             return self._poses[after]
 
-        # shortly after the last pose: go on at the last velocity
-        if after == len(self._stamps) > 0 and stamp_ns - self._stamps[-1] <= max_ahead_ns:
-            before = self._find_before_last(stamp_ns - self._stamps[-1])
-            if before is not None and self._stamps[-1] - self._stamps[before] <= max_gap_ns:
-                return self._blend(before, after - 1, stamp_ns)
-
-        if not 0 < after < len(self._stamps):
-            found = "none"
-            if self._stamps:
-                nearest_ns = min(abs(self._stamps[0] - stamp_ns), abs(self._stamps[-1] - stamp_ns))
-                found = f"the nearest {nearest_ns / 1e6:.0f} ms away"
-            raise CalibrationError(
-                f"stale {self._kind}: expected robot {self._kind}s before and after the image, found {found}"
-            )
-
         # between two poses: near enough to each other that the way between them is known
-        before_ns = self._stamps[after - 1]
-        after_ns = self._stamps[after]
-        if after_ns - before_ns > max_gap_ns:
+        last = after - 1
+        is_between = 0 < after < len(self._stamps)
+        if is_between and self._stamps[after] - self._stamps[last] <= max_gap_ns:
+            return self._blend(last, after, stamp_ns)
+
+        # shortly after a pose: go on at the last velocity. A pose of a clock that was far ahead must not prevent it
+        if last >= 0 and stamp_ns - self._stamps[last] <= max_ahead_ns:
+            before = self._find_before(last, stamp_ns - self._stamps[last])
+            if before is not None and self._stamps[last] - self._stamps[before] <= max_gap_ns:
+                return self._blend(before, last, stamp_ns)
+
+        if is_between:
+            gap_ns = self._stamps[after] - self._stamps[last]
             raise CalibrationError(
                 f"stale {self._kind}: expected robot {self._kind}s at most {max_gap_ns / 1e6:.0f} ms apart, found a "
-                f"gap of {(after_ns - before_ns) / 1e6:.0f} ms at the time of the image"
+                f"gap of {gap_ns / 1e6:.0f} ms at the time of the image"
             )
-        return self._blend(after - 1, after, stamp_ns)
+        found = "none"
+        if self._stamps:
+            nearest_ns = min(abs(self._stamps[0] - stamp_ns), abs(self._stamps[-1] - stamp_ns))
+            found = f"the nearest {nearest_ns / 1e6:.0f} ms away"
+        raise CalibrationError(
+            f"stale {self._kind}: expected robot {self._kind}s before and after the image, found {found}"
+        )
 
-    def _find_before_last(self, ahead_ns: int) -> int | None:
-        """Return the newest pose at least `ahead_ns` before the last, so that noise grows by a factor of 3 at most."""
-        index = bisect.bisect_right(self._stamps, self._stamps[-1] - ahead_ns) - 1
-        if index < 0 or len(self._stamps) < 2:
+    def _find_limit(self) -> int:
+        """Return the number of poses that are kept. Two are needed to interpolate."""
+        if self._max_values is None:
+            return self._capacity
+        return min(self._capacity, max(2, self._max_values // max(1, self._values)))
+
+    def _find_before(self, last: int, ahead_ns: int) -> int | None:
+        """Return the newest pose at least `ahead_ns` before `last`, so that noise grows by a factor of 3 at most."""
+        index = bisect.bisect_right(self._stamps, self._stamps[last] - ahead_ns, hi=last + 1) - 1
+        if index < 0 or last < 1:
             return None
-        return min(index, len(self._stamps) - 2)
+        return min(index, last - 1)
 
     def _blend(self, first: int, second: int, stamp_ns: int) -> geometry.Array:
         share = (stamp_ns - self._stamps[first]) / (self._stamps[second] - self._stamps[first])
@@ -479,10 +512,10 @@ class JointTrack(PoseTrack):
 
     def add_joints(self, joints: JointState) -> None:
         """Add joints as a message gives them, in any order. Other names than before begin the track anew."""
-        if set(self.names) != joints.positions.keys():
-            self._stamps.clear()
-            self._poses.clear()
+        if joints.positions.keys() != set(self.names):
             self.names = tuple(joints.positions)
+            self._values = len(self.names)
+            self.forget_all()
         self.add_matrix(joints.stamp_ns, np.array([joints.positions[name] for name in self.names]))
 
     def _interpolate(self, first: geometry.Array, second: geometry.Array, share: float) -> geometry.Array:

@@ -6,6 +6,7 @@ frame catch up beside live frames, `DecodeAhead` prepares the next frame during 
 
 from __future__ import annotations
 
+import logging
 import statistics
 import threading
 import time
@@ -32,7 +33,7 @@ from ..wire import joints_topic, pose_topic
 from ..wire.operations import MAX_STRIDE
 
 MAX_AHEAD_S = 1.0
-"""Largest time by which a camera's clock may be ahead of the node's."""
+"""Seconds by which the clock of a camera or a robot may be ahead of the node's. What is stamped later is refused."""
 MEDIAN_STEPS = 3
 """Masks may be older than frames by this many median steps."""
 STEPS = 100
@@ -48,7 +49,12 @@ SLICE_SHARE_OF_STEP = 0.5
 POLL_MS = 20
 """Milliseconds for which the thread waits for a newer frame to prepare, before it asks whether a step still runs."""
 CAPACITY = 4096
-"""Poses, and joint states, that are remembered: 4 s at 1000 Hz."""
+"""Poses, and joint states, that are remembered on each clock: 4 s at 1000 Hz."""
+MAX_TRACK_VALUES = 1 << 19
+"""Numbers of poses, and of joint states, that are remembered on each clock: 4 MiB. It is CAPACITY states of 128 joints,
+and fewer of more joints."""
+
+log = logging.getLogger(__name__)
 
 Peek = Callable[[Frame | None, int], Frame | None]
 Prepare = Callable[[Frame], PreparedFrame]
@@ -81,7 +87,7 @@ class Cameras:
             FrameSubscriber(transport.frames, transport.delivery, max_cameras=max_cameras, security=security)
         )
         robot = settings.robot.name if settings.robot.urdf else None
-        self.poses = RobotPoses(settings.spatial, stack, security, robot)
+        self.poses = RobotPoses(settings.spatial, stack, security, robot, self.ages)
         if prepares_ahead(model):
             prepare = FramePreparer(model, settings.tracker.max_frame_pixels)
             self.ahead = stack.enter_context(DecodeAhead(self.frames.peek, prepare))
@@ -109,17 +115,30 @@ class AgeLimits:
         self._live = live
         self._steps_ns: deque[int] = deque(maxlen=STEPS)
 
+    def find_lead_s(self, stamp_ns: int, clock: Clock) -> float | None:
+        """Return by how many seconds a stamp is ahead of the node's clock if that is too much to use it; else None."""
+        # a time of another clock cannot be compared with this host's
+        if not self._live or clock != "system":
+            return None
+        lead_s = (stamp_ns - time.time_ns()) / 1e9
+        return lead_s if lead_s > MAX_AHEAD_S else None
+
+    def find_latest_ns(self) -> int | None:
+        """Return the latest stamp of the system's clock that may be used now; None if each may be."""
+        return time.time_ns() + int(MAX_AHEAD_S * 1e9) if self._live else None
+
     def check_frame(self, received: ReceivedFrame) -> Refusal | None:
         """Return the reason to skip a frame; None to step it."""
         frame = received.frame
+        lead_s = self.find_lead_s(frame.capture_ns, frame.clock)
+        if lead_s is not None:
+            return Refusal(
+                "clock_ahead",
+                f"its clock is {lead_s:.1f} s ahead; synchronise clocks (chrony/PTP) or send clock=monotonic",
+            )
         # a time of another clock cannot be compared with this host's, so the age counts from the arrival
         origin_ns = frame.capture_ns if frame.clock == "system" else received.received_ns
         age_ns = time.time_ns() - origin_ns
-        if self._live and frame.clock == "system" and age_ns < -MAX_AHEAD_S * 1e9:
-            return Refusal(
-                "clock_ahead",
-                f"its clock is {-age_ns / 1e9:.1f} s ahead; synchronise clocks (chrony/PTP) or send clock=monotonic",
-            )
         if 0 < self._max_age_ns < age_ns:
             return Refusal(
                 "too_old",
@@ -319,16 +338,16 @@ class DecodeAhead(Closeable):
 class RobotTracks:
     """The gripper's poses in the base, and the joints of `robot` if it is given, over time on each clock.
 
-    Of each, the oldest beyond `capacity` are forgotten.
+    Of each, at most `capacity` are kept, of at most `max_values` numbers together.
     """
 
-    def __init__(self, settings: SpatialSettings, robot: str | None, capacity: int) -> None:
+    def __init__(self, settings: SpatialSettings, robot: str | None, capacity: int, max_values: int) -> None:
         self.problem: str | None = None
         """Why the last call of `find` gave no pose or no joints of `robot`; None if it gave them."""
         self.poses: dict[Clock, PoseTrack] = {}
         self.joints: dict[Clock, JointTrack] = {}
         self._robot = robot
-        self._capacity = capacity
+        self._limits = (capacity, max_values)
         self._max_gap_ns = round(settings.max_pose_gap_ms * 1e6)
         self._max_ahead_ns = round(settings.max_pose_ahead_ms * 1e6)
 
@@ -337,9 +356,9 @@ class RobotTracks:
         if isinstance(message, JointState):
             # times of different clocks cannot be compared, so each clock has a track of its own
             if message.robot == self._robot:
-                self.joints.setdefault(message.clock, JointTrack(self._capacity)).add_joints(message)
+                self.joints.setdefault(message.clock, JointTrack(*self._limits)).add_joints(message)
         elif (message.frame, message.parent) == (GRIPPER, BASE):
-            self.poses.setdefault(message.clock, PoseTrack(self._capacity)).add(message)
+            self.poses.setdefault(message.clock, PoseTrack(*self._limits)).add(message)
 
     def find(self, frame: Frame) -> RobotState:
         """Return the robot at the frame's capture."""
@@ -374,7 +393,8 @@ class RobotTracks:
 class RobotPoses(RobotTracks):
     """Receives the poses of `settings.poses`, if it is set, and the joints of `robot`. `stack` closes the socket.
 
-    Without an endpoint there is no state and no `problem`. Raises TransportError for a malformed endpoint.
+    Messages that are too far ahead of the node's clock by `ages` are refused, as frames are. Without an endpoint there
+    is no state and no `problem`. Raises TransportError for a malformed endpoint.
     """
 
     def __init__(
@@ -383,27 +403,71 @@ class RobotPoses(RobotTracks):
         stack: ExitStack,
         security: Security | None = None,
         robot: str | None = None,
+        ages: AgeLimits | None = None,
     ) -> None:
-        super().__init__(settings, robot, CAPACITY)
+        super().__init__(settings, robot, CAPACITY, MAX_TRACK_VALUES)
+        self.ahead = 0
+        """Number of messages that were refused because their clock was ahead of the node's."""
+        self._lead_s = 0.0  # of the last of them
+        self._ages = ages or AgeLimits(0.0, live=True)
         self._subscriber: PoseSubscriber | None = None
         if settings.poses:
             topics = [pose_topic(GRIPPER), *([] if robot is None else [joints_topic(robot)])]
             self._subscriber = stack.enter_context(PoseSubscriber(settings.poses, topics, security))
 
+    def add(self, message: RobotMessage) -> None:
+        """Take a pose or joints, in any order, unless their clock is ahead; other frames and robots are ignored."""
+        lead_s = self._ages.find_lead_s(message.stamp_ns, message.clock)
+        if lead_s is None:
+            super().add(message)
+            return
+        self.ahead += 1
+        self._lead_s = lead_s
+        # once: each message of such a clock would log a line
+        if self.ahead == 1:
+            log.warning("robot: %s", self._describe_ahead())
+
     def find(self, frame: Frame) -> RobotState:
         """Return the robot at the frame's capture."""
-        if self._subscriber is None:
+        source = self._subscriber
+        if source is None:
             return RobotState()
         try:
-            for message in self._subscriber.take(timeout_ms=0):
+            for message in source.take(timeout_ms=0):
                 self.add(message)
         except TransportError as error:
             # without the robot's messages, the frame still has masks
             self.problem = str(error)
             return RobotState()
+        self._forget_ahead()
         state = super().find(frame)
-        source = self._subscriber
-        # a pose that is missing may be one of the malformed ones
-        if self.problem is not None and source.rejected:
-            self.problem += f"; {source.rejected} were malformed, the last: {source.last_error}"
+        if self.problem is not None:
+            self.problem += self._describe_losses(source)
         return state
+
+    def _forget_ahead(self) -> None:
+        """Forget what was taken in time, and is ahead now because the node's own clock was set back."""
+        latest_ns = self._ages.find_latest_ns()
+        if latest_ns is None:
+            return
+        tracks: tuple[Mapping[Clock, PoseTrack], ...] = (self.poses, self.joints)
+        for by_clock in tracks:
+            if "system" in by_clock:
+                by_clock["system"].forget_after(latest_ns)
+
+    def _describe_losses(self, source: PoseSubscriber) -> str:
+        """Return the messages that were not used: what is missing may be among them."""
+        losses = ""
+        if self.ahead:
+            losses += f"; {self.ahead} were refused: {self._describe_ahead()}"
+        if source.rejected:
+            losses += f"; {source.rejected} were malformed, the last: {source.last_error}"
+        if source.skipped:
+            losses += f"; {source.skipped} were skipped because they came too fast"
+        return losses
+
+    def _describe_ahead(self) -> str:
+        return (
+            f"expected stamps at most {MAX_AHEAD_S:g} s ahead of the node's clock, found {self._lead_s:.1f} s; "
+            "synchronise clocks (chrony/PTP)"
+        )

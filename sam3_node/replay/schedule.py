@@ -44,6 +44,8 @@ MAX_FIRST_FRAMES = 300
 """Number of frames, of all cameras, among which each camera's first one is looked for."""
 MAX_MESSAGES = 1_000_000
 """Number of poses, and of joints, that the robot's motion is made of: 16 minutes at 1000 Hz."""
+MAX_VALUES = 64 * MAX_MESSAGES
+"""Numbers of those poses, and of those joints: 512 MB. Beyond it, the first of the recording are forgotten."""
 NOTHING_ASKED = (
     "no object will be followed, because the job names no object: name what to detect with --prompt NAME, mark objects "
     "with --box or --objects FILE, follow all there is with --everything, or repeat a recorded node with --as-recorded"
@@ -165,7 +167,7 @@ class Schedule(Closeable):
         spatial = self.settings.spatial.model_copy(update={"max_pose_ahead_ms": 0.0})
         # readers of other formats name each robot ROBOT
         name = settings.name if self._recorded else ROBOT
-        tracks = RobotTracks(spatial, name if settings.urdf else None, MAX_MESSAGES)
+        tracks = RobotTracks(spatial, name if settings.urdf else None, MAX_MESSAGES, MAX_VALUES)
         for message in self._bag.robot():
             if on_gripper or isinstance(message, JointState):
                 tracks.add(message)

@@ -22,7 +22,7 @@ import zmq
 from zmq.utils import z85
 
 from ..errors import BusyError, ForbiddenError
-from .primitives import PeerBudget, WakePipe, read_event
+from .primitives import PeerBudget, RateBudget, WakePipe, read_event
 from .security import CLIENT_ROLES, MAX_KEYS, REFUSED, REVOKED, Key, ServerKeys
 
 log = logging.getLogger(__name__)
@@ -387,41 +387,12 @@ CAPS = {
 }
 
 
-class _Budget:
-    """The requests and bytes that a key may still send. They grow at the rates of `cap`, up to BURST_S of them."""
-
-    def __init__(self, cap: Cap) -> None:
-        self._cap = cap
-        # the budget of a new key is full
-        self._requests = cap.requests_per_s * BURST_S
-        self._bytes = cap.bytes_per_s * BURST_S
-        self._updated_s = time.monotonic()
-
-    def spend(self, size: int) -> bool:
-        """Take one request of `size` bytes. Return False if there is not enough. A full budget suffices for any
-        size."""
-        now_s = time.monotonic()
-        passed_s = now_s - self._updated_s
-        self._updated_s = now_s
-        # both budgets grow with time, up to a burst
-        request_limit = self._cap.requests_per_s * BURST_S
-        size_limit = self._cap.bytes_per_s * BURST_S
-        self._requests = min(request_limit, self._requests + passed_s * self._cap.requests_per_s)
-        self._bytes = min(size_limit, self._bytes + passed_s * self._cap.bytes_per_s)
-        # a request larger than a whole burst passes once the budget is full: it would else never pass
-        if self._requests < 1 or self._bytes < min(size, size_limit):
-            return False
-        self._requests -= 1
-        self._bytes -= size
-        return True
-
-
 class Rights:
     """The rights of keys at one server. Readers may request `reader_ops` only."""
 
     def __init__(self, reader_ops: Collection[str]) -> None:
         self._reader_ops = frozenset(reader_ops)
-        self._budgets: dict[str, _Budget] = {}  # by public key
+        self._budgets: dict[str, RateBudget] = {}  # by public key
 
     def spend(self, key: Key | None, size: int) -> None:
         """Take a request of `size` bytes from the budget of a key.
@@ -434,8 +405,9 @@ class Rights:
         # more budgets than keys can exist are those of revoked keys; all begin again
         if len(self._budgets) > MAX_KEYS:
             self._budgets.clear()
-        budget = self._budgets.setdefault(key.public, _Budget(cap))
-        if not budget.spend(size):
+        if key.public not in self._budgets:
+            self._budgets[key.public] = RateBudget(cap.requests_per_s, cap.bytes_per_s, BURST_S)
+        if not self._budgets[key.public].spend(size):
             raise BusyError(
                 f"the key {key} sends too much: expected at most {cap.requests_per_s:.0f} requests and"
                 f" {cap.bytes_per_s:.0f} bytes a second; wait for replies before sending more"

@@ -1,7 +1,8 @@
-"""What sockets and their limits share: a pipe that wakes a thread, the events of a monitor, a budget of peers."""
+"""What sockets and their limits share: a pipe that wakes a thread, the events of a monitor, budgets of peers."""
 
 import os
 import struct
+import time
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -64,3 +65,33 @@ class PeerBudget(NamedTuple):
     """rate of each peer"""
     max_growth_bytes: int = 24 << 20
     """growth of the process for which a peer is cut off while much is unread"""
+
+
+class RateBudget:
+    """The messages and bytes that may still be taken. They grow with time at two rates, up to `burst_s` of each."""
+
+    def __init__(self, messages_per_s: float, bytes_per_s: float, burst_s: float) -> None:
+        self._messages_per_s = messages_per_s
+        self._bytes_per_s = bytes_per_s
+        self._max_messages = messages_per_s * burst_s
+        self._max_bytes = bytes_per_s * burst_s
+        # a new budget is full
+        self._messages = self._max_messages
+        self._bytes = self._max_bytes
+        self._updated_s = time.monotonic()
+
+    def spend(self, size: int) -> bool:
+        """Take one message of `size` bytes. Return False if there is not enough. A full budget suffices for any
+        size."""
+        now_s = time.monotonic()
+        passed_s = now_s - self._updated_s
+        self._updated_s = now_s
+        # both grow with time, up to a burst
+        self._messages = min(self._max_messages, self._messages + passed_s * self._messages_per_s)
+        self._bytes = min(self._max_bytes, self._bytes + passed_s * self._bytes_per_s)
+        # a message larger than a whole burst passes once the budget is full: it would else never pass
+        if self._messages < 1 or self._bytes < min(size, self._max_bytes):
+            return False
+        self._messages -= 1
+        self._bytes -= size
+        return True

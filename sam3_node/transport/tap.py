@@ -6,28 +6,43 @@ robot; a publisher sends all of its own in order.
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import zmq
 
 from .. import wire
-from ..errors import TransportError
-from ..types import RobotMessage
+from ..errors import TransportError, WireError
+from ..types import JointState, RobotMessage
 from . import sockets
 from .channels import POSES_QUEUE
-from .receiver import Receiver
+from .primitives import RateBudget
+from .receiver import MAX_TOPIC_BYTES, Message, Receiver
 from .security import ClientKeys, Security, Socket
 
 MAX_POSES = 4096
 """Maximum number of received poses and joints that wait to be taken; the oldest are dropped beyond it."""
+MAX_WAITING_BYTES = 16 << 20
+"""Maximum memory of received poses and joints that wait to be taken; the oldest are dropped beyond it."""
+MAX_JOINTS = 1024
+"""Maximum number of joints in a received joint state. One with more is rejected."""
+MAX_POSE_BYTES = 1 << 20
+"""Maximum size of a part of a received pose or joint state. ZeroMQ closes a connection that sends more."""
+MAX_POSES_PER_S = 2500.0
+"""Messages of each topic that are unpacked in a second. Those beyond it are skipped: 1000 Hz with a wide margin."""
+MAX_POSES_BYTES_PER_S = 2e6
+"""Bytes of each topic that are unpacked in a second. Those beyond it are skipped: 50 joints at 1000 Hz take 1.5 MB."""
+POSES_BURST_S = 2.0
+"""Seconds of both rates that may come at once, after a pause of the sender or of this process."""
 
 MIN_RECONNECT_MS = 20
 """First time between two attempts to connect. It is short: the tap must be there for a new camera's first frame."""
 MAX_RECONNECT_MS = 50
 """Longest time between two attempts."""
 OVERHEAD_BYTES = 1024
-"""Approximate memory of a waiting message beside its parts."""
+"""Approximate memory of a waiting message beside its parts, or beside its joints."""
+JOINT_BYTES = 192
+"""Approximate memory of a joint of a waiting joint state, beside the characters of its name."""
 
 log = logging.getLogger(__name__)
 
@@ -35,15 +50,22 @@ log = logging.getLogger(__name__)
 class PoseSubscriber(Receiver[RobotMessage]):
     """A subscriber of poses and joints: a thread collects all messages in the order of arrival, for `take`.
 
-    Each image needs those before and after it, so the subscriber skips none: the newest MAX_POSES wait, of all topics
-    or of `topics` only. It is a context manager. Raises TransportError for a malformed endpoint; the publisher may
-    start later.
+    Each image needs those before and after it, so the subscriber keeps all that a robot may send: the newest MAX_POSES
+    wait, in at most MAX_WAITING_BYTES, of all topics or of `topics` only. Of a topic that sends more than a robot may,
+    it skips those beyond the rate before it unpacks them, evenly in time. With `topics`, each has a rate of its own. It
+    is a context manager. Raises TransportError for a malformed endpoint; the publisher may start later.
     """
 
     def __init__(self, endpoint: str, topics: Sequence[bytes] = (), security: Security | None = None) -> None:
+        self.skipped = 0
+        """Number of messages skipped because their topic sent more than MAX_POSES_PER_S or MAX_POSES_BYTES_PER_S."""
         keys = (security or Security.from_environment()).client_keys("robot")
-        self._poses: deque[RobotMessage] = deque(maxlen=MAX_POSES)
-        socket = sockets.open_subscriber(topics or wire.ROBOT_ROOTS, sockets.MAX_MESSAGE_BYTES)
+        self._poses: deque[RobotMessage] = deque()
+        self._bytes = 0
+        # without topics, all share one rate: a publisher that invents topics must not get a rate for each
+        self._budgets = {topic: _make_budget() for topic in topics}
+        self._shared_budget = _make_budget()
+        socket = sockets.open_subscriber(topics or wire.ROBOT_ROOTS, MAX_POSE_BYTES)
         super().__init__(sockets.connect_all([(socket, endpoint, keys)]), topics, POSES_QUEUE)
 
     def take(self, timeout_ms: int | None = None) -> list[RobotMessage]:
@@ -57,18 +79,64 @@ class PoseSubscriber(Receiver[RobotMessage]):
             self._changed.wait_for(lambda: self.is_over or bool(self._poses), timeout_s)
             taken = list(self._poses)
             self._poses.clear()
+            self._bytes = 0
         if not taken:
             self.check()
         return taken
 
+    def _select(self, messages: Iterator[Message]) -> Iterable[Message]:
+        """Yield the messages whose topic has not sent too much. The rest costs no more than its reading."""
+        for message in messages:
+            topic = bytes(message.parts[0][:MAX_TOPIC_BYTES])
+            if self._topics and topic not in self._topics:
+                # ignored by the caller, and so not charged
+                yield message
+                continue
+            budget = self._budgets.get(topic, self._shared_budget)
+            if budget.spend(sum(part.nbytes for part in message.parts)):
+                yield message
+                continue
+            self.skipped += 1
+            if self.skipped == 1:
+                log.warning(
+                    "%s: %s sends more than %.0f messages or %.0f kB a second: those beyond are skipped",
+                    self._sockets[0].endpoint,
+                    topic.decode("ascii", "replace"),
+                    MAX_POSES_PER_S,
+                    MAX_POSES_BYTES_PER_S / 1e3,
+                )
+
     def _unpack(self, parts: list[memoryview]) -> RobotMessage:
         return wire.unpack_pose(parts)
+
+    def _admit(self, message: RobotMessage, source: sockets.ReconnectingSocket) -> None:
+        """Raise WireError for more joints than a robot may have."""
+        if isinstance(message, JointState) and len(message.positions) > MAX_JOINTS:
+            raise WireError(
+                f"joints: expected at most {MAX_JOINTS} joints of a robot, found {len(message.positions)}; publish "
+                "those of its URDF alone"
+            )
 
     def _store(self, pose: RobotMessage, received_ns: int, source: sockets.ReconnectingSocket) -> bool:
         with self._changed:
             self._poses.append(pose)
+            self._bytes += _estimate_bytes(pose)
+            while len(self._poses) > MAX_POSES or self._bytes > MAX_WAITING_BYTES:
+                self._bytes -= _estimate_bytes(self._poses.popleft())
             self._changed.notify_all()
         return True
+
+
+def _make_budget() -> RateBudget:
+    return RateBudget(MAX_POSES_PER_S, MAX_POSES_BYTES_PER_S, POSES_BURST_S)
+
+
+def _estimate_bytes(message: RobotMessage) -> int:
+    """Return the approximate memory of a waiting pose or joint state."""
+    if not isinstance(message, JointState):
+        return OVERHEAD_BYTES
+    positions = message.positions
+    return OVERHEAD_BYTES + JOINT_BYTES * len(positions) + sum(map(len, positions))
 
 
 class ReceivedMessage(NamedTuple):

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sam3_node.calibration.poses import PoseTrack, read_poses
+from sam3_node.calibration.poses import JointTrack, PoseTrack, read_poses
 from sam3_node.errors import CalibrationError
 from sam3_node.geometry import rigid, rotation_from_vector
-from sam3_node.types import FramePose
+from sam3_node.types import FramePose, JointState
 from tests.support.refuses import refuses
 
 MATRIX: list[list[float]] = [[0, -1, 0, 0.1], [1, 0, 0, 0.2], [0, 0, 1, 0.3], [0, 0, 0, 1]]
@@ -25,6 +25,8 @@ CSV = "image,stamp_ns,x,y,z,qx,qy,qz,qw\na.png,5,0.1,0.2,0.3,0,0,0.70710678,0.70
 NAMES = ",".join(f"m{row}{column}" for row in range(4) for column in range(4))
 CSV_MATRIX = f"stamp_ns,{NAMES}\n7,0,-1,0,0.1,1,0,0,0.2,0,0,1,0.3,0,0,0,1\n"
 INCHES = [3.937008, 7.874016, 11.811024]
+MS = 1_000_000
+HOUR_NS = 3600 * 1000 * MS
 
 
 def dump(unit: str = "m", **entry: object) -> str:
@@ -151,7 +153,7 @@ def test_an_absent_file_is_named(tmp_path: Path) -> None:
 
 def make_track() -> PoseTrack:
     track = PoseTrack(capacity=3)
-    for stamp in (300, 0, 100, 200):  # in any order; the oldest is forgotten
+    for stamp in (0, 300, 100, 200):  # in any order; the one that came first is forgotten
         turn = (0.0, 0.0, float(np.sin(stamp / 2000)), float(np.cos(stamp / 2000)))
         track.add(FramePose("gripper", "base", stamp, (stamp / 100, 0, 0), turn))
     return track
@@ -189,3 +191,52 @@ def test_stale_poses_are_refused(stamp_ns: int, gap_ns: int, named: str) -> None
         track.at(stamp_ns, gap_ns)
     with refuses(CalibrationError, field="none"):
         PoseTrack().at(0, 100)
+
+
+def make_set_back_track(count: int, capacity: int) -> PoseTrack:
+    """Return the track of a clock that was an hour ahead for `count` poses, and then right for three, at 100 Hz."""
+    track = PoseTrack(capacity)
+    for index in range(count):
+        track.add_matrix(HOUR_NS + 10 * MS * index, rigid(np.eye(3), [99, 0, 0]))
+    for index in range(3):
+        track.add_matrix(10 * MS * index, rigid(np.eye(3), [index, 0, 0]))
+    return track
+
+
+@pytest.mark.parametrize("count", [1, 10, 600])
+def test_a_clock_that_was_ahead_hinders_no_later_pose(count: int) -> None:
+    track = make_set_back_track(count, capacity=100)
+    assert track.at(15 * MS, 100 * MS)[0, 3] == pytest.approx(1.5)
+    assert track.at(25 * MS, 100 * MS, 20 * MS)[0, 3] == pytest.approx(2.5)
+    with refuses(CalibrationError, field="gap"):
+        track.at(50 * MS, 100 * MS, 20 * MS)
+
+
+def test_the_poses_that_came_longest_ago_are_forgotten() -> None:
+    track = make_set_back_track(600, capacity=3)
+    assert len(track) == 3
+    with refuses(CalibrationError, field="before and after"):
+        track.at(HOUR_NS, 100 * MS)
+
+
+def test_poses_after_a_time_are_forgotten_and_the_rest_goes_on() -> None:
+    track = make_set_back_track(2, capacity=4)
+    track.forget_after(10 * MS)
+    assert len(track) == 2
+    for index in range(3, 6):
+        track.add_matrix(10 * MS * index, np.eye(4))
+    assert (
+        len(track) == 4
+    )  # those that came first are forgotten first, also after poses were forgotten by time
+    assert track.at(10 * MS, 0)[0, 3] == 1
+    with refuses(CalibrationError, field="before and after"):
+        track.at(0, 0)
+
+
+def test_a_track_of_many_joints_keeps_fewer_states() -> None:
+    track = JointTrack(capacity=10, max_values=20)
+    for joints, kept in ((1, 10), (4, 5), (20, 2), (50, 2)):
+        for stamp in range(30):
+            track.add_joints(JointState("arm", stamp, dict.fromkeys(map(str, range(joints)), float(stamp))))
+        assert len(track) == kept
+        assert track.at(29, 1).tolist() == [29.0] * joints
