@@ -1,8 +1,11 @@
 """The gripper's pose at the capture of an image, from poses that arrive over a socket."""
 
-from collections.abc import Iterator
+import re
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,15 +13,18 @@ import zmq
 
 from sam3_node.calibration.poses import JointTrack
 from sam3_node.errors import CalibrationError, TransportError
-from sam3_node.node.cameras import RobotPoses
+from sam3_node.node.cameras import CAPACITY, MAX_TRACK_VALUES, AgeLimits, RobotPoses, RobotTracks
 from sam3_node.settings import SpatialSettings
 from sam3_node.transport import PosePublisher
-from sam3_node.types import Clock, Frame, FramePose, JointState, RobotState
+from sam3_node.transport.tap import MAX_JOINTS
+from sam3_node.types import Clock, Frame, FramePose, JointState, RobotMessage, RobotState
+from tests.support.hostility import limited_memory
 from tests.support.node_rig import until
 from tests.support.refuses import refuses
 from tests.support.transport_peer import open_peer, place_of
 
 MS = 1_000_000
+HOUR_NS = 3600 * 1000 * MS
 TURNED = (0.0, 0.0, 2**-0.5, 2**-0.5)
 
 
@@ -127,6 +133,103 @@ def test_other_joints_begin_the_track_anew() -> None:
     assert (track.names, track.at(50, 10).tolist()) == (("a",), [50.0])
     with refuses(CalibrationError, field="joint states"):
         track.at(40, 10)
+
+
+def joints_at(stamp_ns: int, clock: Clock = "system") -> JointState:
+    return JointState("arm", stamp_ns, {"elbow": 1.0}, clock)
+
+
+def pose_at(stamp_ns: int, clock: Clock = "system") -> FramePose:
+    return replace(pose(0, clock), stamp_ns=stamp_ns)
+
+
+Make = Callable[[int, Clock], RobotMessage]
+
+
+def find_at(poses: RobotPoses, stamp_ns: int, make: Make, clock: Clock = "system") -> RobotMessage | None:
+    """Return what is found of the kind that `make` makes."""
+    state = poses.find(replace(frame(0, clock), capture_ns=stamp_ns))
+    return state.joints if make is joints_at else state.pose
+
+
+@pytest.mark.parametrize("make", [pose_at, joints_at])
+def test_a_clock_that_was_ahead_once_is_told_and_hinders_no_later_frame(
+    publisher: PosePublisher, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = SpatialSettings(poses=publisher.endpoint, max_pose_gap_ms=20, max_pose_ahead_ms=10)
+    with ExitStack() as stack:
+        poses = RobotPoses(settings, stack, robot="arm")
+
+        def is_refused() -> bool:
+            publisher.send(make(time.time_ns() + HOUR_NS, "system"))
+            found = find_at(poses, time.time_ns(), make)
+            # also a frame whose clock is as far ahead
+            return (
+                found is None and find_at(poses, time.time_ns() + HOUR_NS, make) is None and poses.ahead > 20
+            )
+
+        until(is_refused, "messages that are refused")
+        assert re.search(
+            r"ahead of the node.s clock, found 3[56]\d\d\.\d s; synchronise clocks", str(poses.problem)
+        )
+        now_ns = time.time_ns()
+        right = [make(now_ns + step_ms * MS, "system") for step_ms in (0, 10)]
+        until(
+            lambda: all(publisher.send(item) for item in right) and find_at(poses, now_ns, make),
+            "the robot",
+        )
+        until(lambda: find_at(poses, now_ns + 10 * MS, make), "the other")
+        for after_ms in (5, 15):
+            assert find_at(poses, now_ns + after_ms * MS, make) is not None
+        assert sum("ahead of the node's clock" in record.message for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("make", [pose_at, joints_at])
+def test_when_the_nodes_clock_is_set_back_the_robot_is_found_at_once(
+    publisher: PosePublisher, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = SpatialSettings(poses=publisher.endpoint, max_pose_gap_ms=20, max_pose_ahead_ms=10)
+    with ExitStack() as stack:
+        poses = RobotPoses(settings, stack, robot="arm")
+        now_ns = time.time_ns()
+        for index in range(CAPACITY):
+            poses.add(make(now_ns - index * MS, "system"))
+        assert find_at(poses, now_ns, make) is not None
+        earlier_ns = now_ns - HOUR_NS
+        monkeypatch.setattr("sam3_node.node.cameras.time", SimpleNamespace(time_ns=lambda: earlier_ns))
+        poses.add(make(earlier_ns - 10 * MS, "system"))
+        poses.add(make(earlier_ns, "system"))
+        assert find_at(poses, earlier_ns + 5 * MS, make) is not None
+        assert find_at(poses, now_ns, make) is None
+
+
+@pytest.mark.parametrize("make", [pose_at, joints_at])
+@pytest.mark.parametrize(("clock", "live"), [("monotonic", True), ("device", True), ("system", False)])
+def test_a_clock_that_cannot_be_compared_may_be_ahead_and_may_be_set_back(
+    publisher: PosePublisher, make: Make, clock: Clock, live: bool
+) -> None:
+    """Lossless delivery may bring recorded frames, whose clock may have been ahead."""
+    settings = SpatialSettings(poses=publisher.endpoint, max_pose_gap_ms=20, max_pose_ahead_ms=10)
+    with ExitStack() as stack:
+        poses = RobotPoses(settings, stack, robot="arm", ages=AgeLimits(0.0, live))
+        ahead_ns = time.time_ns() + HOUR_NS
+        for index in range(CAPACITY + 10):
+            poses.add(make(ahead_ns + index * MS, clock))
+        assert find_at(poses, ahead_ns + CAPACITY * MS, make, clock) is not None
+        for stamp_ms in (100, 110):
+            poses.add(make(stamp_ms * MS, clock))
+        for capture_ms in (105, 115):
+            assert find_at(poses, capture_ms * MS, make, clock) is not None
+        assert poses.ahead == 0
+
+
+def test_joints_of_many_names_take_no_more_memory_than_a_robot_s() -> None:
+    tracks = RobotTracks(SpatialSettings(), "arm", CAPACITY, MAX_TRACK_VALUES)
+    names = [str(number) for number in range(MAX_JOINTS)]
+    with limited_memory(megabytes=1.5 * 8 * MAX_TRACK_VALUES / (1 << 20)):
+        for stamp_ns in range(CAPACITY):
+            tracks.add(JointState("arm", stamp_ns, dict.fromkeys(names, 0.0)))
+    assert len(tracks.joints["system"]) == MAX_TRACK_VALUES // MAX_JOINTS
 
 
 def test_without_an_endpoint_there_is_no_pose_and_no_problem() -> None:
