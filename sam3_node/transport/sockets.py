@@ -16,6 +16,7 @@ import os
 import re
 import stat
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Self
@@ -528,6 +529,8 @@ class ReconnectingSocket(Closeable):
         self._watched = False
         self._beats = False  # on this connection
         self._silent_s = 0.0
+        self._rest_end_s: float | None = None
+        """Time (`time.monotonic`) at which it connects again after a rest; None while it does not rest."""
         with closed_on_error(self):
             connect(socket, endpoint)
 
@@ -555,7 +558,7 @@ class ReconnectingSocket(Closeable):
         self._silent_s += min(turn_s, MAX_TURN_S)
         self._read_events()
         self._tell_refusal()
-        if not self._update_trust():
+        if self._rests() or not self._update_trust():
             return
         if self._silent_s > SILENCE_LIMIT_S and (self._watched or not self.alive):
             if self.alive:
@@ -566,6 +569,25 @@ class ReconnectingSocket(Closeable):
             self._silent_s = 0.0
             self.socket.disconnect(self.endpoint)
             self.socket.connect(self.endpoint)
+
+    def rest(self, seconds: float) -> None:
+        """Disconnect, and discard what waits. `update` connects again when the time is over."""
+        # while the key is revoked, it is not connected
+        if self._trusted and self._rest_end_s is None:
+            self._rest_end_s = time.monotonic() + seconds
+            self.alive = False
+            self.socket.disconnect(self.endpoint)
+
+    def _rests(self) -> bool:
+        """Return True during a rest. Connect again when it is over."""
+        if self._rest_end_s is None:
+            return False
+        if time.monotonic() < self._rest_end_s:
+            return True
+        self._rest_end_s = None
+        self._silent_s = 0.0
+        self.socket.connect(self.endpoint)
+        return False
 
     def _read_events(self) -> None:
         while (event := self._watch.read()) is not None:

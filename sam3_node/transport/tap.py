@@ -32,7 +32,11 @@ MAX_POSES_PER_S = 2500.0
 """Messages of each topic that are unpacked in a second. Those beyond it are skipped: 1000 Hz with a wide margin."""
 MAX_POSES_BYTES_PER_S = 2e6
 """Bytes of each topic that are unpacked in a second. Those beyond it are skipped: 50 joints at 1000 Hz take 1.5 MB."""
-POSES_BURST_S = 2.0
+MAX_TURN_BYTES = 4 << 20
+"""Bytes that are read in one turn, beyond which a robot that sends too fast is disconnected: so much has waited."""
+FLOOD_REST_S = 0.5
+"""Seconds for which such a robot is disconnected. What it has sent is discarded, so that it cannot fill the memory."""
+POSES_BURST_S = 1.0
 """Seconds of both rates that may come at once, after a pause of the sender or of this process."""
 
 MIN_RECONNECT_MS = 20
@@ -84,27 +88,44 @@ class PoseSubscriber(Receiver[RobotMessage]):
             self.check()
         return taken
 
+    def _read(self, source: sockets.ReconnectingSocket) -> Iterator[Message]:
+        """Yield the waiting messages of one turn. Disconnect a robot that sends faster than they can be read."""
+        skipped = self.skipped
+        count = 0
+        size = 0
+        for message in super()._read(source):
+            yield message
+            count += 1
+            size += _count_bytes(message)
+            if size > MAX_TURN_BYTES:
+                break
+        # reading takes less time than a robot needs to send what it may: so much waits only if it sends more
+        is_full = count >= self._per_turn or size > MAX_TURN_BYTES
+        if is_full and self.skipped > skipped:
+            source.rest(FLOOD_REST_S)
+
     def _select(self, messages: Iterator[Message]) -> Iterable[Message]:
-        """Yield the messages whose topic has not sent too much. The rest costs no more than its reading."""
-        for message in messages:
-            topic = bytes(message.parts[0][:MAX_TOPIC_BYTES])
-            if self._topics and topic not in self._topics:
-                # ignored by the caller, and so not charged
-                yield message
-                continue
-            budget = self._budgets.get(topic, self._shared_budget)
-            if budget.spend(sum(part.nbytes for part in message.parts)):
-                yield message
-                continue
-            self.skipped += 1
-            if self.skipped == 1:
-                log.warning(
-                    "%s: %s sends more than %.0f messages or %.0f kB a second: those beyond are skipped",
-                    self._sockets[0].endpoint,
-                    topic.decode("ascii", "replace"),
-                    MAX_POSES_PER_S,
-                    MAX_POSES_BYTES_PER_S / 1e3,
-                )
+        """Return the messages whose topic has not sent too much. The rest costs no more than its reading."""
+        # all are read before one is unpacked, so that a robot that sends too fast is disconnected before that
+        return [message for message in messages if self._is_in_time(message)]
+
+    def _is_in_time(self, message: Message) -> bool:
+        """Return True if a message may be unpacked. Count it otherwise."""
+        topic = bytes(message.parts[0][:MAX_TOPIC_BYTES])
+        # what the caller ignores is not charged
+        is_ignored = bool(self._topics) and topic not in self._topics
+        if is_ignored or self._budgets.get(topic, self._shared_budget).spend(_count_bytes(message)):
+            return True
+        self.skipped += 1
+        if self.skipped == 1:
+            log.warning(
+                "%s sends %s too fast: expected at most %.0f messages and %.0f kB a second; the rest is skipped",
+                self._sockets[0].endpoint,
+                topic.decode("ascii", "replace"),
+                MAX_POSES_PER_S,
+                MAX_POSES_BYTES_PER_S / 1e3,
+            )
+        return False
 
     def _unpack(self, parts: list[memoryview]) -> RobotMessage:
         return wire.unpack_pose(parts)
@@ -125,6 +146,10 @@ class PoseSubscriber(Receiver[RobotMessage]):
                 self._bytes -= _estimate_bytes(self._poses.popleft())
             self._changed.notify_all()
         return True
+
+
+def _count_bytes(message: Message) -> int:
+    return sum(part.nbytes for part in message.parts)
 
 
 def _make_budget() -> RateBudget:

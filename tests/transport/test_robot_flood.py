@@ -16,7 +16,7 @@ from sam3_node.types import JointState, RobotMessage
 from sam3_node.wire import joints_topic, pack_pose, pose_topic
 from tests.support.hostility import limited_memory
 from tests.support.threads import PATIENCE_S
-from tests.support.transport_peer import TCP, place_of, wait_until
+from tests.support.transport_peer import TCP, place_of, sockets_of, wait_until
 from tests.support.wire_examples import gripper_pose
 
 TOPICS = (pose_topic("gripper"), joints_topic("arm"))
@@ -95,18 +95,34 @@ def test_of_a_flood_no_more_is_unpacked_than_the_rate(size: int, topics: Sequenc
         assert max(map(len, turns)) <= tap.MAX_POSES
 
 
-def test_a_flood_of_joints_leaves_the_rate_of_poses_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    # on a busy machine, more may wait before this test takes it
-    monkeypatch.setattr(tap, "MAX_WAITING_BYTES", 1 << 30)
-    flood = pack_pose(make_joints(1000))
-    poses = [replace(gripper_pose(), stamp_ns=stamp_ns) for stamp_ns in range(100)]
-    mixed = [parts for pose in poses for parts in (*[flood] * 20, pack_pose(pose))]
+def test_too_many_joints_leave_the_rate_of_poses_alone() -> None:
+    too_many = [pack_pose(make_joints(1000))] * 20
     with open_robot() as robot, PoseSubscriber(place_of(robot), TOPICS) as subscriber:
         join(robot, subscriber)
-        turns = take_flood(robot, subscriber, mixed)
+        for stamp_ns in range(50):
+            pose = replace(gripper_pose(), stamp_ns=stamp_ns)
+            for parts in (*too_many, pack_pose(pose)):
+                robot.send_multipart(parts)
+            # each once: none is skipped
+            wait_until(lambda pose=pose: pose in subscriber.take(1000), PATIENCE_S)
         assert subscriber.skipped > 0
-        taken = [message for turn in turns for message in turn if not isinstance(message, JointState)]
-        assert taken[: len(poses)] == poses
+
+
+def test_a_robot_that_sends_faster_than_it_is_read_is_disconnected_for_a_while() -> None:
+    """What waits is discarded, so that it cannot fill the memory."""
+    count = 20_000
+    flood = pack_pose(make_joints(7))
+    with open_robot() as robot, PoseSubscriber(place_of(robot), TOPICS) as subscriber:
+        join(robot, subscriber)
+        (socket,) = sockets_of(subscriber)
+        # the thread cannot store anything meanwhile
+        with subscriber._changed:
+            for _ in range(count):
+                robot.send_multipart(flood)
+        turns = take_flood(robot, subscriber, [])
+        assert socket.handshakes == 2
+        assert sum(map(len, turns)) + subscriber.skipped < count
+        assert subscriber.connected
 
 
 def test_topics_that_a_publisher_invents_share_one_rate() -> None:
@@ -119,8 +135,10 @@ def test_topics_that_a_publisher_invents_share_one_rate() -> None:
         assert 0 < sum(map(len, turns)) <= 1 + passed_s * tap.MAX_POSES_PER_S
 
 
-def test_what_waits_is_bounded_in_memory_and_the_newest_is_kept() -> None:
-    """Names of one or two characters and small values: as messages they are a tenth of what they take in memory."""
+def test_what_waits_is_bounded_in_memory_and_the_newest_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of two characters and small values: a message has a twentieth of what they take in memory."""
+    monkeypatch.setattr(tap, "MAX_POSES_PER_S", 1e12)
+    monkeypatch.setattr(tap, "MAX_POSES_BYTES_PER_S", 1e12)
     positions = {chr(97 + number % 26) + chr(65 + number // 26): 1.0 for number in range(600)}
     body = {
         "v": 1,
@@ -138,7 +156,7 @@ def test_what_waits_is_bounded_in_memory_and_the_newest_is_kept() -> None:
             end = replace(gripper_pose(), stamp_ns=count)
             robot.send_multipart(pack_pose(end))
             # taken when all have come: nobody takes meanwhile
-            wait_until(lambda: subscriber.skipped or (subscriber._poses and subscriber._poses[-1] == end))
+            wait_until(lambda: subscriber._poses and subscriber._poses[-1] == end, PATIENCE_S)
         taken = subscriber.take(0)
     assert taken[-1] == end
     assert [message.stamp_ns for message in taken] == list(range(count + 1))[-len(taken) :]
