@@ -136,10 +136,11 @@ def open_regular(path: Path, max_bytes: int) -> IO[bytes]:
 def read_regular(path: Path, max_bytes: int) -> bytes:
     """Read a whole regular file of at most `max_bytes`. Raises OSError as `open_regular` does."""
     with open_regular(path, max_bytes) as file:
-        # one byte more than allowed shows that the file has grown since its size was checked
-        data = file.read(max_bytes + 1)
-    if len(data) > max_bytes:
-        raise IrregularFileError(f"expected a file of at most {max_bytes} bytes, found one that grows")
+        size = os.fstat(file.fileno()).st_size
+        # one byte more shows that the file has grown since; `read` reserves what it is asked for
+        data = file.read(size + 1)
+    if len(data) > size:
+        raise IrregularFileError("expected a file that stays as it is, found one that grows; try again")
     return data
 
 

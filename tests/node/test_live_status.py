@@ -52,7 +52,13 @@ def test_status_and_description_do_not_wait_for_a_step(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served.send()
-    idle = served.status()
+
+    def find_idle() -> dict[str, Any] | None:
+        status = served.status()
+        return None if status["stepping"] else status
+
+    # the masks of a frame arrive before its step has ended
+    idle = until(find_idle, "the end of the step")
     with held_step(lambda: served.camera.send(picture(0)), monkeypatch):
         busy = served.status()
         description = served.client.call("describe")
