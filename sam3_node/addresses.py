@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 MAX_PORT = 65535
+
+_HOST_HEADER = re.compile(r"(?:\[([0-9A-Fa-f.]*:[0-9A-Fa-f:.]*)\]|([A-Za-z0-9._-]+))(?::([0-9]{1,5}))?")
+"""HOST, HOST:PORT and the same with [IPV6]. Nothing else, such as a user's name, belongs into a header Host."""
 
 
 def is_loopback(host: str) -> bool:
@@ -43,6 +48,32 @@ def split_address(text: str) -> Address | None:
     host, _, port = text.rpartition(":")
     host = host.strip("[]")
     return Address(host, int(port)) if host and port.isdecimal() and int(port) <= MAX_PORT else None
+
+
+def read_host_header(text: str) -> str | None:
+    """Return the host that a browser has named in its header Host, in lower case and without brackets and port.
+
+    None for anything but HOST, HOST:PORT and the same with [IPV6]: what a lenient reader would skip, such as the part
+    before or after `@`, may be the name of another host.
+    """
+    found = _HOST_HEADER.fullmatch(text)
+    if found is None:
+        return None
+    ipv6, name, port = found.groups()
+    if port is not None and int(port) > MAX_PORT:
+        return None
+    return (ipv6 or name).lower()
+
+
+def is_loopback_header(values: Sequence[str]) -> bool:
+    """Return True if a request's headers Host name this machine: exactly one, and that well-formed.
+
+    A page of another site whose name resolves to this machine (DNS rebinding) makes its browser send that name.
+    """
+    if len(values) != 1:
+        return False
+    host = read_host_header(values[0])
+    return host is not None and is_loopback(host)
 
 
 def split_host(endpoint: str) -> str:

@@ -25,7 +25,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from ..addresses import Address, is_loopback
+from ..addresses import Address, is_loopback_header
 from ..errors import NoAnswerError, RequestError, Sam3NodeError, SettingsError, WireError
 from ..settings import Settings, read_address
 from .controls import Controls
@@ -144,13 +144,13 @@ class AccessControl:
     def _find_refusal(self, scope: Scope) -> tuple[int, str] | None:
         # DNS rebinding: a page of a name that now resolves to this machine sends that name as host
         request = HTTPConnection(scope)
-        host = request.headers.get("host", "")
-        name = host.rpartition(":")[0] or host
+        hosts = request.headers.getlist("host")
         # a tunnel may have another port
-        if self._binding.address.is_loopback and not is_loopback(name.strip("[]")):
+        if self._binding.address.is_loopback and not is_loopback_header(hosts):
             return 403, "expected a request for 127.0.0.1, found one for another host"
         # a page of another site may send requests here, but its browser names the origin
         changes = scope["type"] == "websocket" or scope.get("method") not in ("GET", "HEAD")
+        host = request.headers.get("host", "")
         if changes and request.headers.get("origin") != f"{self._binding.scheme}://{host}":
             return 403, "expected a request from the console's own page, found another origin"
         # the page itself and its files hold nothing secret: they ask for the token

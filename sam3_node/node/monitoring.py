@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ..addresses import is_loopback
+from ..addresses import is_loopback, is_loopback_header
 from ..errors import MissingExtraError, TransportError, find_version, require
 from ..files import explain_os_error
 from ..resources import Closeable
@@ -231,12 +231,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _make_page(self) -> Page:
         # a page of another site that resolves its name to this host sends that name
-        name = self.headers.get("Host", "")
-        # an IPv6 address without a port ends with a bracket, and its colons separate no port
-        if not name.endswith("]"):
-            name = name.rpartition(":")[0] or name
-        name = name.strip("[]")
-        if self.server.checks_host and name and not is_loopback(name):
+        hosts = self.headers.get_all("Host", [])
+        # a probe of HTTP/1.0 sends none, but a browser always does
+        if self.server.checks_host and hosts and not is_loopback_header(hosts):
             return Page(403, TEXT, b"expected a request for 127.0.0.1, found one for another host\n")
         make = self.server.pages.get(self.path.partition("?")[0])
         if make is None:

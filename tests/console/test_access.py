@@ -76,7 +76,14 @@ UPGRADE = {
 def test_other_hosts_and_origins_are_refused(rig: ConsoleRig) -> None:
     _, url = rig.console()
     assert ask(url, "/")[0] == 200
-    assert ask(url, "/", Host="evil.example:80")[0] == 403
+    for host in (
+        "evil.example:80",
+        "127.0.0.1:80@evil.example",
+        "evil.example@127.0.0.1:80",
+        "127.0.0.1 :80",
+    ):
+        assert ask(url, "/", Host=host)[0] == 403
+        assert ask(url, "/views", **UPGRADE | {"Host": host, "Origin": f"http://{host}"})[0] == 403
     assert ask(url, "/api/pause", "POST", {}, Origin="http://evil.example")[0] == 403
     assert ask(url, "/api/pause", "POST", {}, Origin="")[0] == 403
     assert ask(url, "/views", **UPGRADE)[0] == 101
