@@ -12,7 +12,7 @@ from ..types import MaskFrame
 OTEL = "otel"
 """The extra of this package that installs the SDK."""
 EXPORT_S = 2.0
-"""Longest time in seconds for which one export, and the last one at the end, wait for the collector."""
+"""Seconds after which an export ends without an answer of the collector, and the last one at the node's end, too."""
 
 
 class TracedSpan(NamedTuple):
@@ -28,7 +28,8 @@ class FrameSpans(Closeable):
     """Sends a span of each published frame, and one of each stage within it, to an OpenTelemetry collector.
 
     A thread sends them in batches over OTLP/HTTP. While the collector is away, spans wait in a bounded queue, and later
-    ones are lost. The OTEL_* variables of the SDK apply. Raises MissingExtraError without the extra `otel`.
+    ones are lost. The OTEL_* variables of the SDK apply, but for its credential providers. Raises MissingExtraError
+    without the extra `otel`.
     """
 
     def __init__(self, endpoint: str, node: str) -> None:
@@ -39,8 +40,12 @@ class FrameSpans(Closeable):
         about = resource.create({"service.name": "sam3-node", "service.instance.id": node})
         # `close` shuts it down, within a limit of time
         self._provider = sdk.TracerProvider(resource=about, shutdown_on_exit=False)
-        exporter = otlp.OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=EXPORT_S)
-        self._provider.add_span_processor(export.BatchSpanProcessor(exporter))
+        # after `require`, because it imports what the exporter does
+        from .collector import CollectorSession
+
+        url = f"{endpoint.rstrip('/')}/v1/traces"
+        self._exporter = otlp.OTLPSpanExporter(url, timeout=EXPORT_S, session=CollectorSession(EXPORT_S))
+        self._provider.add_span_processor(export.BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("sam3_node")
         self._within = require("opentelemetry.trace", OTEL).set_span_in_context
 
@@ -74,8 +79,12 @@ class FrameSpans(Closeable):
         whole.end(end_ns)
 
     def close(self) -> None:
-        """Send what waits, for EXPORT_S at most."""
+        """Send what waits, for EXPORT_S at most. Spans beyond that are lost."""
         # `shutdown` takes no limit of time, and a collector that is away must not delay the node's end
         ending = threading.Thread(target=self._provider.shutdown, daemon=True)
         ending.start()
         ending.join(EXPORT_S)
+        if ending.is_alive():
+            # this ends the request in progress and refuses those that wait, so the SDK's threads end at once
+            self._exporter.shutdown()
+            ending.join(EXPORT_S)

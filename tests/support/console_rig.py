@@ -28,10 +28,13 @@ PAINTED = """() => {
 PREVIEW = f"""() => {{
     const alpha = ({PAINTED})();
     const {{ preview }} = document.querySelector("#main-tile .tile").dataset;
-    return alpha.some((each) => each) && {{ seq: Number(preview), alpha }};
+    // without a seq, what is painted is the mask of a reply, which also fades away
+    return preview && alpha.some((each) => each) && {{ seq: Number(preview), alpha }};
 }}"""
 LOOK_MS = 1000
 """How long one place of the pointer is given to show a preview. Previews rest for seconds after a slow answer."""
+NEAR_FRAMES = 8
+"""Frames by which the picture may move on until the pointer has arrived. The place may lie on another thing then."""
 
 
 class ConsoleRig(Rig):
@@ -186,18 +189,22 @@ def find_serious(page: Page) -> list[Any]:
 
 
 def preview_of(page: Page, label: str) -> tuple[int, np.ndarray[Any, np.dtype[np.bool_]]]:
-    """Point at an object on the live picture until there is a preview.
+    """Point at an object on the live picture until there is a preview of a frame that the place was chosen on or near.
 
     Return the seq of the frame that the preview is of, and its pixels at a quarter of the frame's size.
     """
     from playwright.sync_api import TimeoutError as NotInTimeError
 
     for attempt in range(100):
-        x, y = inner_point(true_mask(int(page.data("seq")), label))
+        pointed = int(page.data("seq"))
+        x, y = inner_point(true_mask(pointed, label))
         page.page.mouse.move(*page.to_page(x + 0.1 * (attempt % 2), y))  # another place each time
         try:
             found = page.page.wait_for_function(PREVIEW, timeout=LOOK_MS).json_value()
         except NotInTimeError:
+            continue
+        # on a loaded machine the picture may be another one by then, with the arm where the object was
+        if abs(found["seq"] - pointed) > NEAR_FRAMES or not is_in_view(found["seq"], label):
             continue
         return found["seq"], np.array(found["alpha"]).reshape(120, 160) > 0
     raise TimeoutError(f"expected a preview of {label}, found none at 100 places")
