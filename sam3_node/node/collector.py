@@ -7,9 +7,10 @@ session here reads an answer up to a bound and within a time, unpacks nothing, f
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import threading
+import http.client
+import io
+import time
+from dataclasses import dataclass
 from http.cookiejar import DefaultCookiePolicy
 from typing import Any
 
@@ -19,15 +20,15 @@ from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
 MAX_ANSWER_BYTES = 64 << 10
-"""Bytes of the body of a collector's answer. A longer answer counts as failed, and its connection is closed."""
+"""Bytes of a collector's answer, head and body, as they come. A longer answer counts as failed and is not read."""
 MAX_TEXT_CHARACTERS = 200
 """Characters of a collector's own words that reach the log. The rest is cut off."""
 
 
 class CollectorSession(requests.Session):
-    """A session for the exporter. Each request uses a connection of its own and ends after `limit_s` seconds.
+    """A session for the exporter, which sends one request at a time. Each ends after `limit_s` seconds.
 
-    `close` ends the request in progress, in whichever thread it runs, and refuses later ones.
+    After `close`, which any thread may call, the request in progress ends with the next bytes of its answer.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -40,157 +41,136 @@ class CollectorSession(requests.Session):
         self.mount("https://", adapter)
 
 
+@dataclass
+class _Reading:
+    """What may still be read of one answer."""
+
+    end_s: float
+    """of the monotonic clock"""
+    left_bytes: int = MAX_ANSWER_BYTES
+    is_closed: bool = False
+    """Whether the session has been closed."""
+
+    def find_problem(self) -> str | None:
+        """Return what keeps the answer from being read on, if anything."""
+        if self.left_bytes <= 0:
+            return f"expected an answer of at most {MAX_ANSWER_BYTES} bytes, found a longer one"
+        if time.monotonic() >= self.end_s:
+            return "expected a whole answer in time, found it unfinished"
+        if self.is_closed:
+            return "the node ended before the answer"
+        return None
+
+
+class _BoundedReader(io.RawIOBase):
+    """Reads a socket as far as a _Reading allows. Raises OSError beyond that."""
+
+    def __init__(self, connected: Any, reading: _Reading) -> None:
+        self._socket = connected
+        self._raw = connected.makefile("rb", buffering=0)
+        self._reading = reading
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        """Read some bytes, for the time that is left at most."""
+        reading = self._reading
+        if problem := reading.find_problem():
+            raise OSError(problem)
+        # a time-out of the socket alone would start again with each byte
+        self._socket.settimeout(max(0.001, reading.end_s - time.monotonic()))
+        count: int | None = self._raw.readinto(memoryview(buffer)[: reading.left_bytes])
+        reading.left_bytes -= count or 0
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
 class _BoundedAdapter(HTTPAdapter):
     """Sends requests one at a time, and reads their answers within the limits."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._links = _Links()
+        self._reading = _Reading(0.0)
+        self._is_closed = False
         super().__init__()
 
     def init_poolmanager(self, *args: Any, **options: Any) -> None:
-        """Create the pools of connections, whose sockets are noted."""
+        """Create the pools of connections."""
         super().init_poolmanager(*args, **options)
-        self._links.note_sockets_of(self.poolmanager)
+        self._bound_answers(self.poolmanager)
 
     def proxy_manager_for(self, *args: Any, **options: Any) -> Any:
-        """Return the pools of connections to a proxy, whose sockets are noted."""
+        """Return the pools of connections to a proxy."""
         manager = super().proxy_manager_for(*args, **options)
-        self._links.note_sockets_of(manager)
+        self._bound_answers(manager)
         return manager
 
-    def send(
-        self,
-        request: requests.PreparedRequest,
-        stream: bool = False,
-        timeout: Any = None,
-        verify: Any = True,
-        cert: Any = None,
-        proxies: Any = None,
-    ) -> requests.Response:
+    def send(self, request: requests.PreparedRequest, *args: Any, **options: Any) -> requests.Response:
         """Send a request and read its answer. Raises requests.RequestException beyond a limit."""
-        # what is left of the exporter's own limit after its first try
-        limit_s = self._limit_s
-        if isinstance(timeout, int | float):
-            limit_s = min(limit_s, timeout)
-        # a time-out of the socket starts again with each byte, so a timer ends the request as a whole
-        deadline = threading.Timer(limit_s, self._links.cut)
-        deadline.daemon = True
-        deadline.start()
+        self._reading = _Reading(time.monotonic() + self._limit_s, is_closed=self._is_closed)
+        # the answer is read here, so the caller need not stream it
+        options["stream"] = True
         try:
-            return self._read(super().send(request, True, timeout, verify, cert, proxies))
+            return self._read(super().send(request, *args, **options))
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
-            if not self._links.is_cut:
+            problem = self._reading.find_problem()
+            if problem is None:
                 raise
             # no time-out: the exporter would try those again, and log another reason
-            raise requests.RequestException(
-                f"expected a collector's whole answer within {self._limit_s:g} s and before the exporter's end, found "
-                "it unfinished; check monitoring.otlp_endpoint"
-            ) from error
-        finally:
-            deadline.cancel()
-            deadline.join()
-            # a connection that waits for the next request would not be noted again
-            super().close()
-            self._links.clear()
+            raise requests.RequestException(f"{problem}; check monitoring.otlp_endpoint") from error
 
     def close(self) -> None:
         """End the request in progress, and refuse later ones. Idempotent."""
-        self._links.close()
+        self._is_closed = True
+        self._reading.is_closed = True
         super().close()
 
     def _read(self, response: requests.Response) -> requests.Response:
-        """Return the response with its body read. Its connection is closed."""
+        """Return the response with its body read."""
         try:
-            # the exporter takes a redirect for success
             place = response.headers.get("Location")
             if response.is_redirect and place is not None:
+                # the exporter would take a redirect for success
                 raise requests.RequestException(
                     f"expected a collector's answer, found a redirect to {_shorten(place)}, which is not followed; "
                     "set monitoring.otlp_endpoint to the collector itself"
                 )
-            # one byte more than allowed shows a longer answer
-            body = response.raw.read(MAX_ANSWER_BYTES + 1, decode_content=False)
+            body = response.raw.read(decode_content=False)
         finally:
             response.close()
-        if len(body) > MAX_ANSWER_BYTES:
-            raise requests.RequestException(
-                f"expected a collector's answer of at most {MAX_ANSWER_BYTES} bytes, found a longer one; check "
-                "monitoring.otlp_endpoint"
-            )
-        # the end of an answer without a length looks like a cut
-        if self._links.is_cut:
-            raise requests.ConnectionError("the connection was cut")
         # as if requests had read it; a compressed body stays as it is
         response._content = body
         response._content_consumed = True
         response.reason = _shorten(response.reason or "")
         return response
 
+    def _bound_answers(self, manager: urllib3.PoolManager) -> None:
+        """Let a manager's connections read answers through a _BoundedReader."""
+        adapter = self
 
-class _Links:
-    """The connections of the request in progress. Another thread may cut them.
+        class Answer(http.client.HTTPResponse):
+            def __init__(self, connected: Any, *args: Any, **options: Any) -> None:
+                super().__init__(connected, *args, **options)
+                self.fp.close()
+                self.fp = io.BufferedReader(_BoundedReader(connected, adapter._reading))
 
-    Shutting a socket down wakes the thread that reads from it. The duplicate that is kept for this stays valid when TLS
-    takes the socket over.
-    """
+        class Connection(HTTPConnection):
+            response_class = Answer
 
-    def __init__(self) -> None:
-        self.is_cut = False
-        """Whether the request in progress has been cut."""
-        self._is_closed = False
-        self._duplicates: list[socket.socket] = []
-        self._changing = threading.Lock()
-
-    def note_sockets_of(self, manager: urllib3.PoolManager) -> None:
-        """Let a manager's connections note their sockets here."""
-        note = self._note
-
-        class NotedConnection(HTTPConnection):
-            def _new_conn(self) -> socket.socket:
-                return note(super()._new_conn())
-
-        class NotedSecureConnection(HTTPSConnection):
-            def _new_conn(self) -> socket.socket:
-                return note(super()._new_conn())
+        class SecureConnection(HTTPSConnection):
+            response_class = Answer
 
         class Pool(urllib3.HTTPConnectionPool):
-            ConnectionCls = NotedConnection
+            ConnectionCls = Connection
 
         class SecurePool(urllib3.HTTPSConnectionPool):
-            ConnectionCls = NotedSecureConnection
+            ConnectionCls = SecureConnection
 
         manager.pool_classes_by_scheme = {"http": Pool, "https": SecurePool}
-
-    def cut(self) -> None:
-        """End the request in progress."""
-        with self._changing:
-            self.is_cut = True
-            for duplicate in self._duplicates:
-                with contextlib.suppress(OSError):  # the peer has closed it
-                    duplicate.shutdown(socket.SHUT_RDWR)
-
-    def clear(self) -> None:
-        """Forget the connections of a request that has ended."""
-        with self._changing:
-            self.is_cut = self._is_closed
-            for duplicate in self._duplicates:
-                duplicate.close()
-            self._duplicates.clear()
-
-    def close(self) -> None:
-        """End the request in progress, and refuse later connections."""
-        self._is_closed = True
-        self.cut()
-
-    def _note(self, connected: socket.socket) -> socket.socket:
-        """Keep a duplicate of a socket that has just connected. Raises OSError if the request has been cut."""
-        with self._changing:
-            if self.is_cut:
-                connected.close()
-                raise OSError("the time of this request has passed, or the exporter has been closed")
-            self._duplicates.append(connected.dup())
-        return connected
 
 
 def _shorten(text: str) -> str:
