@@ -111,7 +111,11 @@ class _BoundedAdapter(HTTPAdapter):
 
     def send(self, request: requests.PreparedRequest, *args: Any, **options: Any) -> requests.Response:
         """Send a request and read its answer. Raises requests.RequestException beyond a limit."""
-        self._reading = _Reading(time.monotonic() + self._limit_s, is_closed=self._is_closed)
+        if self._is_closed:
+            raise requests.RequestException(
+                "expected no spans after the exporter's end, found some; they are lost"
+            )
+        self._reading = _Reading(time.monotonic() + self._limit_s)
         # the answer is read here, so the caller need not stream it
         options["stream"] = True
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import shutil
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +36,12 @@ WITH_DEPTH = "with_depth"
 """Prefix of the counts of frames with depth or URDF. The camera follows."""
 NO_3D = "no_3d"
 """Prefix of the counts of frames without 3-D. Camera and reason follow."""
+MAX_FETCHED_BYTES = 4 << 30
+"""Bytes of the largest value that is read from a URL into memory: a state of many cameras. A larger one is refused."""
+MAX_TOKEN_BYTES = 64
+"""Bytes that are read of the token of a URL's holder. A longer one is no token of ours, and so another holder's."""
+KEPT_FREE_BYTES = 256 << 20
+"""Bytes that a recording from a URL leaves free where it is copied to. A larger one is refused or given up."""
 
 
 @dataclass(slots=True)
@@ -235,12 +242,30 @@ def local_bag(bag: str) -> Iterator[Path]:
     with temp_dir() as folder:
         copy = child_path(folder, PurePosixPath(remote).name)
         try:
-            system.get(remote, str(copy), recursive=system.isdir(remote))
+            limit = _limit_fetch(folder)
+            system.get(remote, str(copy), recursive=system.isdir(remote), callback=limit)
         except FileNotFoundError as error:
             raise BagError(f"expected a recording, found nothing at {bag}") from error
         except Exception as error:  # each protocol has its own exceptions
             raise BagError(f"cannot fetch {bag}: {error}") from error
         yield copy
+
+
+def _limit_fetch(folder: Path) -> Any:
+    """Return a callback of fsspec that raises BagError before a fetch fills the disk of a folder."""
+    left_bytes = max(0, shutil.disk_usage(folder).free - KEPT_FREE_BYTES)
+
+    def check(size: int | None, fetched: int, **_: object) -> None:
+        # the size of a file that begins, and the bytes of all files so far: a server may send more than it has said
+        if max(size or 0, fetched) > left_bytes:
+            raise BagError(
+                f"it is larger than the {left_bytes} bytes that {folder} has space for; set TMPDIR"
+            )
+
+    limit = require("fsspec.callbacks", "cloud").Callback(hooks={"check": check})
+    # one count for all files of a folder
+    limit.branched = lambda *_, **__: limit
+    return limit
 
 
 def local_path(place: str) -> Path | None:
@@ -344,8 +369,12 @@ class UrlStore:
 
     def read(self, name: str) -> bytes:
         with self._translate_errors(name):
-            data: bytes = self._system.cat_file(self._path(name))
-            return data
+            data = self._fetch(name, MAX_FETCHED_BYTES)
+        if len(data) > MAX_FETCHED_BYTES:
+            raise OutputError(
+                f"{self.url}/{name}: expected at most {MAX_FETCHED_BYTES} bytes, found more; start over with --again"
+            )
+        return data
 
     def exists(self, name: str) -> bool:
         with self._translate_errors(name):
@@ -402,9 +431,16 @@ class UrlStore:
     def _read_token(self) -> bytes | None:
         """Read the token of the process that holds the store now."""
         with self._translate_errors(LOCK), suppress(FileNotFoundError):
-            token: bytes = self._system.cat_file(self._path(LOCK))
-            return token
+            return self._fetch(LOCK, MAX_TOKEN_BYTES)
         return None
+
+    def _fetch(self, name: str, max_bytes: int) -> bytes:
+        """Read a value, or of a longer one its first `max_bytes` and one more."""
+        # another process may have replaced the value, and with it its size
+        self._system.invalidate_cache()
+        with self._system.open(self._path(name), "rb") as file:
+            data: bytes = file.read(max_bytes + 1)
+        return data
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root

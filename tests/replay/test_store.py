@@ -1,23 +1,28 @@
 """Stores and recordings at URLs; shards are complete or absent after any failed write."""
 
+import io
+import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
 
 from sam3_node.errors import BagError, MissingExtraError, OutputError, ReplayError
+from sam3_node.replay import store as store_module
 from sam3_node.replay.completion import StoppedError
 from sam3_node.replay.job import Job
 from sam3_node.replay.outputs import Sources, write_outputs
 from sam3_node.replay.run import PerceptionCache, compare_job, read_finished_summary, run_job
 from sam3_node.replay.shards import FIRST_PASS, Cursor, ShardLimits, Shards
-from sam3_node.replay.store import FolderStore, HeldError, UrlStore, local_bag, open_store
+from sam3_node.replay.store import LOCK, FolderStore, HeldError, UrlStore, local_bag, open_store
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import pack_masks
+from tests.support.hostility import MEGABYTE, limited_memory
 from tests.support.live import record_edits, stop_after, tiny_settings
 from tests.support.recordings import frame_at, make_truth
 from tests.support.refuses import refuses
@@ -133,6 +138,72 @@ def test_a_recording_is_copied_and_the_copy_removed(url: str, tmp_path: Path, te
         assert path == tmp_path / "a.mcap"
     with refuses(BagError, field="nothing"), local_bag(f"{url}/bags/none.mcap"):
         pass
+
+
+def test_a_value_and_a_token_are_read_up_to_a_bound(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "MAX_FETCHED_BYTES", 4)
+    store = UrlStore(url)
+    store.write("fits", b"1234")
+    store.write("large", b"12345")
+    assert store.read("fits") == b"1234"
+    with refuses(OutputError, field=("large", "at most 4 bytes")):
+        store.read("large")
+    with store.held():
+        # another program's bytes in the place of the token
+        UrlStore(url).write(LOCK, bytes(8 * MEGABYTE))
+        with limited_memory(), refuses(OutputError, field="another replay writes here"):
+            store.write("a", b"1")
+
+
+def test_a_recording_leaves_space_on_the_disk(
+    url: str, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = UrlStore(url)
+    for number in range(4):
+        store.write(f"bags/folder/{number}.mcap", bytes(MEGABYTE))
+    free = shutil.disk_usage(temporary)._replace(free=store_module.KEPT_FREE_BYTES + 3 * MEGABYTE)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: free)
+    with local_bag(f"{url}/bags/folder/2.mcap") as path:
+        assert path.stat().st_size == MEGABYTE
+    with refuses(BagError, field=("folder", "TMPDIR")), local_bag(f"{url}/bags/folder"):
+        pass
+    store.write("bags/large.mcap", bytes(4 * MEGABYTE))
+    with refuses(BagError, field=("large.mcap", "TMPDIR")), local_bag(f"{url}/bags/large.mcap"):
+        pass
+    assert held_folders(temporary) == []
+
+
+class EndlessFile(io.RawIOBase):
+    """A file that its server never ends."""
+
+    size = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return len(buffer)
+
+
+class EndlessFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
+    """A server that tells no sizes."""
+
+    protocol = "endless"
+
+    def info(self, path: str, **options: object) -> dict[str, object]:
+        return {"name": path, "size": None, "type": "file"}
+
+    def _open(self, path: str, *args: object, **options: object) -> EndlessFile:
+        return EndlessFile()
+
+
+def test_an_endless_recording_is_given_up(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec.register_implementation("endless", EndlessFileSystem, clobber=True)
+    free = shutil.disk_usage(temporary)._replace(free=store_module.KEPT_FREE_BYTES + 20 * MEGABYTE)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: free)
+    with refuses(BagError, field=("endless.mcap", "TMPDIR")), local_bag("endless://host/endless.mcap"):
+        pass
+    assert held_folders(temporary) == []
 
 
 def test_a_replay_between_urls_continues_from_its_last_shard(
