@@ -47,7 +47,7 @@ from sam3_node.wire import (
     pack_masks,
     pack_pose,
 )
-from tests.support.node_rig import READY_S, until
+from tests.support.node_rig import PATIENCE_S, READY_S, until
 from tests.support.processes import Process
 from tests.support.refuses import mentions, refuses
 from tests.support.repeats import repetitions
@@ -122,7 +122,7 @@ def recording(settings: Settings, trigger: Trigger | None = None) -> Iterator[io
             yield out
         finally:
             stop.set()
-        running.result(20)
+        running.result(PATIENCE_S)
 
 
 def send_until(send: Callable[[int], object], done: Callable[[], bool], what: str) -> None:
