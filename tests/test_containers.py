@@ -15,6 +15,7 @@ from sam3_node.node.monitoring import HealthServer, Page
 from sam3_node.settings import load_settings
 from tests.support.command_line import command_parser
 from tests.support.paths import ROOT
+from tests.support.processes import PATIENCE_S
 from tests.support.refuses import mentions
 
 FOLDER = ROOT / "launch" / "container"
@@ -64,7 +65,7 @@ def test_the_health_check_of_the_image_asks_a_node(status: int) -> None:
     with HealthServer("127.0.0.1:0", pages) as server:
         port = server.url.rpartition(":")[2]
         command = [sys.executable, "-c", program.replace("9464", port)]
-        done = subprocess.run(command, capture_output=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S)
     assert (done.returncode == 0) == (status == 200)
 
 
@@ -145,7 +146,7 @@ def test_the_check_of_the_image_names_what_it_lacks(tmp_path: Path) -> None:
         env={**os.environ, "PATH": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 2
     assert mentions(done.stderr, "buildah")

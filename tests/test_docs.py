@@ -30,6 +30,7 @@ from sam3_node.wire.operations import OPERATIONS
 from tests.support.command_line import command_parser
 from tests.support.node_rig import Rig
 from tests.support.paths import ROOT
+from tests.support.processes import PATIENCE_S
 from tests.support.wire_examples import golden
 from tools.docs.command_line import commands
 from tools.docs.errors import ADVICE, error_classes
@@ -115,7 +116,7 @@ def hex_digits(text: str) -> str:
     return re.sub(r"\s", "", text)
 
 
-def run(code: str, timeout_s: float = 60) -> str:
+def run(code: str, timeout_s: float = PATIENCE_S) -> str:
     """Run Python code in a process of its own; return what it prints."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout_s)
     assert done.returncode == 0, done.stderr

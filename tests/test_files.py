@@ -11,6 +11,7 @@ import pytest
 
 from sam3_node import files
 from sam3_node.errors import OutputError
+from tests.support.processes import PATIENCE_S
 from tests.support.refuses import refuses
 
 
@@ -41,7 +42,7 @@ def test_the_folder_of_a_killed_process_is_removed(tmp_path: Path, monkeypatch: 
         "import os, signal; from sam3_node.files import temp_dir\n"
         "with temp_dir() as folder: (folder / 'copy').touch(); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    subprocess.run([sys.executable, "-c", code], env={"TMPDIR": str(tmp_path)}, timeout=60)
+    subprocess.run([sys.executable, "-c", code], env={"TMPDIR": str(tmp_path)}, timeout=PATIENCE_S)
     assert len(list_temp_dirs(tmp_path)) == 1
     with files.temp_dir() as folder, files.temp_dir() as other:
         assert sorted(list_temp_dirs(tmp_path)) == sorted([folder, other])

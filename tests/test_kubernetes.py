@@ -14,6 +14,7 @@ from sam3_node.settings import load_settings
 from sam3_node.transport.security import KeyFolder
 from tests.support.command_line import command_parser
 from tests.support.paths import ROOT
+from tests.support.processes import PATIENCE_S
 from tests.support.refuses import refuses
 
 yaml = pytest.importorskip("yaml")
@@ -131,7 +132,7 @@ def test_the_node_takes_the_keys_that_the_first_container_copies(tmp_path: Path)
     (script,) = container["args"]
     script = script.replace("/mnt", str(tmp_path)).replace("/run/sam3-node", str(tmp_path / "run"))
     (tmp_path / "run").mkdir()
-    subprocess.run([*container["command"], script], check=True, timeout=60)
+    subprocess.run([*container["command"], script], check=True, timeout=PATIENCE_S)
     copied = KeyFolder(tmp_path / "run" / "keys")
     assert copied.find_own(("node",)).key.role == "node"
     assert copied.find_server("camera", "cam0").name == "cam0"
@@ -158,7 +159,7 @@ def test_an_interrupted_replay_is_continued_and_not_counted() -> None:
 @pytest.mark.parametrize("base", BASES)
 def test_kustomize_renders_valid_objects(base: str) -> None:
     command = ["kubectl", "kustomize", FOLDER / base]
-    text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S).stdout
     objects = {each["kind"]: each for each in yaml.safe_load_all(text)}
     both = {"NetworkPolicy", "PersistentVolumeClaim"}
     assert set(objects) == both | {"node": {"ConfigMap", "Deployment", "Service"}, "replay": {"Job"}}[base]

@@ -22,6 +22,7 @@ from sam3_node.settings import load_settings
 from sam3_node.transport.security import is_local
 from tests.support.command_line import command_parser
 from tests.support.paths import ROOT
+from tests.support.processes import PATIENCE_S
 from tests.support.refuses import mentions
 
 LAUNCH = ROOT / "launch"
@@ -143,7 +144,10 @@ def test_every_unit_starts_a_real_command(unit: str, command: str) -> None:
     words = read_unit(LAUNCH / "systemd" / unit)["Service"]["ExecStart"].split()
     assert words[1:3] == [command, "--profile"]
     help_text = subprocess.run(
-        [sys.executable, "-m", "sam3_node", command, "--help"], capture_output=True, text=True, timeout=30
+        [sys.executable, "-m", "sam3_node", command, "--help"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert help_text.returncode == 0
     assert "--profile" in help_text.stdout
@@ -176,10 +180,11 @@ def write_profile(folder: Path, *processes: str) -> Path:
 
 
 def read_until(starter: subprocess.Popen[str], condition: Callable[[str], bool]) -> str:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     for line in starter.stdout:
-        if condition(line) or time.monotonic() > deadline:
+        if condition(line):
             return line
+        assert time.monotonic() < deadline, f"the line did not come in time; the last: {line}"
     return ""
 
 

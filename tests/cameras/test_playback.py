@@ -24,6 +24,7 @@ from sam3_node.settings import CameraSettings, load_settings
 from sam3_node.types import Frame, FramePose, JointState
 from sam3_node.wire import decode_depth, decode_image, encode_depth, pack_pose
 from tests.support.paths import SHARED
+from tests.support.processes import PATIENCE_S
 from tests.support.recordings import INTRINSICS, MS, frame_at, write_film, write_recording
 from tests.support.refuses import mentions, refuses
 
@@ -333,7 +334,7 @@ def test_another_process_computes_the_same_truth() -> None:
     )
     ours = " ".join(str(zlib.crc32(array)) for array in Scene(seed=3).render(42))
     theirs = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )
     assert theirs.stdout.split() == ours.split()
 

@@ -26,6 +26,7 @@ from sam3_node.transport.control_server import ControlServer
 from sam3_node.types import Mask
 from sam3_node.wire import Reply, Request, encode_mask
 from tests.support.command_line import command_parser
+from tests.support.processes import PATIENCE_S
 from tests.support.refuses import mentions
 from tools.bench.processes import free_ports
 from tools.docs.command_line import commands
@@ -36,7 +37,7 @@ COMMANDS = re.findall(
 )
 
 
-def sam3_node(*arguments: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+def sam3_node(*arguments: str, timeout_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "sam3_node", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
 
@@ -467,10 +468,10 @@ def run_against_server(result: object, *arguments: str) -> tuple[Request, str]:
     with ControlServer("tcp://127.0.0.1:0") as server:
         command = [sys.executable, "-m", "sam3_node", *arguments, "--transport.control", server.endpoint]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        received = server.receive(timeout_ms=30000)
+        received = server.receive(timeout_ms=120_000)
         peer, request = received
         server.reply(peer, Reply(request.id, result))
-        printed, _ = process.communicate(timeout=120)
+        printed, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     return request, printed
 

@@ -20,6 +20,7 @@ from sam3_node.transport.mask_pairing import MaskPair, MaskPairing
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.visualization import Image, overlay
 from tests.cli.test_watch import frame_at, masks_at, send_until, settings_for
+from tests.support.processes import PATIENCE_S
 from tests.support.refuses import mentions
 from tests.support.threads import repeating
 
@@ -70,7 +71,7 @@ def test_messages_beyond_the_queue_are_counted_while_one_is_drawn(
     free = threading.Event()
 
     def draw_when_free(image: Image, masks: MaskFrame) -> Image:
-        assert free.wait(20)
+        assert free.wait(PATIENCE_S)
         return overlay(image, masks)
 
     monkeypatch.setattr(watch, "overlay", draw_when_free)

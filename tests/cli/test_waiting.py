@@ -21,7 +21,7 @@ from tests.support.node_rig import until
 from tests.support.refuses import mentions
 from tests.support.threads import Running, in_thread
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 SMALL = "scene:shapes?width=96&height=64&fps=30"
 
 

@@ -18,6 +18,7 @@ from sam3_node.settings import Settings, load_settings
 from sam3_node.transport.channels import FramePublisher, MaskPublisher
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from tests.cli.test_progress import Terminal
+from tests.support.processes import PATIENCE_S
 from tests.support.refuses import mentions, refuses
 from tests.support.threads import Running, in_thread
 
@@ -44,7 +45,7 @@ def watching(
 
 
 def send_until(send: Callable[[int], object], done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     seq = 0
     while not done():
         assert time.monotonic() < deadline

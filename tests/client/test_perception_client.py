@@ -21,6 +21,7 @@ from sam3_node.transport.channels import NewestMasks
 from sam3_node.transport.control_server import ControlServer
 from sam3_node.types import Depth, Mask
 from sam3_node.wire import Reply, Request, decode_mask, encode_mask
+from tests.support.processes import PATIENCE_S
 from tests.support.refuses import mentions, refuses
 from tests.support.transport_peer import NOBODY, TCP, make_frame, make_masks, wait_until
 
@@ -58,7 +59,7 @@ def test_it_imports_nothing_heavy(module: str) -> None:
     heavy = "cv2", "torch", "transformers", "gymnasium", "lerobot", "pydantic", "scipy"
     code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     assert done.stdout.strip() == "[]"
 

@@ -35,6 +35,7 @@ from sam3_node.settings import EngineSettings, ModelSettings, Settings, TrackerS
 from tests.engines.test_store import KEY
 from tests.engines.test_validation import ALWAYS, CountedClock, disturbed
 from tests.support.node_rig import Rig, ids, masks_where
+from tests.support.processes import PATIENCE_S
 from tests.support.rectangles import rectangle_clip
 from tests.support.refuses import refuses
 from tests.support.tabletop import TABLETOP, truth
@@ -314,7 +315,7 @@ def test_a_node_falls_back_and_says_so_in_every_message(rig: Rig) -> None:
 def test_a_node_that_may_not_fall_back_refuses_to_start(rig: Rig) -> None:
     command = [sys.executable, "-m", "sam3_node", "run", "--engine.fallback", "false"]
     environment = os.environ | rig.environment
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.returncode != 0
     assert "no GPU for engines" in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -39,4 +39,4 @@ def test_masks_of_each_camera_of_a_server(rig: Rig) -> None:
                 assert [instance.label for instance in masks.instances] == [name]
                 assert masks.capture_ns < masks.received_ns
         assert camera.terminate() == 0
-    assert camera.lines.get(timeout=60).startswith("camera cam0 captured ")
+    assert camera.next_line().startswith("camera cam0 captured ")

@@ -30,6 +30,7 @@ from sam3_node.types import NANOSECONDS, Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import decode_image, encode_image
 from tests.support.console_rig import BROWSERS
 from tests.support.paths import ROOT
+from tests.support.processes import PATIENCE_S
 from tests.support.refuses import mentions, refuses
 
 pytest.importorskip("resource")
@@ -421,7 +422,9 @@ def test_a_full_disk_is_an_error_that_spares_what_is_there(tmp_path: Path, kind:
     limit = 100 if kind == "images" else LIMIT_BYTES
     command = [sys.executable, "-c", SCRIPT, str(tmp_path), kind, str(limit)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 1, done.stderr
     assert mentions(done.stderr, "OutputError")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["png"]

@@ -20,6 +20,7 @@ from sam3_node.replay.shards import ShardLimits
 from sam3_node.replay.store import Summary
 from tests.support.live import record_edits, tiny_settings
 from tests.support.node_rig import until
+from tests.support.processes import PATIENCE_S
 from tests.support.repeats import repetitions
 
 KILLS = repetitions(4, 20)
@@ -77,7 +78,7 @@ def test_killed_replays_end_with_the_same_results(bag: Path, whole: Job, tmp_pat
         begun = processes.Event()
         process = processes.Process(target=work, args=(job, begun))
         process.start()
-        begun.wait(60)
+        assert begun.wait(PATIENCE_S)
         process.join(moments.uniform(0.0, 1.0) if kills < KILLS else None)
         if process.is_alive():
             process.kill()
@@ -99,10 +100,10 @@ def test_the_command_stops_at_a_signal_and_continues(bag: Path, whole: Job, tmp_
     command = [sys.executable, "-m", "sam3_node", "replay", str(bag), "-o", str(tmp_path), "--as-recorded"]
     command += ["--outputs", ",".join(OUTPUTS)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    until(lambda: (tmp_path / ".replay/job.json").exists(), "the beginning", 60)
+    until(lambda: (tmp_path / ".replay/job.json").exists(), "the beginning")
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    out, log = process.communicate(timeout=60)
+    out, log = process.communicate(timeout=PATIENCE_S)
     assert process.returncode in (130, 0), log
     if process.returncode == 130:
         assert "Run the same command to resume." in out

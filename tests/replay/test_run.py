@@ -25,6 +25,7 @@ from sam3_node.types import Instance, Mask
 from tests.support.live import BOX, SIZE, Live, masks_of, moving_frame, tiny_settings
 from tests.support.observations import make_frame, make_instance
 from tests.support.paths import ROOT
+from tests.support.processes import PATIENCE_S
 from tests.support.refuses import mentions, refuses
 
 SMALL = ShardLimits(frames=5)
@@ -299,7 +300,11 @@ def test_the_command_takes_several_recordings_and_compares(bag: Path, tmp_path: 
     other.write_bytes(bag.read_bytes())
     command = [sys.executable, "-m", "sam3_node", "replay", str(bag), str(other), "-o", str(tmp_path / "out")]
     done = subprocess.run(
-        [*command, "--as-recorded", "--compare"], capture_output=True, text=True, timeout=100, check=False
+        [*command, "--as-recorded", "--compare"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("identical: the masks of all 39 recorded frames, bit for bit") == 2

@@ -17,7 +17,7 @@ from sam3_node.transport.limits import ConnectionGuard
 from sam3_node.transport.tap import StreamTap
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import Reply, Request, unpack_reply
-from tests.support.processes import Process
+from tests.support.processes import PATIENCE_S, Process
 
 TCP = "tcp://127.0.0.1:*"
 NOBODY = "tcp://127.0.0.1:9"
@@ -87,9 +87,9 @@ def place_of(bound: zmq.Socket[bytes]) -> str:
     return bound.getsockopt_string(zmq.LAST_ENDPOINT)
 
 
-def take_frame(subscriber: transport.FrameSubscriber, timeout_ms: int = 10_000) -> transport.ReceivedFrame:
+def take_frame(subscriber: transport.FrameSubscriber) -> transport.ReceivedFrame:
     """Return the next frame, which must come."""
-    received = subscriber.take(timeout_ms)
+    received = subscriber.take(round(1000 * PATIENCE_S))
     assert received is not None
     return received
 
@@ -101,7 +101,7 @@ def take_error(asker: zmq.Socket[bytes]) -> tuple[int, str]:
     return reply.id, reply.error.code
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+def wait_until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
     """Wait until a condition is true. Fail after the timeout."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -171,7 +171,7 @@ def test_many_clients_get_their_own_answers() -> None:
 def test_a_plain_request_socket_is_served_too() -> None:
     with serving() as server, open_peer(zmq.REQ, server.endpoint) as socket:
         socket.send(pack_request(Request(5, "echo", {"a": 1})))
-        assert socket.poll(5000)
+        assert socket.poll(60_000)
         assert unpack_reply(socket.recv()) == Reply(5, {"a": 1})
 
 
@@ -191,7 +191,7 @@ def test_a_reply_without_a_node_names_that_of_the_server() -> None:
         open_peer(zmq.DEALER, server.endpoint) as socket,
     ):
         socket.send(b"junk")
-        assert socket.poll(10_000)
+        assert socket.poll(60_000)
         assert unpack_reply(socket.recv()).node == "0123456789abcdef"
 
 

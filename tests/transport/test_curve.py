@@ -111,11 +111,11 @@ def test_the_wrong_key_gets_nothing_and_learns_why(keys: Keys, caplog: pytest.Lo
             with MaskSubscriber(masks.endpoint, security=security) as intruder:
                 begin_s = time.monotonic()
                 with (
-                    ControlClient(control.endpoint, 60_000, security) as client,
+                    ControlClient(control.endpoint, 300_000, security) as client,
                     pytest.raises(AuthenticationError, match=reason),
                 ):
                     client.call("add_object")
-                assert time.monotonic() - begin_s < 30, name  # not the timeout of 60 s
+                assert time.monotonic() - begin_s < 150, name  # not the timeout of 300 s
                 wait_until(lambda intruder=intruder: intruder.refusals)
                 flow(lambda: masks.send(make_masks(1)) and None, lambda: reader.take(50))
                 assert intruder.take(0) is None, name
@@ -350,12 +350,12 @@ def test_a_monitor_ends_before_its_socket(
 
 def test_a_key_that_was_refused_before_the_first_call_is_told(keys: Keys, control: ControlServer) -> None:
     """libzmq does not repeat that handshake."""
-    with ControlClient(control.endpoint, 60_000, keys.stranger("stranger", "operator")) as client:
+    with ControlClient(control.endpoint, 300_000, keys.stranger("stranger", "operator")) as client:
         wait_until(lambda: control.peers_refused)
         begin_s = time.monotonic()
         with refuses(AuthenticationError, field=("key", "stranger")):
             client.call("status")
-        assert time.monotonic() - begin_s < 30  # not the timeout of 60 s
+        assert time.monotonic() - begin_s < 150  # not the timeout of 300 s
 
 
 def test_a_client_without_a_key_is_told_though_the_node_ends_each_connection_at_once() -> None:

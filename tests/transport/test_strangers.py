@@ -36,7 +36,7 @@ from tests.support.transport_peer import (
 from tests.transport.test_restart import publishes
 
 MEBIBYTE = 1 << 20
-PATIENCE_S = 60
+PATIENCE_S = 300
 
 
 def read_to_end(stranger: socket.socket) -> None:

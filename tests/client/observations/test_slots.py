@@ -16,6 +16,7 @@ from sam3_node.errors import NodeRestarted, PolicyError, WireError
 from sam3_node.transport import MaskPublisher
 from sam3_node.types import NANOSECONDS, Mask, MaskFrame, Shed
 from tests.support.observations import T0, Client, make_frame, make_instance
+from tests.support.processes import PATIENCE_S
 from tests.support.refuses import mentions, refuses
 
 SIZE = (48, 64)
@@ -280,7 +281,7 @@ def test_a_missing_package_is_named_with_its_extra(module: str, extra: str) -> N
         f"try:\n    import sam3_node.client.observations.{module}\nexcept Exception as error:\n    print(error)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     assert f"sam3-node[{extra}]" in done.stdout
 

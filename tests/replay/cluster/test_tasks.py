@@ -18,6 +18,7 @@ from sam3_node.replay.cluster.tasks import JobPlan, ProbeResult, Split
 from sam3_node.replay.job import Job, ObjectOnFrame
 from tests.support.command_line import command_parser
 from tests.support.paths import ROOT
+from tests.support.processes import PATIENCE_S
 from tests.support.refuses import mentions, refuses
 
 CLOUD = ROOT / "launch" / "cloud"
@@ -144,7 +145,9 @@ def test_a_submitted_job_is_a_replay_on_the_cluster(tmp_path: Path) -> None:
     ray.chmod(0o755)
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     command = [CLOUD / "submit", "s3://bags/a b.mcap", "-o", "s3://out", "--prompt", "red mug"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
     address, *words = done.stdout.splitlines()
     assert address == "http://127.0.0.1:8265"
     assert words[:4] == ["job", "submit", "--", "sam3-node"]
@@ -165,7 +168,9 @@ def test_the_task_of_skypilot_is_a_replay_on_a_spot_machine() -> None:
     script = task["run"].replace("exec /opt/sam3-node/.venv/bin/sam3-node", "printf '%s\\n'")
     environment = {"BAGS": "s3://bags/a.mcap s3://bags/b.mcap", "OUT": "s3://out", "PATH": "/usr/bin:/bin"}
     command = ["sh", "-ec", script]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
     args = command_parser().parse_args(done.stdout.splitlines())
     assert (args.bags, args.out) == (["s3://bags/a.mcap", "s3://bags/b.mcap"], "s3://out")
     assert set(variables) == set(re.findall(r"\$([A-Z]+)", task["run"]))

@@ -31,6 +31,7 @@ from tests.support.live import (
     tiny_settings,
 )
 from tests.support.node_rig import Rig
+from tests.support.processes import PATIENCE_S
 from tests.support.refuses import mentions, refuses
 
 SMALL = ShardLimits(frames=5)
@@ -141,7 +142,7 @@ def test_a_second_replay_is_independent_of_the_first(
             assert publisher.send(frame, timeout_ms=10_000)
     arguments = ("--connect", rig.control, "--box", ",".join(map(str, BOX)))
     verb = rig.start("replay", str(recording), "-o", str(tmp_path / "two"), *arguments)
-    assert verb.process.wait(60) == 0, verb.log.read_text()
+    assert verb.process.wait(PATIENCE_S) == 0, verb.log.read_text()
     summary = json.loads((tmp_path / "two/summary.json").read_text())
     assert summary["frames"] == 10
     assert any(mentions(note, "frames", "left") for note in summary["notes"])
