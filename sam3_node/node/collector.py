@@ -42,7 +42,7 @@ class CollectorSession(requests.Session):
 
 
 @dataclass
-class _Reading:
+class _AnswerLimits:
     """What may still be read of one answer."""
 
     end_s: float
@@ -63,9 +63,9 @@ class _Reading:
 
 
 class _BoundedReader(io.RawIOBase):
-    """Reads a socket as far as a _Reading allows. Raises OSError beyond that."""
+    """Reads a socket as far as its _AnswerLimits allow. Raises OSError beyond that."""
 
-    def __init__(self, connected: Any, reading: _Reading) -> None:
+    def __init__(self, connected: Any, reading: _AnswerLimits) -> None:
         self._socket = connected
         self._raw = connected.makefile("rb", buffering=0)
         self._reading = reading
@@ -94,7 +94,7 @@ class _BoundedAdapter(HTTPAdapter):
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._reading = _Reading(0.0)
+        self._reading = _AnswerLimits(0.0)
         self._is_closed = False
         super().__init__()
 
@@ -115,7 +115,7 @@ class _BoundedAdapter(HTTPAdapter):
             raise requests.RequestException(
                 "expected no spans after the exporter's end, found some; they are lost"
             )
-        self._reading = _Reading(time.monotonic() + self._limit_s)
+        self._reading = _AnswerLimits(time.monotonic() + self._limit_s)
         # the answer is read here, so the caller need not stream it
         options["stream"] = True
         try:
