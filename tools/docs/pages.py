@@ -16,6 +16,7 @@ import msgpack
 from sam3_node.cli.doctor import estimate_gpu_gb
 from sam3_node.settings import Option, Settings, options
 
+from .bounds import bounds_table
 from .command_line import command_reference
 from .compatibility import compatibility_table
 from .errors import error_table
@@ -176,6 +177,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "errors": error_table,
     "operations": operation_table,
     "outputs": output_table,
+    "bounds": bounds_table,
     "layers": layer_diagram,
     "cli": command_reference,
     "compatibility": compatibility_table,
