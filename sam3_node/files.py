@@ -11,6 +11,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
@@ -26,6 +27,9 @@ _KINDS = {
     stat.S_IFBLK: "a device",
 }
 """Names of what is no regular file, by the bits of its mode."""
+
+ANY_SIZE = (1 << 63) - 1
+"""Bound for `open_regular` of files that may be of any size, such as recordings: they are read in pieces."""
 
 UNFINISHED = ".unfinished"
 """Suffix of a file that is still being written."""
@@ -92,11 +96,9 @@ def describe_stand_in(path: Path) -> str | None:
         if "annex/objects" in target:
             return "a link of git-annex whose content is not here; run `git annex get` in its folder"
         return f"a link to {target}, which is absent; download or copy the file itself"
-    # a pipe or a device would block: open without waiting, and read regular files alone
+    # a pipe or a device would block, and is no stand-in
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return None
+        with open_regular(path, ANY_SIZE) as file:
             head = file.read(_POINTER_BYTES)
     except OSError:
         return None
@@ -109,7 +111,7 @@ def describe_stand_in(path: Path) -> str | None:
     return None
 
 
-def open_regular(path: Path, max_bytes: int) -> IO[bytes]:
+def open_regular(path: Path, max_bytes: int) -> BufferedReader:
     """Open a regular file of at most `max_bytes` for reading, without waiting for whatever else has this name.
 
     A link is followed. Raises OSError; it is an IrregularFileError for a pipe, a socket, a device or a folder, which

@@ -22,10 +22,13 @@ from pydantic_settings.exceptions import SettingsError as EnvironmentDecodeError
 
 from .addresses import Address, is_loopback, split_address, split_host
 from .errors import SettingsError, did_you_mean
+from .files import read_regular
 from .types import ColourEncoding, Delivery, MaskEncoding
 
 Layers = Mapping[str, Mapping[str, Any]]
 
+MAX_TOML_BYTES = 4 << 20
+"""Size of the largest TOML file that is read: profiles, calibrations, recipes. A larger one is refused."""
 PREFIX = "SAM3_"
 """Beginning of the environment variables that are settings."""
 DELIMITER = "__"
@@ -583,7 +586,7 @@ def _format_value(value: object) -> str:
 def read_toml(path: Path) -> dict[str, Any]:
     """Parse a TOML file. Raises SettingsError that names the file and the position of the fault."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_regular(path, MAX_TOML_BYTES).decode())
     except OSError as error:
         nearest = did_you_mean(path, map(str, path.parent.glob("*.toml")))
         raise SettingsError(f"cannot read {path}: {error.strerror}{nearest}") from error

@@ -25,7 +25,8 @@ MAX_FUNCTION_LINES = 65
 # from the bottom up; units of one layer do not import each other
 LAYERS = (
     {"addresses", "errors", "resources", "resumable", "types"},
-    {"settings", "geometry", "files"},
+    {"files"},
+    {"settings", "geometry"},
     {"wire", "models", "visualization", "processes"},
     {"transport", "tracking", "detection", "bags", "calibration"},
     {"client", "cameras", "recording", "engines"},

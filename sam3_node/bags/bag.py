@@ -392,9 +392,12 @@ def _read_files(files: list[Path], count: int, step: int | None) -> Iterator[Ima
     for index in _choose(len(files), count, step):
         path = str(files[index])
         flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
-        image = cv2.imread(path, flags)
-        if image is None:  # OpenCV cannot ignore the orientation of a TIFF
-            image = cv2.imread(path, cv2.IMREAD_COLOR)
+        image = None
+        # a pipe would block OpenCV
+        if files[index].is_file():
+            image = cv2.imread(path, flags)
+            if image is None:  # OpenCV cannot ignore the orientation of a TIFF
+                image = cv2.imread(path, cv2.IMREAD_COLOR)
         if image is None:
             _log.warning("skipped %s: it cannot be read as an image", files[index])
         else:

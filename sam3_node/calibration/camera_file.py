@@ -14,9 +14,9 @@ import numpy as np
 from pydantic import ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from ..errors import OutputError, SettingsError
-from ..files import describe_stand_in, explain_os_error, write_output
+from ..files import describe_stand_in, explain_os_error, read_regular, write_output
 from ..geometry import Array, rigid, rotation_from_quaternion, rotation_from_vector, scale_intrinsics
-from ..settings import Section, describe_faults, read_toml
+from ..settings import MAX_TOML_BYTES, Section, describe_faults, read_toml
 from ..types import Intrinsics
 
 # numbers of coefficients of each lens model
@@ -260,7 +260,7 @@ def back_up(path: Path) -> Path:
         number += 1
         copy = path.with_name(f"{path.name}.old{number}")
     with explain_os_error(OutputError, f"cannot copy {path} to {copy}"):
-        data = path.read_bytes()
+        data = read_regular(path, MAX_TOML_BYTES)
     write_output(copy, data)
     return copy
 

@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from .. import geometry
 from ..errors import CalibrationError
+from ..files import read_regular
 from ..settings import describe_fault
 from ..types import FramePose, JointState
 
@@ -171,8 +172,6 @@ def read_poses(path: Path) -> list[RobotPose]:
     """Read a file of poses. Raises CalibrationError that names the entry and what it should be."""
     # each kind of file has its own errors: say for all of them which file it is, and what was expected
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise CalibrationError(f"{path}: expected at most {MAX_FILE_BYTES} bytes")
         content, label = _read(path)
         file = _PosesFile.model_validate(content)
     except UnicodeDecodeError as error:
@@ -244,7 +243,7 @@ def _make_pose(name: str, entry: _FileEntry, file: _PosesFile) -> RobotPose:
 
 def _read(path: Path) -> tuple[Mapping[str, Any], str]:
     """Return the content of a file, and its name with what is unusual in its form."""
-    data = path.read_bytes()
+    data = read_regular(path, MAX_FILE_BYTES)
     suffix = path.suffix.lower()
 
     # spreadsheets write "Unicode text" as UTF-16

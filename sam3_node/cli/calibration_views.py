@@ -29,7 +29,7 @@ from ..calibration.intrinsics import IntrinsicsResult, Rejected, describe_missin
 from ..calibration.poses import PoseTrack, RobotPose
 from ..calibration.rigid_motion import to_motions
 from ..errors import CalibrationError, SettingsError, WireError
-from ..files import explain_os_error
+from ..files import ANY_SIZE, explain_os_error, open_regular, read_regular
 from ..geometry import Array, invert, quaternion_from_rotation
 from ..processes.signals import print_notice
 from ..settings import Settings
@@ -39,6 +39,8 @@ from ..types import Frame, FramePose, Image
 from ..wire import decode_image, pose_topic
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
+MAX_IMAGE_BYTES = 256 << 20
+"""Size of the largest image file of a board. A larger one is refused."""
 GUIDE_VIEWS = 15
 """Minimum number of live views before the calibration begins."""
 _STILL_SHARE = 0.004
@@ -130,7 +132,7 @@ def _open_sources(
 
 def _read_image(path: Path, inputs: dict[str, str]) -> Picture:
     with explain_os_error(CalibrationError, f"cannot read {path}"):
-        data = path.read_bytes()
+        data = read_regular(path, MAX_IMAGE_BYTES)
     # the lens is calibrated in the pixels of the sensor: a turned phone picture must not be turned back
     flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
     image = None
@@ -172,7 +174,7 @@ def _decode(frame: Frame) -> Image | None:
 
 def compute_digest(path: Path) -> str:
     """Return the SHA-256 of a file. Raises CalibrationError if it cannot be read."""
-    with explain_os_error(CalibrationError, f"cannot read {path}"), path.open("rb") as file:
+    with explain_os_error(CalibrationError, f"cannot read {path}"), open_regular(path, ANY_SIZE) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -369,10 +369,8 @@ def _list_sets(folder: Path) -> list[Path]:
 
 
 def _read_set(path: Path) -> dict[str, Any]:
-    # one byte more than is allowed tells a longer file, whatever its size is now
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_SET_BYTES + 1)
+        data = read_regular(path, MAX_SET_BYTES)
     except FileNotFoundError:
         names = [other.stem for other in _list_sets(path.parent)]
         raise SettingsError(
@@ -383,8 +381,6 @@ def _read_set(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path}: cannot read the set of prompts: {error.strerror}") from error
     # checked as the node would check it: an error names this file, and nothing was changed yet
     try:
-        if len(data) > MAX_SET_BYTES:
-            raise ValueError(f"more than {MAX_SET_BYTES} bytes")
         content = dict(json.loads(data))
         SetPrompts.read(content)
     except (ValueError, TypeError, RecursionError, RequestError, WireError) as error:

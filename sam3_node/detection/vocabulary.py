@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from ..errors import RequestError, UnknownPhraseError, VocabularyError, did_you_mean
-from ..files import describe_stand_in, write_output
+from ..files import ANY_SIZE, check_regular, describe_stand_in, read_regular, write_output
 from .phrases import (
     PhraseEncoder,
     Vectors,
@@ -29,6 +29,8 @@ from .phrases import (
 
 VERSION = "1"
 """Version of the layout of the file."""
+MAX_TEXT_BYTES = 1 << 30
+"""Size of the largest text file with phrases or vectors that a vocabulary is built of. A larger one is refused."""
 BUILD_HINT = "build one with `sam3-node vocabulary build`"
 MAX_LISTED = 3
 """Unknown phrases that an error lists."""
@@ -65,6 +67,7 @@ class Vocabulary:
     def load(cls, path: str | os.PathLike[str]) -> Vocabulary:
         """Read a file that `save` wrote. Raises VocabularyError, which names the file."""
         try:
+            check_regular(Path(path), ANY_SIZE)
             with safe_open(path, framework="numpy") as file:
                 metadata = file.metadata() or {}
                 vectors = _read_vectors(file)
@@ -349,6 +352,6 @@ def _read_map(path: Path) -> tuple[tuple[Any, ...], Any]:
 
 def _read_text(path: Path, what: str) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return read_regular(path, MAX_TEXT_BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise VocabularyError(f"cannot read {path}: expected {what}; found {error}") from error

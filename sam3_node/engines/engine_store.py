@@ -21,7 +21,15 @@ from pydantic import Field, ValidationError
 from transformers.utils import cached_file
 
 from ..errors import EngineError, ModelError
-from ..files import describe_exposure, explain_os_error, make_private_dir, read_private, write_private
+from ..files import (
+    ANY_SIZE,
+    describe_exposure,
+    explain_os_error,
+    make_private_dir,
+    open_regular,
+    read_private,
+    write_private,
+)
 from ..models import TrackerModel, load_tracker
 from ..models.checkpoints import NANO
 from ..models.sam.tracker_model import GPU_BATCH
@@ -366,7 +374,7 @@ def checkpoint_digest(name: str) -> str:
     try:
         check_weight_files(folder)
         for path in list_weight_files(folder):
-            with path.open("rb") as file:
+            with open_regular(path, ANY_SIZE) as file:
                 digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
     except (OSError, ModelError) as error:
         raise EngineError(f"cannot read the weights {path} to identify their engines: {error}") from error

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import EngineError, Sam3NodeError, find_version, require
-from ..files import keep, read_kept
+from ..files import keep, read_kept, read_regular
 from ..models import TrackerModel
 from ..models.sam.memory_read import MIN_TOKENS
 from ..models.sam.probes import PROBE_ERROR
@@ -33,7 +33,7 @@ from ..models.weight_files import pick_device
 from ..settings import Settings
 from .engine_store import FP8, identify_setup, load_model_in
 from .oom import STAGE_ERRORS, reraise_out_of_memory
-from .quantize import MAX_E4M3, QuantisedLayer, load_quantisation, quantise_encoder
+from .quantize import MAX_E4M3, MAX_JSON_BYTES, QuantisedLayer, load_quantisation, quantise_encoder
 from .slot import apply_thresholds, attempt, read_gate_clip, use_torch
 from .validation import Clock, Report, compare_stages, read_clock
 
@@ -151,7 +151,7 @@ def find_report(settings: Settings, folder: str, *properties: object) -> Path | 
     engine = settings.engine
     given = engine.precision, engine.read_kernel, settings.model.compile, settings.tracker.read, *properties
     try:
-        files = [path.read_bytes() for path in (engine.scales, engine.recipe) if path]
+        files = [read_regular(path, MAX_JSON_BYTES) for path in (engine.scales, engine.recipe) if path]
         machine = identify_setup(settings), find_version("triton"), torch.version.cuda
     except (EngineError, OSError):
         return None

@@ -25,7 +25,7 @@ from pydantic import Field, ValidationError
 from torch import Tensor, nn
 
 from ..errors import EngineError, SettingsError, require
-from ..files import explain_os_error, write_output
+from ..files import explain_os_error, read_regular, write_output
 from ..models import TrackerModel
 from ..settings import EngineSettings, Section, describe_faults, read_toml
 from ..types import Image
@@ -34,6 +34,8 @@ from .export import export
 from .specs import tracker_stages
 
 KINDS: dict[str, type[nn.Module]] = {"linear": nn.Linear, "convolution": nn.Conv2d}
+MAX_JSON_BYTES = 16 << 20
+"""Size of the largest file with scales or a recipe. A larger one is refused."""
 NEAREST_NAMES = 5
 Layers = dict[str, nn.Module]
 
@@ -208,7 +210,7 @@ class Scales(Section):
         """Read scales that `save` wrote. Raises EngineError for a file that is absent, damaged or another."""
         try:
             with explain_os_error(EngineError, f"cannot read FP8 scales from {path}", f"; {CALIBRATE_HINT}"):
-                return cls.model_validate_json(path.read_bytes())
+                return cls.model_validate_json(read_regular(path, MAX_JSON_BYTES))
         except ValidationError as error:
             fields = describe_faults(error)
             raise EngineError(f"{path} holds no FP8 scales: {fields}; {CALIBRATE_HINT}") from error
@@ -327,7 +329,7 @@ class Quantisation(NamedTuple):
         """Read what `save` wrote; None where it is absent or belongs to other engines."""
         try:
             scales = Scales.load(stored.folder / SCALES_FILE)
-            recipe = Recipe.model_validate_json((stored.folder / RECIPE_FILE).read_bytes())
+            recipe = Recipe.model_validate_json(read_regular(stored.folder / RECIPE_FILE, MAX_JSON_BYTES))
         except (OSError, EngineError, ValidationError):
             return None
         quantisation = cls(scales, recipe)

@@ -26,6 +26,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from ..errors import EngineError, ModelError
+from ..files import read_regular
 from ..models import TrackerModel
 from ..models.pixels import mask_boxes
 from ..models.sam.stages import Run, Stages, find_limits
@@ -46,6 +47,8 @@ from .specs import (
     tracker_stages,
 )
 
+MAX_REPORT_BYTES = 16 << 20
+"""Size of the largest report of the gate that is read. A larger one is ignored."""
 _EXACT = ConfigDict(extra="forbid")
 _log = logging.getLogger(__name__)
 
@@ -166,7 +169,7 @@ class Report:
     def load(cls, path: Path | None) -> Self | None:
         """Read a report from a file; None where it is absent or damaged, with a warning if it is damaged."""
         try:
-            return TypeAdapter(cls).validate_json(path.read_bytes()) if path else None
+            return TypeAdapter(cls).validate_json(read_regular(path, MAX_REPORT_BYTES)) if path else None
         except FileNotFoundError:
             return None
         except (OSError, ValidationError) as error:

@@ -22,13 +22,17 @@ from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
 from ..errors import ModelError, did_you_mean, summarize_error
-from ..files import describe_stand_in, explain_os_error
+from ..files import ANY_SIZE, check_regular, describe_stand_in, explain_os_error, open_regular, read_regular
 
 CONFIG = "config.json"
 GATED = ("facebook/sam3",)
 """Weights on the hub that users have to ask for."""
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
+MAX_JSON_BYTES = 64 << 20
+"""Size of the largest configuration or index beside weights. A larger one is refused, as a damaged one is."""
+MAX_DIGEST_BYTES = 4096
+"""Size of the largest file with a digest. A larger one is refused."""
 _READ = (".json", ".safetensors", ".txt", ".bin")
 
 
@@ -43,6 +47,10 @@ def check_weight_files(folder: Path) -> None:
     for path in list_weight_files(folder):
         if (path.is_symlink() or path.is_file()) and (stand_in := describe_stand_in(path)):
             raise ModelError(f"expected weights at {path}, found {stand_in}")
+        # a pipe would block the library that opens it
+        if path.exists():
+            with explain_os_error(ModelError, f"cannot read the weights {path}"):
+                check_regular(path, ANY_SIZE)
     reasons = [*_check_links(folder), *_check_index(folder / INDEX), *_check_config(folder / CONFIG)]
     if (folder / ADAPTER).exists():
         reasons.append(f"{ADAPTER}, which names the weights of another model")
@@ -108,7 +116,7 @@ def _check_config(path: Path) -> Iterator[str]:
 def _read_json(path: Path) -> dict[str, object]:
     """Return the map in a file; an empty one for a file that is absent or damaged, which loading reports."""
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_regular(path, MAX_JSON_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -162,7 +170,7 @@ def check_digest(path: Path, hint: str | None = None) -> None:
     hint = hint or _reinstall_hint(path)
     with explain_os_error(ModelError, f"cannot check {path} against its digest", f"; {hint}"):
         # a damaged digest must cause the error below, not one of decoding
-        line = digest_file.read_text(errors="replace").strip()
+        line = read_regular(digest_file, MAX_DIGEST_BYTES).decode(errors="replace").strip()
         digest = _compute_sha256(path)
     # sha256sum marks a file that it read as binary with an asterisk
     if line not in (f"{digest}  {path.name}", f"{digest} *{path.name}"):
@@ -173,7 +181,7 @@ def check_digest(path: Path, hint: str | None = None) -> None:
 
 
 def _compute_sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path, ANY_SIZE) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -297,7 +305,7 @@ def read_preprocessing(name: str) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        config = json.loads(Path(path).read_text())
+        config = json.loads(read_regular(Path(path), MAX_JSON_BYTES))
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read {path}: expected JSON, found {error}") from error
     return config if isinstance(config, dict) else {}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from ..errors import BusyError, RequestError, SettingsError, SnapshotError
-from ..files import atomic_file, explain_os_error
+from ..files import atomic_file, explain_os_error, read_regular
 from ..perception.perception import Perception
 from ..perception.snapshot import MAX_BYTES, IdGiver, IdReserve, Kind, Snapshot, restore_snapshot
 from ..settings import SnapshotSettings
@@ -86,11 +86,8 @@ class Saved(NamedTuple):
     @classmethod
     def read(cls, path: Path, source: str = "") -> Self:
         """Read the file of a snapshot. Raises SnapshotError if it cannot be read, is damaged or too large."""
-        with explain_os_error(SnapshotError, f"cannot read the snapshot {path}"), path.open("rb") as file:
-            # one byte more than allowed shows that the file is too large, without the rest of it
-            data = file.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise SnapshotError(f"{path}: expected a snapshot of at most {MAX_BYTES} bytes, found more")
+        with explain_os_error(SnapshotError, f"cannot read the snapshot {path}"):
+            data = read_regular(path, MAX_BYTES)
         return cls.unpack(data, source or str(path))
 
     @property
@@ -491,7 +488,7 @@ class Snapshots:
         """Restore the bytes of a snapshot and forget them again. Raises SnapshotError if they cannot be used."""
         before = self._perception.state()
         restore_snapshot(self._perception, Snapshot.unpack(data, source), source)
-        self._perception.restore(before)
+        self._perception.put_back(before)
 
     def begin_epochs(self) -> None:
         """Let all ids that were restored begin again, because another node may go on with them."""

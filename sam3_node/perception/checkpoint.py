@@ -33,6 +33,11 @@ TENSOR = 1
 _DIGEST = hashlib.sha256().digest_size
 """Bytes of a digest."""
 _SIZE = struct.Struct("<Q")
+FREE_BYTES = 32 << 20
+"""Bytes that a checkpoint may unpack to, whatever its own size. More would let a small file take much memory."""
+MAX_RATIO = 100
+"""Bytes that each byte of a larger checkpoint may unpack to. States shrink to about half, because features are
+noise; zstd itself would allow a ratio of 32768."""
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -126,6 +131,11 @@ def unpack_state(data: bytes) -> State:
         )
     try:
         (size,) = _SIZE.unpack_from(content)
+        # the size is what the file declares: a digest says nothing of who has made it
+        if size > max(FREE_BYTES, MAX_RATIO * len(content)):
+            raise ValueError(
+                f"{size} bytes packed in {len(content)}; resume from an earlier one, or start again"
+            )
         return unpack_tensors(decompress(memoryview(content)[_SIZE.size :], size, "checkpoint"))
     except MALFORMED as error:
         raise ReplayError(f"expected a checkpoint of this version, found: {error}") from error

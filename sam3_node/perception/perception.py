@@ -38,6 +38,7 @@ from .linking import LinkRules, WorldLinker
 from .loading import load_models
 from .pipeline import Pipeline, Surroundings
 from .robot import RobotBody
+from .state_checks import check_state
 
 
 class Perception:
@@ -201,6 +202,12 @@ class Perception:
         Raises ReplayError for the state of another model or other settings, and RequestError if the detector cannot
         search for its prompts. Some cameras may be missing then.
         """
+        # before anything changes: later steps rely on all of it
+        check_state(state)
+        self.put_back(state)
+
+    def put_back(self, state: State) -> None:
+        """Do the same with a state of this object itself, which is not checked."""
         # nothing of before may stay, also of cameras that the state does not have
         for camera in list(self.pipelines):
             self.drop(camera)

@@ -5,13 +5,16 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from itertools import repeat
-from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from torch import Tensor
 
 from ..types import Mask, State
 from ..wire import decode_mask, encode_mask
+
+SCALARS: Mapping[Any, tuple[type, ...]] = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}
+"""Types of the plain values that stand for a value of each type."""
 
 
 class SavedByType:
@@ -60,18 +63,21 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: Any, plain: Any) -> Any:
-    """Return the value of this type from which `to_plain` made a plain one."""
-    if plain is None:
-        return None
+    """Return the value of this type from which `to_plain` made a plain one. Raises TypeError or ValueError for others.
+
+    Numbers, texts and tensors must have their type, because a file may hold any.
+    """
     origin: Any = get_origin(kind) or kind
     arguments = get_args(kind)
     if origin in (Union, types.UnionType):  # of one type and None
+        if plain is None:
+            return None
         (kind,) = [each for each in arguments if each is not types.NoneType]
         return from_plain(kind, plain)
     if origin is Mask:
         return decode_mask(plain)
     if origin is np.ndarray:
-        return np.array(plain)
+        return _build_array(plain)
     if is_dataclass(origin):
         return _build(origin, plain)
     if hasattr(origin, "_fields"):
@@ -85,7 +91,24 @@ def from_plain(kind: Any, plain: Any) -> Any:
         if arguments[-1] is Ellipsis:
             kinds = repeat(arguments[0], len(plain))
         return tuple(from_plain(*pair) for pair in zip(kinds, plain, strict=True))
+    if origin is Literal:
+        is_fitting = plain in arguments
+    elif kind in SCALARS:
+        # True is an int to Python
+        is_fitting = isinstance(plain, SCALARS[kind]) and isinstance(plain, bool) == (kind is bool)
+    else:
+        is_fitting = kind is Any or isinstance(plain, kind)
+    if not is_fitting:
+        raise TypeError(f"expected {kind}, found {plain!r:.80}")
     return plain
+
+
+def _build_array(plain: Any) -> Any:
+    """Return an array of these numbers."""
+    array = np.array(plain)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"expected numbers, found {plain!r:.80}")
+    return array
 
 
 def _build(record: Any, plain: Mapping[str, Any]) -> Any:

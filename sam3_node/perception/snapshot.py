@@ -17,11 +17,14 @@ from typing import Any, Literal, Self
 
 from ..engines.oom import find_device_error
 from ..errors import Sam3NodeError, SnapshotError
+from ..settings import describe_faults
 from ..types import Buffer, State
+from ..wire.codec import pack
 from .checkpoint import MALFORMED, list_parts, unpack_tensors
 from .linking import WorldLinker
 from .objects import Objects
 from .perception import Perception
+from .state_checks import Count, Flag, StatePart, Text
 
 MAGIC = b"SAM3SNAP"
 VERSION = 2
@@ -30,14 +33,31 @@ MAX_BYTES = 4 << 30
 """Size of the largest snapshot that is read."""
 ID_BLOCK = 1000
 """Ids that a node may give before a newer snapshot must be on disk. A node that restores the older one skips them."""
-MAPS = ("identity", "state", "counts", "hand_over", "uptime")
-"""Fields of a snapshot that are maps."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """File of the random id that Linux gives to each boot."""
 _HEADER = struct.Struct(f"<{len(MAGIC)}sI{hashlib.sha256().digest_size}s")
 
 Kind = Literal["automatic", "hand_over", "named"]
 """automatic: of a node that was killed. hand_over: of a node that has stopped for good. named: of any time before."""
+
+
+class _Uptime(StatePart):
+    """See `read_uptime`."""
+
+    boot: Text = ""
+    ns: Count = 0
+
+
+class _Fields(StatePart):
+    """The fields of a snapshot. `restore_snapshot` compares the identity, and checks the state."""
+
+    kind: Kind
+    saved_ns: Count
+    identity: dict[Text, Any]
+    state: dict[Text, Any]
+    counts: dict[Text, dict[Text, Count]]
+    hand_over: dict[Text, Text | Flag]
+    uptime: _Uptime
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,16 +145,13 @@ class Snapshot:
             )
         try:
             fields = unpack_tensors(body)
-            snapshot = cls(**fields)
             # a file that was made up may have any types, and what follows relies on these
-            for name, kind in (("kind", str), ("saved_ns", int), *((name, dict) for name in MAPS)):
-                if not isinstance(fields[name], kind):
-                    raise TypeError(f"{name} is {fields[name]!r:.80}")
+            _Fields.model_validate(fields)
+            return cls(**fields)
         except MALFORMED as error:
             raise SnapshotError(
-                f"{what}: expected the content of a snapshot, found: {error}; restore another one"
+                f"{what}: expected the content of a snapshot, found: {describe_faults(error):.400}; restore another one"
             ) from error
-        return snapshot
 
 
 def read_uptime() -> dict[str, Any]:
@@ -182,11 +199,14 @@ def restore_snapshot(perception: Perception, snapshot: Snapshot, what: str) -> N
         if snapshot.kind == "automatic":
             # the node may have given more ids after this snapshot; after a hand-over it gives none
             IdReserve(perception).skip()
+        # what a node does beside its steps: a state that fails here would fail for as long as the node runs
+        pack([perception.status(), perception.describe()])
+        perception.state(whole=False)
     except Exception as error:  # a state that was made up may fail in any way
         # without its GPU the process can restore neither state
         if lost := find_device_error(error):
             raise lost from error
-        perception.restore(before)
+        perception.put_back(before)
         reason = str(error) if isinstance(error, Sam3NodeError) else f"{type(error).__name__}: {error}"
         raise SnapshotError(
             f"{what}: expected the state of this node, found one that cannot be restored: {reason:.400}"

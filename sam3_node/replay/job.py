@@ -22,7 +22,7 @@ from ..bags.samples import natural_order
 from ..calibration import Calibration
 from ..detection.phrases import clean_label, clean_prompts
 from ..errors import ReplayError, RequestError, WireError
-from ..files import explain_os_error, safe_file_name
+from ..files import explain_os_error, read_regular, safe_file_name
 from ..settings import Settings, describe_faults
 from ..wire import Fields
 from ..wire.codec import Schema, integer
@@ -35,6 +35,8 @@ Output = Literal["mcap", "mcap-images", "coco", "png", "overlay", "images", "ler
 MODES: tuple[Mode, ...] = get_args(Mode)
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 OUTPUTS: tuple[Output, ...] = get_args(Output)
+MAX_OBJECTS_BYTES = 16 << 20
+"""Size of the largest file with objects on frames. A larger one is refused."""
 NAMES = ("camera", "frame", "label", "box", "points", "labels", "mask", "value")
 """Fields that an object in a file of prompts may have."""
 SECTIONS = ("model", "tracker", "detector", "engine", "spatial", "robot")
@@ -348,7 +350,7 @@ def _read_entries(path: Path) -> list[Any]:
             f"{path}: expected a .json, .toml or .png file, or a folder of PNGs, found another kind"
         )
     with explain_os_error(ReplayError, f"cannot read {path}"):
-        data = path.read_bytes()
+        data = read_regular(path, MAX_OBJECTS_BYTES)
     try:
         content = readers[path.suffix.lower()](data.decode())
     except ValueError as error:

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from ..engines.oom import find_device_error
-from ..errors import CapacityError, Sam3NodeError
+from ..errors import CapacityError, ReplayError, Sam3NodeError
 from ..node.operations import carry_out
-from ..perception.checkpoint import pack_state, unpack_state
+from ..perception.checkpoint import MALFORMED, pack_state, unpack_state
 from ..perception.perception import Perception
 from ..perception.step import StepFrame
 from ..types import Instance, MaskFrame, TrackState
@@ -96,8 +96,19 @@ class Player(ActionPlayer):
         return pack_state(self._perception.state())
 
     def resume(self, checkpoint: bytes, counts: Mapping[str, int]) -> None:
-        """Continue from another player's checkpoint. Raises ReplayError if model or settings differ from its own."""
-        self._perception.restore(unpack_state(checkpoint))
+        """Continue from another player's checkpoint.
+
+        Raises ReplayError if model or settings differ from its own, or if it holds anything else.
+        """
+        state = unpack_state(checkpoint)
+        try:
+            self._perception.restore(state)
+        except MALFORMED as error:
+            if lost := find_device_error(error):
+                raise lost from error
+            raise ReplayError(
+                f"expected a checkpoint that fits, found {type(error).__name__}: {error!s:.400}; start the replay again"
+            ) from error
         self.counts = Counter(counts)
 
     def _step(self, step: Step) -> MaskFrame | None:

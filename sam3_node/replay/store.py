@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote
 
 from ..errors import BagError, MissingExtraError, OutputError, ReplayError, require
-from ..files import UNFINISHED, child_path, explain_os_error, temp_dir, write_atomically
+from ..files import UNFINISHED, child_path, explain_os_error, read_regular, temp_dir, write_atomically
 from ..types import MaskFrame
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 WORK = ".replay"
 """Folder of everything that is no result: the lock, the job's identity, shards and segments."""
+MAX_VALUE_BYTES = 16 << 30
+"""Size of the largest value that is read from a folder. A larger one could not be held in memory."""
 LOCK = f"{WORK}/lock"
 """Name of the file that a process locks, or writes its token into, while it writes a store."""
 LOCAL_PROTOCOLS = ("file", "local")
@@ -302,7 +304,7 @@ class FolderStore:
     def read(self, name: str) -> bytes:
         """Return an existing value."""
         with explain_os_error(OutputError, str(self.folder / name)):
-            return (self.folder / name).read_bytes()
+            return read_regular(self.folder / name, MAX_VALUE_BYTES)
 
     def exists(self, name: str) -> bool:
         """Return True if there is a value of this name."""

@@ -178,7 +178,10 @@ class ConfidenceEstimator:
         }
 
     def restore(self, state: State) -> None:
-        """Replace everything by what `state` returned."""
+        """Replace everything by what `state` returned. Raises ValueError if the rows do not fit this capacity."""
+        capacity = len(self._carried)
+        if sorted([*state["rows"], *state["free"]]) != list(range(capacity)):
+            raise ValueError(f"expected each of {capacity} rows once, found {state['rows']}, {state['free']}")
         self._rows = dict(zip(state["ids"], state["rows"], strict=True))
         self._free = list(state["free"])
         rows = np.array(state["rows"], np.int64)

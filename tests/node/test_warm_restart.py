@@ -1,10 +1,12 @@
 """Nodes that are killed and started again, and nodes that take over from others: real processes and sockets."""
 
+import math
 import os
 import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +21,7 @@ from sam3_node.node.status import CameraStats
 from sam3_node.node.take_over import restore_at_start
 from sam3_node.perception.identity import LiveIdentity
 from sam3_node.perception.perception import Perception
-from sam3_node.perception.snapshot import ID_BLOCK
+from sam3_node.perception.snapshot import ID_BLOCK, Snapshot
 from sam3_node.settings import ModelSettings, Settings, SnapshotSettings, TrackerSettings
 from sam3_node.types import MaskFrame
 from sam3_node.wire import RESTORED
@@ -208,6 +210,39 @@ def test_a_snapshot_that_cannot_be_used_is_put_aside_and_told(
     assert saved.with_name("a.snapshot.refused").read_bytes() == content
     with pytest.raises(SnapshotError):
         restore_at_start(keeper(saved, **settings), str(saved))
+
+
+def write_wrong_value(path: Path) -> None:
+    """Write a snapshot with a right digest whose value every status would stumble over."""
+    snapshot = Snapshot.unpack(path.read_bytes(), "saved")
+    prompts = snapshot.state["prompts"] | {"priorities": {"mug": math.nan}}
+    path.write_bytes(replace(snapshot, state=snapshot.state | {"prompts": prompts}).pack())
+
+
+def link_to_device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def make_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("harm", [write_wrong_value, link_to_device, make_pipe])
+def test_the_start_after_a_refused_snapshot_is_a_good_one(saved: Path, harm: Callable[[Path], None]) -> None:
+    """A supervisor starts a node again and again: what is refused once must not be met at each start."""
+    harm(saved)
+    first = keeper(saved)
+    restore_at_start(first, None)
+    assert "expected" in first.describe()["refused"]
+    assert first.figures().is_refused
+    assert not os.path.lexists(saved)
+    first.close()
+    second = keeper(saved)
+    restore_at_start(second, None)
+    assert second.describe()["refused"] is None
+    assert second.restored is not None
 
 
 @pytest.mark.parametrize("same_boot", [True, False])

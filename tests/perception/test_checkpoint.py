@@ -1,14 +1,18 @@
 """States as bytes: back bit for bit, or refused."""
 
+import hashlib
 import math
+import struct
+import tracemalloc
 
 import pytest
 import torch
 from torch import Tensor
 
 from sam3_node.errors import ReplayError
-from sam3_node.perception.checkpoint import MAGIC, pack_state, unpack_state
+from sam3_node.perception.checkpoint import FREE_BYTES, MAGIC, pack_state, unpack_state
 from sam3_node.types import State
+from sam3_node.wire.codec import compress
 from tests.support.refuses import refuses
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
@@ -113,3 +117,16 @@ def test_every_truncation_is_noticed() -> None:
 def test_other_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(ReplayError, match="expected a"):
         unpack_state(data)
+
+
+def test_a_small_file_of_a_large_state_is_refused_before_it_is_unpacked() -> None:
+    packed = compress(bytes(FREE_BYTES + 1))
+    content = struct.pack("<Q", FREE_BYTES + 1) + packed
+    data = MAGIC + hashlib.sha256(content).digest() + content
+    tracemalloc.start()
+    try:
+        with refuses(ReplayError, field=str(FREE_BYTES + 1)):
+            unpack_state(data)
+        assert tracemalloc.get_traced_memory()[1] < FREE_BYTES // 8
+    finally:
+        tracemalloc.stop()

@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from ...errors import BagError
-from ...files import describe_stand_in
+from ...files import IrregularFileError, describe_stand_in, read_regular
 from ...types import NANOSECONDS, Depth, Intrinsics
 from ..decompression import STILL_SUFFIXES, read_tags, recognise_still
 from ..messages.ros_images import MILLIMETRE, MessageError, read_colour, read_depth
@@ -193,10 +193,10 @@ class _Sequence:
         path = file.path
         if stand_in := describe_stand_in(path):
             raise MessageError(f"{path.name}: expected an image, found {stand_in}")
-        status = path.stat()
-        if not path.is_file() or status.st_size > _MAX_FILE:
-            raise MessageError(f"{path.name}: expected an image, found {status.st_size} bytes")
-        data = path.read_bytes()
+        try:
+            data = read_regular(path, _MAX_FILE)
+        except IrregularFileError as error:
+            raise MessageError(f"{path.name}: {error.strerror}") from error
         image: Colour | Depth
         if file.kind == "colour":
             image = read_colour(data, path.name)
@@ -544,9 +544,7 @@ def _entries(folder: Path, wanted: Callable[[Path], bool]) -> list[Path]:
 
 def _text(path: Path) -> str:
     with reading(path):
-        if path.stat().st_size > _MAX_TEXT:
-            raise BagError(f"{path}: expected at most {_MAX_TEXT} bytes, found {path.stat().st_size}")
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_regular(path, _MAX_TEXT).decode(errors="replace")
 
 
 def _lines(path: Path) -> list[str]:

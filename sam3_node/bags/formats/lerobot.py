@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import BagError, WireError
-from ...files import describe_stand_in
+from ...files import describe_stand_in, read_regular
 from ...geometry import pose_of, rigid, rotation_from_vector
 from ...resources import closed_on_error
 from ...types import NANOSECONDS, ROBOT, Depth, JointState, RobotMessage
@@ -361,10 +361,7 @@ def _read_bytes(path: Path) -> bytes:
     if stand_in := describe_stand_in(path):
         raise BagError(f"{path}: expected a file of a LeRobot dataset, found {stand_in}")
     with samples.reading(path):
-        size = path.stat().st_size
-        if size > MAX_JSON or not path.is_file():
-            raise BagError(f"{path}: expected at most {MAX_JSON} bytes of JSON, found {size}")
-        return path.read_bytes()
+        return read_regular(path, MAX_JSON)
 
 
 def _parse_json(path: Path, text: bytes) -> Any:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 import zstandard
 
 from ...errors import BagError, require
+from ...files import ANY_SIZE, open_regular
 from ...resources import Closeable
 from ...types import NANOSECONDS
 from ..decompression import DecompressionError, Expansion, decompress
@@ -335,7 +336,7 @@ class _McapFile(Closeable):
     def __init__(self, path: Path) -> None:
         self._end_of_file: type[Exception] = require("mcap.exceptions", "bags").EndOfFile
         with reading(path):
-            self._file = path.open("rb")
+            self._file = open_regular(path, ANY_SIZE)
         self.size = os.fstat(self._file.fileno()).st_size
         begin = self._file.read(len(MAGIC))
         if begin != MAGIC:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from ...errors import BagError, require
-from ...files import describe_stand_in
+from ...files import ANY_SIZE, describe_stand_in, open_regular, read_regular
 from ...resources import Closeable, closed_on_error
 from ...types import NANOSECONDS, Buffer
 from ..decompression import DecompressionError, Expansion, decompress, decompress_file
@@ -35,6 +35,9 @@ SQLITE_MAGIC = b"SQLite format 3\x00"
 
 METADATA = "metadata.yaml"
 """Name of the file in a ROS 2 bag that lists its parts."""
+
+MAX_METADATA_BYTES = 64 << 20
+"""Size of the largest METADATA that is read. A larger one counts as unreadable."""
 
 # ROS 1: numbers of the kinds of records
 _MESSAGE = 2
@@ -195,7 +198,7 @@ class RosBag(SampleReader):
         # the metadata is written when the recording ends, so its absence means that the end may be lost
         metadata = self.path / METADATA
         try:
-            text = metadata.read_text("utf-8", "replace")
+            text = read_regular(metadata, MAX_METADATA_BYTES).decode(errors="replace")
         except OSError as error:
             state = f"has an unreadable ({error.strerror})" if metadata.exists() else "has no"
             self.opening.add(f"{self.path.name} {state} {METADATA}: it was never closed, its end may be lost")
@@ -325,7 +328,7 @@ class Rosbag1(Closeable):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = path.open("rb")
+        self._file = open_regular(path, ANY_SIZE)
         self._size = path.stat().st_size
         self._report = ReadReport()
         self._expansion = Expansion(self._size)

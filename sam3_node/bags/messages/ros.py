@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import zstandard
 
 from ...errors import require
+from ...files import ANY_SIZE, open_regular
 from ...types import Buffer
 from ..decompression import decompress
 from ..samples import Sample, Topic, reading
@@ -95,7 +96,7 @@ def _decompress(data: Buffer) -> Buffer:
 
 def first_bytes(path: Path, count: int) -> bytes:
     """Return the first bytes of a file, which identify its format. Raises BagError if it cannot be read."""
-    with reading(path), path.open("rb") as file:
+    with reading(path), open_regular(path, ANY_SIZE) as file:
         return file.read(count)
 
 

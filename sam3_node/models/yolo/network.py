@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from ...errors import ModelError, OutputError
-from ...files import make_folder
+from ...files import make_folder, read_regular
 from ...settings import describe_faults
 from .. import weight_files
 from ..pixels import Resize
@@ -456,7 +456,7 @@ def build(config: YoloWorldConfig, state: Mapping[str, Tensor], *, origin: str) 
 
 def _read_config(path: Path) -> YoloWorldConfig:
     try:
-        return TypeAdapter(YoloWorldConfig).validate_json(path.read_bytes())
+        return TypeAdapter(YoloWorldConfig).validate_json(read_regular(path, weight_files.MAX_JSON_BYTES))
     except (OSError, ValidationError) as error:
         raise ModelError(
             f"cannot read {path}: expected a folder with {CONFIG} and {WEIGHTS}, as `sam3-node weights convert` "
