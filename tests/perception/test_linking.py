@@ -165,7 +165,7 @@ def test_ids_are_never_given_again() -> None:
     assert scene.turn(left=[thing(2)])["left"] == [2]
     scene.linker.drop("left")
     assert scene.turn(left=[thing(1)])["left"] == [3]
-    assert scene.linker.state()["ids"] == [[["left", 1], 3]], "the object that left is forgotten"
+    assert list(scene.linker._ids.items()) == [(("left", 1), 3)], "the object that left is forgotten"
 
 
 def test_a_short_contradiction_changes_nothing_and_a_long_one_ends_the_link() -> None:

@@ -653,9 +653,9 @@ def test_the_warm_up_prompts_in_each_way(model: TrackerModel, monkeypatch: pytes
     seen = set()
     add = Pipeline.add
 
-    def record(pipeline: Pipeline, prompt: FramePrompt) -> Any:
+    def record(pipeline: Pipeline, prompt: FramePrompt, **options: Any) -> Any:
         seen.update(name for name in ("points", "box", "mask") if getattr(prompt, name) is not None)
-        return add(pipeline, prompt)
+        return add(pipeline, prompt, **options)
 
     monkeypatch.setattr(Pipeline, "add", record)
     warm_up(model, Settings(tracker=TrackerSettings(max_objects=1)), model.stages)

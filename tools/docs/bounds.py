@@ -24,7 +24,7 @@ def _megabytes(value: float) -> str:
 
 
 def _unit(name: str) -> Callable[[float], str]:
-    return lambda value: f"{value:g} {name}"
+    return lambda value: f"{value:,.0f} {name}"
 
 
 class Bound(NamedTuple):
@@ -76,7 +76,10 @@ INPUTS: tuple[Input, ...] = (
     Input(
         "image of a frame",
         CAMERA,
-        (Bound("wire.images.MAX_FRAME_PIXELS", _unit("pixels")), Bound("wire.images.MAX_SCANS", _unit("scans"))),
+        (
+            Bound("wire.images.MAX_FRAME_PIXELS", _unit("pixels")),
+            Bound("wire.images.MAX_SCANS", _unit("scans")),
+        ),
         "the frame is skipped and counted; nothing is decoded",
         ("wire/test_hostile_images.py::test_more_pixels_than_allowed_are_refused",),
     ),
@@ -162,7 +165,7 @@ INPUTS: tuple[Input, ...] = (
             Bound("wire.operations.MAX_LEASE_S", _unit("s")),
         ),
         "`capacity`, `bad_request`",
-        ("node/test_prompts_on_the_past.py",),
+        ("client/test_shared_client.py",),
     ),
     Input(
         "URDF; its links; its bodies",
@@ -184,7 +187,10 @@ INPUTS: tuple[Input, ...] = (
         (
             Bound("perception.mesh_reader.MAX_MESH_BYTES", _megabytes),
             Bound("perception.mesh_reader.MAX_TRIANGLES", _unit("triangles")),
-            Bound("perception.mesh_reader.MAX_MEMORY_BYTES", lambda value: f"{_megabytes(value)} of a child process"),
+            Bound(
+                "perception.mesh_reader.MAX_MEMORY_BYTES",
+                lambda value: f"{_megabytes(value)} of a child process",
+            ),
             Bound("perception.mesh_reader.MAX_MESH_S", _unit("s of processor time")),
             Bound("perception.meshes.MAX_MESHES_BYTES", _megabytes),
         ),
@@ -219,13 +225,13 @@ INPUTS: tuple[Input, ...] = (
         ("perception/test_checkpoint.py",),
     ),
     Input(
-        "settings, calibration, job, prompts, scales, keys",
+        "settings, calibration, job, prompts, scales",
         AUTHOR,
         (
-            Bound("settings.MAX_TOML_BYTES", _megabytes),
-            Bound("replay.job.MAX_OBJECTS_BYTES", _megabytes),
-            Bound("cli.requests.MAX_SET_BYTES", _megabytes),
-            Bound("engines.quantize.MAX_JSON_BYTES", _megabytes),
+            Bound("settings.MAX_TOML_BYTES", lambda value: f"settings and calibration {_megabytes(value)}"),
+            Bound("replay.job.MAX_OBJECTS_BYTES", lambda value: f"job {_megabytes(value)}"),
+            Bound("cli.requests.MAX_SET_BYTES", lambda value: f"prompts {_megabytes(value)}"),
+            Bound("engines.quantize.MAX_JSON_BYTES", lambda value: f"scales {_megabytes(value)}"),
         ),
         "an error that names the file; pipes, devices and folders in its place likewise",
         ("test_hostile_files.py::test_what_is_no_file_is_refused_at_once",),
@@ -271,7 +277,7 @@ def bounds_table() -> str:
     rows = []
     for item in INPUTS:
         bounds = "; ".join(bound.write(_read(bound.constant)) for bound in item.bounds)
-        tests = ", ".join(_link(test) for test in item.tests)
+        tests = ", ".join(dict.fromkeys(map(_link, item.tests)))
         rows.append((item.name, item.sender, bounds, item.beyond, tests))
     return table(("input", "from", "bound", "beyond it", "test"), rows)
 
