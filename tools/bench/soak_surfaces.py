@@ -133,7 +133,8 @@ class Visitor(threading.Thread):
         return x, y, x + 0.25 * width, y + 0.25 * height
 
     def _choose_seq(self) -> int:
-        newest = self._client.status()["cameras"][CAMERA]["last_seq"]
+        # a node that has just restarted knows no camera and no frame yet
+        newest = self._client.status()["cameras"].get(CAMERA, {}).get("last_seq") or 0
         return max(0, newest - self._chance.randrange(PAST_FRAMES))
 
     def _show_on_frame(self) -> None:
