@@ -97,6 +97,11 @@ class Bag(Closeable):
         """Assumptions and remarks so far that cost no frame: alignment of depth, late writers."""
         return ()
 
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Topics of another program's recording that the frames are made of."""
+        return ()
+
     def robot(self) -> Iterator[RobotMessage]:
         """Yield the robot's poses and joints with the stamps and the clock of the recording, if it has any."""
         with reading(self._path):
@@ -231,6 +236,10 @@ class _ForeignBag(Bag):
     @property
     def notes(self) -> tuple[str, ...]:
         return (*self._reader.notes, *self._pairing.notes())
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        return tuple(topic for camera in self._cameras for topic in camera.topics)
 
     def close(self) -> None:
         super().close()

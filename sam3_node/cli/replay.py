@@ -12,12 +12,20 @@ from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ReplayError, require
-from ..processes.signals import stop_on_signals
+from ..errors import (
+    DeviceError,
+    ModelError,
+    ReplayError,
+    Sam3NodeError,
+    SettingsError,
+    VocabularyError,
+    require,
+)
+from ..processes.signals import print_notice, stop_on_signals
 from ..settings import Settings
 from .environment import prepare_torch
-from .parser import CommandParser, Commands, parse_box, parse_count, parse_named
-from .progress import ProgressBar, align_rows, format_duration
+from .parser import FAILED, CommandParser, Commands, parse_box, parse_count, parse_named
+from .progress import ProgressBar, align_rows, format_duration, printable
 
 if TYPE_CHECKING:
     from ..replay.cluster.scheduler import RunProgress, UsageReport
@@ -30,6 +38,8 @@ ALIASES = {"davis": "png"}
 STRATEGIES = ("forward", "bidirectional", "multi-shot")
 INTERRUPTED = 130
 """Exit code after a signal, as shells have it. The same command continues."""
+OF_ALL_RECORDINGS = (DeviceError, ModelError, VocabularyError, SettingsError)
+"""Errors that the next recording would meet, too. They end a replay of several recordings."""
 REPORT = "bill.json"
 """File with the time and cost of a run over many recordings."""
 
@@ -55,6 +65,16 @@ def add_commands(commands: Commands) -> None:
         "--with-images", "keep the frames, too: in masks.mcap, and as the files that masks.json names"
     )
     parser.add_flag("--again", "delete existing results and start over; the default continues them")
+    parser.add_flag(
+        "--dry-run",
+        "read the recordings and print what the replay would do: frames, hours, bad files, joints, unknown names, "
+        "disk, price; exit code 1 for a bad file, 2 for an unknown name or no object",
+    )
+    parser.add_flag(
+        "--allow-unfound",
+        "go on without names that the detector lacks, and with recordings in which no object is followed; the default "
+        "ends with exit code 2 before the first frame",
+    )
     _add_ray(parser)
 
 
@@ -136,13 +156,15 @@ def _add_ray(parser: CommandParser) -> None:
 def replay(args: Namespace, settings: Settings) -> int:
     """Run recordings through the node's pipeline, without sockets.
 
-    Returns 0 if all are done, 1 if --compare finds a difference or no frame was stepped, 130 if interrupted.
+    Returns 0 if all are done, 1 if --compare finds a difference, no frame was stepped or one of several recordings
+    failed, 130 if interrupted.
     """
     prepare_torch()
     for module in ("torch", "transformers"):
         require(module, "node")
     require("mcap", "bags")
     from ..replay.completion import StoppedError
+    from ..replay.planning import EmptyPartError, check_jobs
 
     # contradictions of the options are errors before anything is loaded
     job = _make_job(args, settings)
@@ -152,24 +174,60 @@ def replay(args: Namespace, settings: Settings) -> int:
         )
     if args.connect and args.ray:
         raise ReplayError("--connect: expected no --ray with it; a node can run one replay at a time")
+    if args.dry_run:
+        return _plan(args, job)
     stop = stop_on_signals(once=True)
     if not args.ray and (args.by_camera or args.segment_frames):
         raise ReplayError("--by-camera, --segment-frames: expected --ray with them, such as --ray local")
+    jobs = job.split_by_recording()
+    # of one recording alone, its replay says the same before its first frame
+    if not args.connect and (args.ray or len(jobs) > 1):
+        check_jobs(jobs)
     if args.ray:
         code = _replay_many(args, job, stop)
         if code or not args.compare:
             return code
-        return max(map(_compare, job.split_by_recording()))
+        return max(map(_compare, jobs))
     # one after the other, so that each has the whole machine
     run = _make_runner(args, settings, stop)
     code = 0
-    for single in job.split_by_recording():
+    for single in jobs:
         try:
             code |= _replay(single, args, run)
         except StoppedError as stopped:
             print(f"{single.bags[0]}: {stopped}")
             return INTERRUPTED
+        except EmptyPartError as error:
+            code = 1
+            print(f"{single.bags[0]}: {error}")
+        except Exception as error:
+            # one bad file must not stop the others, but what is wrong with all of them must
+            if len(jobs) == 1 or isinstance(error, OF_ALL_RECORDINGS):
+                raise
+            code = 1
+            print_notice(
+                f"sam3-node: error: {printable(f'{single.bags[0]}: {_describe(error)}', line_feeds=True)}"
+            )
     return code
+
+
+def _describe(error: Exception) -> str:
+    # an error that is not of the family has no sentence that says what it is
+    if isinstance(error, Sam3NodeError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
+
+
+def _plan(args: Namespace, job: Job) -> int:
+    """Print what a replay would do. Return 2 if it would be refused, 1 if a recording is bad, else 0."""
+    from ..replay.planning import plan_jobs
+
+    with closing(ProgressBar()) as bar:
+        plan = plan_jobs(job.split_by_recording(), args.price_per_hour, progress=bar)
+    print(*(printable(line) for line in plan.lines()), sep="\n")
+    if plan.refused:
+        return FAILED
+    return 1 if plan.bad else 0
 
 
 def _make_runner(args: Namespace, settings: Settings, stop: Event) -> Callable[..., Summary]:
@@ -251,6 +309,8 @@ def _make_job(args: Namespace, settings: Settings) -> Job:
         begin_ns=args.from_ns,
         end_ns=args.to_ns,
         everything=args.everything,
+        # a node that is connected knows its own names and objects
+        requires_objects=not (args.allow_unfound or args.connect),
         depth_aligned=args.depth_aligned,
         calibrations=tuple(load_calibration(path).model_dump_json() for path in files),
     )

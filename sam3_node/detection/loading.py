@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..models import TrackerModel
+    from ..settings import DetectorSettings
 
 KINDS = ("yolo-world", "sam3-concept", "grounding-dino")
 """Kinds that `load_detector` knows."""
@@ -65,6 +66,19 @@ def load_detector(
     from .grounding_dino import load_grounding_dino
 
     return load_grounding_dino(name, device=device, dtype=dtype)
+
+
+def load_vocabulary(settings: DetectorSettings) -> Vocabulary | None:
+    """Load the phrases that a detector with these settings is limited to; None if it takes any phrase.
+
+    Raises VocabularyError if the file cannot be read.
+    """
+    if settings.kind != "yolo-world" or settings.text_encoder is not None:
+        return None
+    folder = Path(settings.name)
+    if settings.name == "nano":
+        folder = NANO
+    return Vocabulary.load(settings.vocabulary or folder / VOCABULARY)
 
 
 def _load_yolo_world(

@@ -30,7 +30,7 @@ IDENTITY = f"{WORK}/job.json"
 """File that identifies the job of a folder."""
 SUMMARY = "summary.json"
 """File with the summary, which marks complete results."""
-FREE_FIELDS = ("out", "outputs", "allow_gaps")
+FREE_FIELDS = ("out", "outputs", "allow_gaps", "requires_objects")
 """Fields of a job that may change when it is continued."""
 DIGESTS = ("model_digest", "detector_digest")
 """Fields of a Perception's description that identify its weights."""
@@ -124,16 +124,20 @@ def job_session(
     stop: threading.Event | None = None,
     again: bool = False,
     has_settings: bool = True,
+    check: Callable[[Schedule], None] = lambda _: None,
     **marks: Any,
 ) -> Iterator[JobSession]:
     """Open a job's first recording, and hold its folder for the length of the block.
 
-    `again` deletes earlier results. `marks` belong to the job's identity beside its fields. Without `has_settings`, the
-    caller checks the settings. Raises ReplayError if the folder has results of another job.
+    `again` deletes earlier results. `check` raises what refuses an unfinished job, before the folder belongs to the
+    job, so that a corrected one may use it. `marks` belong to the job's identity beside its fields. Without
+    `has_settings`, the caller checks the settings. Raises ReplayError if the folder has results of another job.
     """
     # hold the folder before the first look at its results, so that no other process changes them meanwhile
     store = open_store(job.out)
     with store.held(), open_schedule(job) as schedule:
+        if again or read_complete_summary(store) is None:
+            check(schedule)
         if again:
             clear_results(store)
         identity = _build_identity(schedule)

@@ -103,6 +103,8 @@ class Job:
     depth_aligned: bool = False
     everything: bool = False
     """Segment everything on the first frame of each camera, and track it."""
+    requires_objects: bool = False
+    """Refuse a name that the detector lacks, and a job that follows no object, before the first frame."""
 
     def __post_init__(self) -> None:
         _check_choice("mode", self.mode, MODES)

@@ -24,6 +24,7 @@ from ..wire import decode_image, encode_image
 from . import completion, second_pass
 from .event_log import Action, Edit, Step
 from .job import Job, Strategy, calibrations_for, describe_differences, have_equal_sections
+from .planning import check_request
 from .player import Player
 from .schedule import open_schedule
 from .shards import LIMITS, SECOND_PASS, ShardLimits, Shards, ShardWriter
@@ -63,7 +64,7 @@ def run_job(
     done are written, and StoppedError is raised. Raises ReplayError if the folder has results of another job, and the
     exceptions of reading, loading and writing. Results so far are kept.
     """
-    with completion.job_session(job, progress, stop, again) as session:
+    with completion.job_session(job, progress, stop, again, check=check_request) as session:
         summary = session.read_finished()
         # the model is loaded only if there are frames to step
         if summary is None:

@@ -25,7 +25,7 @@ from ..files import explain_os_error, read_regular
 from ..node.cameras import RobotTracks
 from ..perception.step import GRIPPER
 from ..resources import Closeable, closed_on_error
-from ..types import ROBOT, Frame, JointState, MaskFrame, RobotState
+from ..types import ROBOT, Frame, JointState, MaskFrame, RobotMessage, RobotState
 from ..wire import CAUGHT_UP, Event
 from ..wire.frame_prompt import FramePrompt, describe_clipping
 from ..wire.operations import CHANGES, AddExemplar, AddObject, Reset, SetPrompts
@@ -69,6 +69,8 @@ class Schedule(Closeable):
     def __init__(self, job: Job, path: Path) -> None:
         self.job = job
         self.path = path
+        self.names = job.names
+        """Names to look for: the job's, without those that were skipped."""
         # before hours of work whose output could not be written
         if "lerobot" in job.outputs:
             check_lerobot(path)
@@ -98,7 +100,7 @@ class Schedule(Closeable):
     def dataset(self) -> Dataset:
         """The recording as a dataset to write masks into."""
         shown = dict.fromkeys(marked.label for marked in self.job.objects if marked.like is not None)
-        return Dataset(self.path, (*self.job.names, *shown) or self.settings.detector.prompts)
+        return Dataset(self.path, (*self.names, *shown) or self.settings.detector.prompts)
 
     @property
     def episode_starts(self) -> tuple[int, ...]:
@@ -126,8 +128,8 @@ class Schedule(Closeable):
             entries = event_log.read_event_log(log, self.description)
             yield from event_log.match_frames(_select_cameras(entries, self.cameras), self._bag, self.notes)
             return
-        if self.job.names:
-            yield event_log.Edit.of(SetPrompts(prompts=self.job.names))
+        if self.names:
+            yield event_log.Edit.of(SetPrompts(prompts=self.names))
         yield from (_make_exemplar_edit(marked) for marked in self.job.objects if marked.photo)
 
         # what the job asks for replaces the recorded edits
@@ -152,6 +154,24 @@ class Schedule(Closeable):
             prompts=self.dataset.prompts,
             find_robot=find_robot,
         )
+
+    def begins_objects(self) -> bool:
+        """Return True if the job, its settings or a recorded edit makes an object begin. May read all edits."""
+        job = self.job
+        if job.mode == "as-recorded" or job.names or job.objects or job.everything:
+            return True
+        if self.settings.detector.prompts:
+            return True
+        return self._recorded is not None and group_edits(self._recorded.actions()).begin_objects()
+
+    def robot(self) -> Iterator[RobotMessage]:
+        """Yield the recorded poses and joints of the robot."""
+        return self._bag.robot()
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Topics that the frames are made of. Empty for a recording of this package."""
+        return self._bag.topics
 
     def _make_robot_finder(self) -> Callable[[Frame], RobotState]:
         """Return a function that gives the robot at a frame.
