@@ -501,7 +501,8 @@ class GroupSettings(Section):
     processes: Annotated[
         tuple[Literal["camera", "node", "watch", "record", "console"], ...], *CommaSeparated
     ] = ("camera", "node", "watch")
-    """Processes that launch/start starts, in this order. When one ends, it stops all."""
+    """Processes that launch/start starts, in this order. When a camera or the node ends, it stops all. Without a
+    watch, record or console that has ended, the others go on, and the node's status says so."""
     cameras: tuple[CameraSettings, ...] = ()
     """Several cameras; the n-th uses the n-th endpoint of transport.frames. Empty: start the camera of [camera]."""
     restart: Literal["never", "on-failure"] = "never"

@@ -256,6 +256,8 @@ class Totals(NamedTuple):
     peers_refused: int
     """peers that were refused because of their key"""
     gpu_bytes: int | None
+    helpers_ended: int = 0
+    """helpers of the node's group, such as a recorder, that have ended for good"""
 
 
 class Readings(NamedTuple):
@@ -395,6 +397,8 @@ def _collect_totals(readings: Readings, status: NodeStatus) -> Iterator[Metric]:
     yield _make("Counter", "hand_overs", text, snapshots.hand_overs, "outcome")
     text = "1 while another node has this one's work and ids."
     yield _make("Gauge", "handed_over", text, snapshots.is_handed_over)
+    text = "Helpers of the group, such as a recorder, that have ended for good."
+    yield _make("Gauge", "helpers_ended", text, totals.helpers_ended)
     if totals.gpu_bytes is not None:
         yield _make("Gauge", "gpu_memory_bytes", "GPU memory that torch holds.", totals.gpu_bytes)
 

@@ -15,6 +15,7 @@ from ..perception.identity import LiveIdentity
 from ..perception.perception import Perception
 from ..perception.pipeline import Pipeline
 from ..perception.step import StepFrame
+from ..processes.helpers import read_ended
 from ..processes.logs import announce, log_subject
 from ..processes.notify import Watchdog
 from ..resumable import resume
@@ -190,6 +191,7 @@ class Node:
             "peers_last_refusal": control.last_refusal or masks.last_refusal,
             "endpoints_refused": list(frames.refusals),
             "snapshot": self.snapshots.describe(),
+            "helpers_ended": read_ended(),
             "cameras": status.describe_cameras(),
         }
 
@@ -203,6 +205,7 @@ class Node:
             self._control.rejected,
             self.output.publisher.peers_refused + self._control.peers_refused,
             self.perception.device_bytes,
+            len(read_ended()),
         )
 
     @property

@@ -4,7 +4,8 @@ It forwards the output of each process with its name in front. To stop a process
 time, SIGKILL. It kills a process that reports that it is alive (see `notify`) and then falls silent. On Linux, the
 kernel kills all members if the supervisor is killed. It needs only the standard library and no service manager.
 
-When a process ends for good, or on SIGINT or SIGTERM, the group stops all processes.
+When a process that the others need ends for good, or on SIGINT or SIGTERM, the group stops all processes. A helper,
+such as a recorder, ends alone: the others find it in the file that ENDED_HELPERS names (see `helpers`).
 """
 
 import contextlib
@@ -29,6 +30,7 @@ from ..errors import ProcessError, Sam3NodeError, SettingsError
 from ..files import explain_os_error
 from ..resources import Closeable
 from ..settings import CameraSettings, Settings, load_settings
+from .helpers import ENDED_HELPERS, write_ended
 from .logs import announce
 from .notify import REFUSED, RESTARTED, VARIABLES, NotifySocket
 from .signals import stop_on_signals
@@ -49,6 +51,8 @@ STALL_S = 5.0
 """Seconds between two polls after which this process, or the whole machine, is taken to have been stopped."""
 MAX_SOCKET_FOLDER_BYTES = 80
 """Longest path of a folder of sockets: a socket's path may have 107 bytes."""
+MAX_REASON_CHARACTERS = 300
+"""Characters of the reason for a helper's end that the node's status has."""
 MAX_BACKOFF_FAILURES = 16
 """Failures in a row that are counted: the pause is at its longest long before."""
 PR_SET_PDEATHSIG = 1  # of Linux' prctl
@@ -59,6 +63,8 @@ if sys.platform == "linux":
 CAMERA_READY = r"^camera \S+ publishing on (\S+)"
 NODE_READY = r"^node ready: .* masks on (\S+), control on (\S+)"
 RECORD_READY = r"^record frames from"
+HELPERS = ("watch", "record", "console")
+"""Processes without which cameras and node go on."""
 COMMANDS = {
     "node": ("run", NODE_READY),
     "watch": ("watch", r"^watch masks from"),
@@ -73,7 +79,7 @@ class Process:
 
     With `restart` "on-failure", it is started again unless it ends with 0, or with REFUSED before it was ready, an
     error that another start does not mend. A process that has reported that it is alive fails when it is silent for
-    `watchdog_s`, or says that it hangs; 0 turns this off.
+    `watchdog_s`, or says that it hangs; 0 turns this off. A group goes on without a process that `is_helper`.
     """
 
     name: str
@@ -82,14 +88,16 @@ class Process:
     env: Mapping[str, str] = field(default_factory=dict)
     restart: Restart = "never"
     watchdog_s: float = 0.0
+    is_helper: bool = False
 
 
 class _Child:
     """One member of a group across its restarts: its process, pipe, last lines and exit code."""
 
-    def __init__(self, process: Process, reports: NotifySocket | None) -> None:
+    def __init__(self, process: Process, reports: NotifySocket | None, helpers: Path) -> None:
         self.process = process
         self.reports = reports
+        self.helpers = helpers
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.ready: re.Match[str] | None = None
         self.code: int | None = None
@@ -105,7 +113,8 @@ class _Child:
         self.started = time.monotonic()
         # a member never reports to the supervisor of this process, if it has one itself
         inherited = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-        environment = {**inherited, "PYTHONUNBUFFERED": "1", **self.process.env}
+        own = {"PYTHONUNBUFFERED": "1", ENDED_HELPERS: str(self.helpers)}
+        environment = {**inherited, **own, **self.process.env}
         if self.process.restart != "never":
             environment[RESTARTED] = "sam3-node"
         if self.reports is not None:
@@ -190,7 +199,7 @@ class Group(Closeable):
         reports = None
         if process.watchdog_s:
             reports = self._open_reports(process)
-        child = _Child(process, reports)
+        child = _Child(process, reports, self._open_folder(process) / "helpers")
         self._children[process.name] = child
         self._selector.register(child.pipe, selectors.EVENT_READ, child)
 
@@ -230,8 +239,17 @@ class Group(Closeable):
 
     @property
     def ready(self) -> bool:
-        """True when every member has printed its ready line."""
-        return all(child.ready for child in self._children.values())
+        """True when every member has printed its ready line, or is a helper that has ended."""
+        return all(
+            child.ready or (child.process.is_helper and child.code is not None)
+            for child in self._children.values()
+        )
+
+    @property
+    def is_over(self) -> bool:
+        """True when a process that is no helper has ended for good, or all have."""
+        ended = [child.process.is_helper for child in self._children.values() if child.code is not None]
+        return not all(ended) or len(ended) == len(self._children)
 
     @property
     def codes(self) -> dict[str, int]:
@@ -266,19 +284,27 @@ class Group(Closeable):
             else:
                 self._forward(key.data)
 
+    def _open_folder(self, process: Process) -> Path:
+        """Make the folder of sockets and of the file of ended helpers, which only this user may enter."""
+        if self._folder is None:
+            # a long TMPDIR, such as that of a test, leaves no room for the name of a socket
+            parent = None
+            if len(os.fsencode(tempfile.gettempdir())) > MAX_SOCKET_FOLDER_BYTES:
+                parent = "/tmp"
+            with explain_os_error(
+                ProcessError, f"cannot watch {process.name}: its folder", "; free or set TMPDIR"
+            ):
+                folder = tempfile.TemporaryDirectory(prefix="sam3-", dir=parent)
+            self._folder = Path(self._opened.enter_context(folder))
+        return self._folder
+
     def _open_reports(self, process: Process) -> NotifySocket:
-        """Open the socket on which a process reports, in a folder that only this user may enter."""
+        """Open the socket on which a process reports."""
+        folder = self._open_folder(process)
         with explain_os_error(
             ProcessError, f"cannot watch {process.name}: its socket", "; free or set TMPDIR"
         ):
-            if self._folder is None:
-                # a long TMPDIR, such as that of a test, leaves no room for the name of a socket
-                parent = None
-                if len(os.fsencode(tempfile.gettempdir())) > MAX_SOCKET_FOLDER_BYTES:
-                    parent = "/tmp"
-                folder = tempfile.TemporaryDirectory(prefix="sam3-", dir=parent)
-                self._folder = Path(self._opened.enter_context(folder))
-            reports = self._opened.enter_context(NotifySocket(self._folder / str(len(self._children))))
+            reports = self._opened.enter_context(NotifySocket(folder / str(len(self._children))))
         self._selector.register(reports, selectors.EVENT_READ, reports)
         return reports
 
@@ -331,6 +357,7 @@ class Group(Closeable):
         is_refused = code == REFUSED and not child.is_up
         if code == 0 or is_refused or child.process.restart == "never":
             child.code = code
+            self._note_helpers(child)
             return
         # a process that ran for long has not failed to start: its pauses begin again
         if time.monotonic() - child.started > HEALTHY_S:
@@ -339,6 +366,20 @@ class Group(Closeable):
         child.failures = min(child.failures + 1, MAX_BACKOFF_FAILURES)
         child.restart_at = time.monotonic() + pause_s
         self._print(f"{child.process.name} ended with {describe_exit(code)}; restarting it in {pause_s:g} s")
+
+    def _note_helpers(self, child: _Child) -> None:
+        """Tell the other processes which helpers have ended, so that the node's status says so."""
+        if not child.process.is_helper:
+            return
+        ended = {
+            name: _describe_end(other)
+            for name, other in self._children.items()
+            if other.process.is_helper and other.code is not None
+        }
+        try:
+            write_ended(child.helpers, ended)
+        except OSError as error:  # the disk may be full, which may have ended the helper, too
+            self._print(f"cannot tell the node that {child.process.name} has ended: {error}")
 
     def _last_lines(self, name: str) -> str:
         lines = list(self._children[name].tail)[-12:]
@@ -357,6 +398,15 @@ class Group(Closeable):
         self.stop()
         self._selector.close()
         self._opened.close()
+
+
+def _describe_end(child: _Child) -> str:
+    """Return why a helper has ended: its exit code and its last line."""
+    assert child.code is not None
+    text = f"ended with {describe_exit(child.code)}"
+    if child.tail:
+        text += f": {child.tail[-1]}"
+    return text[:MAX_REASON_CHARACTERS]
 
 
 def _make_child_setup(parent: int) -> Callable[[], None] | None:
@@ -435,22 +485,33 @@ def _make_process(
 ) -> Process:
     command_line = (sys.executable, "-m", "sam3_node", command, "--profile", str(profile))
     group = settings.group
-    return Process(name, command_line, ready, environment, group.restart, group.watchdog_s)
+    return Process(
+        name, command_line, ready, environment, group.restart, group.watchdog_s, command in HELPERS
+    )
 
 
 def run_group(processes: Sequence[Process], stop: threading.Event, grace_s: float = 3.0) -> dict[str, int]:
-    """Run all processes until one ends for good or `stop` is set, then stop all. Return the exit codes by name."""
+    """Run all processes until one that is no helper ends for good, all have ended, or `stop` is set. Then stop all.
+
+    Return the exit codes by name.
+    """
     with Group(grace_s=grace_s, echo=announce) as group:
         for process in processes:
             group.start(process)
         announced = False
-        # until a signal, or until one member has ended for good, which ends all
-        while not stop.is_set() and not group.poll(0.2):
+        told = set[str]()
+        # until a signal, or until a member has ended for good that the others need
+        while not stop.is_set() and not group.is_over:
+            for name, code in group.poll(0.2).items():
+                if name not in told and not group.is_over:
+                    told.add(name)
+                    announce(f"{name} ended with {describe_exit(code)}; the group goes on without it")
             if not announced and group.ready:
                 announced = True
                 announce(f"group up: {', '.join(process.name for process in processes)}")
         for name, code in group.codes.items():
-            announce(f"{name} ended with {describe_exit(code)}; stopping the group")
+            if name not in told:
+                announce(f"{name} ended with {describe_exit(code)}; stopping the group")
         return group.stop()
 
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from sam3_node.cameras import publish
 from sam3_node.cli import main as cli
 from sam3_node.errors import CameraError, ProcessError, SettingsError
+from sam3_node.processes.helpers import ENDED_HELPERS, read_ended, write_ended
 from sam3_node.processes.notify import Watchdog
 from sam3_node.processes.supervisor import Group, Process, combine_exit_codes, list_processes, main, run_group
 from sam3_node.settings import load_settings
@@ -134,6 +136,50 @@ def test_run_group_stops_all(
     assert "restarting" not in printed
 
 
+def test_a_group_goes_on_without_a_helper_and_tells_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    asks = """
+import os, pathlib, time
+print('up', flush=True)
+path = pathlib.Path(os.environ['SAM3NODE_ENDED_HELPERS'])
+while not path.exists():
+    time.sleep(0.02)
+print('told', path.read_text(), flush=True)
+"""
+    full = "print('error: no space left on device', flush=True); raise SystemExit(4)"
+    helper = replace(python("record", full), is_helper=True)
+    codes = run_group([python("node", asks), helper], threading.Event())
+    # the node's end is the group's, the helper's is not
+    assert codes == {"node": 0, "record": 4}
+    assert combine_exit_codes(codes) == 4
+    printed = capsys.readouterr().out
+    assert "record ended with exit code 4; the group goes on without it" in printed
+    assert "no space left on device" in printed.split("told")[1]
+    assert "node ended with exit code 0; stopping the group" in printed
+
+
+def test_a_group_of_helpers_alone_ends_with_the_last(capsys: pytest.CaptureFixture[str]) -> None:
+    helpers = [replace(python(name, "print('up')"), is_helper=True) for name in ("watch", "record")]
+    assert run_group(helpers, threading.Event()) == {"watch": 0, "record": 0}
+
+
+def test_recorder_watcher_and_console_of_a_profile_are_helpers(tmp_path: Path) -> None:
+    profile = tmp_path / "p.toml"
+    profile.write_text('[group]\nprocesses = ["camera", "node", "watch", "record", "console"]\n')
+    processes = list_processes(load_settings(profile), profile)
+    assert [process.name for process in processes if process.is_helper] == ["watch", "record", "console"]
+
+
+def test_what_a_supervisor_wrote_of_helpers_is_read_with_care(tmp_path: Path) -> None:
+    path = tmp_path / "helpers"
+    own = {ENDED_HELPERS: str(path)}
+    assert read_ended({}) == read_ended(own) == {}
+    write_ended(path, {"record": "ended with exit code 2"})
+    assert read_ended(own) == {"record": "ended with exit code 2"}
+    for damaged in (b"[1]", b"{", b""):
+        path.write_bytes(damaged)
+        assert read_ended(own) == {}
+
+
 def test_run_group_ends_when_the_stop_event_is_set(capsys: pytest.CaptureFixture[str]) -> None:
     stop = threading.Event()
     timer = threading.Timer(0.5, stop.set)
@@ -149,6 +195,7 @@ def test_exit_codes_of_signals() -> None:
 
 SUPERVISOR = """
 import subprocess, sys, time
+from sam3_node.processes.helpers import ENDED_HELPERS, read_ended, write_ended
 from sam3_node.processes.notify import Watchdog
 from sam3_node.processes.supervisor import Group, Process
 with Group() as group:

@@ -25,7 +25,8 @@ RESULTS = {
     "pause": "`paused`: true",
     "resume": "`paused`: false",
     "status": "the node's state: `node`, model, memory, and for each camera `epoch`, `silent_s`, counts, rates, ages, "
-    "latencies, the frames that are kept for prompts with their bytes, and its masks' offset from the newest camera's",
+    "latencies, the frames that are kept for prompts with their bytes, and its masks' offset from the newest camera's; "
+    "`helpers_ended` maps recorders and other helpers of its group that have ended to the reason",
     "describe": "everything that a recording needs for making the masks again: the model part of `status`, all "
     "settings, digests of the weights, versions, and `events`, the number of events so far",
     "snapshot": "`snapshot`, its number. The node copies what it tracks between two frames. With `name` (1 to 64 "
