@@ -364,6 +364,16 @@ def _check_node(settings: Settings) -> CheckResult:
         f"{endpoint}: {state} for {status['uptime_s']:.0f} s, version {theirs}, {status['model']} on "
         f"{status['device']}; {', '.join(ages) or 'no camera'}"
     )
+    # a camera whose frames are refused looks like one that is absent
+    refused = status.get("frames_refused", {})
+    if refused:
+        told = "; ".join(
+            f"{found['frames']} frames of {camera or 'no camera'} refused: {found['last_error']}"
+            for camera, found in refused.items()
+        )
+        return CheckResult(
+            "node", "warn", f"{detail}; {told}", "correct what the sender packs: docs/wire-v1.md"
+        )
     # an old node goes on to serve after a new version was installed
     if own is not None and theirs != own:
         return CheckResult("node", "warn", detail, f"this installation is {own}: restart the node")

@@ -128,6 +128,9 @@ def _diagnose_cameras(description: Description, cameras: Sequence[str]) -> str:
     # the first reason that holds: nothing is processed, no camera, no wanted camera, no frames, frames that fail
     if description["paused"]:
         return "the node is paused: resume it with client.resume() or sam3-node resume"
+    refused = _describe_refused(description, cameras)
+    if refused is not None and all(map(_is_idle, _select(description, cameras).values())):
+        return refused
     if not description["cameras"]:
         frames = ", ".join(description["settings"]["transport"]["frames"])
         return f"{NO_FRAME_YET} (the node reads frames from {frames})"
@@ -149,6 +152,29 @@ def _select(description: Description | None, cameras: Sequence[str]) -> dict[str
         return {}
     served = description["cameras"]
     return {camera: stats for camera, stats in served.items() if not cameras or camera in cameras}
+
+
+def _describe_refused(description: Description, cameras: Sequence[str]) -> str | None:
+    """Say which cameras send frames that the node refuses, and why; None if none does lately."""
+    # an older node does not tell
+    refused = description.get("frames_refused", {})
+    lines = []
+    for camera, found in refused.items():
+        is_wanted = not cameras or not camera or camera in cameras
+        if is_wanted and not _is_silent(found):
+            whose = f"frames of camera {camera}" if camera else "messages without the topic of a camera"
+            lines.append(
+                f"{found['frames']} {whose} came from {found['endpoint']}, and the node refused them: "
+                f"{found['last_error']}"
+            )
+    if not lines:
+        return None
+    return f"{'; '.join(lines)}; correct what the sender packs: docs/wire-v1.md"
+
+
+def _is_idle(stats: Mapping[str, Any]) -> bool:
+    """Return True if a camera is silent, or none of its frames could be processed."""
+    return _is_silent(stats) or not stats["stepped"]
 
 
 def _is_silent(stats: Mapping[str, Any]) -> bool:

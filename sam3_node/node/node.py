@@ -170,7 +170,12 @@ class Node:
         status = self.output.wait_for_status()
         cameras = self._format_status(status)["cameras"]
         own = {**self._description, **status.perception, "restored": self.snapshots.restored}
-        return {**own, "events": status.events, "cameras": cameras}
+        refused = self._describe_refused()
+        return {**own, "events": status.events, "frames_refused": refused, "cameras": cameras}
+
+    def _describe_refused(self) -> dict[str, Any]:
+        """Return the rejected frames of each camera: a camera that sends, though the node does not have it."""
+        return {camera: found.describe() for camera, found in self.cameras.frames.refused.items()}
 
     def _format_status(self, status: NodeStatus) -> dict[str, Any]:
         totals = self.totals()
@@ -185,6 +190,7 @@ class Node:
             "device_bytes": totals.gpu_bytes,
             "frames_rejected": frames.rejected,
             "frames_last_error": frames.last_error,
+            "frames_refused": self._describe_refused(),
             "requests_rejected": control.rejected,
             "requests_last_error": control.last_error,
             "peers_refused": totals.peers_refused,

@@ -287,7 +287,9 @@ class Recorder(SocketOwner):
         if self._tap.dropped:
             text += f" ({self._tap.dropped} messages were dropped: they came faster than the disk writes)"
         if report.rejected:
-            text += f"; {report.rejected} messages were malformed, the last: {report.last_error}"
+            cameras = ", ".join(f"{count} of camera {camera}" for camera, count in report.refused.items())
+            whose = f" ({cameras})" if cameras else ""
+            text += f"; {report.rejected} messages{whose} were malformed, the last: {report.last_error}"
         return text
 
     def _describe_target(self) -> str:

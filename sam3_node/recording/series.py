@@ -6,7 +6,7 @@
 import os
 import shutil
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -75,7 +75,10 @@ class RecordedSeries(Closeable):
         # the rate counts from the first message, because cameras may start later
         if self._first_s is None:
             self._first_s = time.monotonic()
+        refused = self.report.rejected
         self._try(partial(self._accept, *message))
+        if self.report.rejected > refused:
+            self.report.note_camera(wire.find_camera(message.parts[0]))
         self._write_ready(MAX_COMPRESSING)
 
     def flush(self) -> None:
@@ -222,6 +225,8 @@ class RecordReport:
     """Number of restarts of the node during the recording."""
     rejected: int = 0
     last_error: str | None = None
+    refused: Counter[str] = field(default_factory=Counter)
+    """Rejected messages by camera."""
     _posed: set[str] = field(default_factory=set)
     _last_frame: dict[str, int] = field(default_factory=dict)
     """Last seq of each camera's frames."""
@@ -294,6 +299,11 @@ class RecordReport:
         """Count a message that could not be recorded."""
         self.rejected += 1
         self.last_error = (str(error) or repr(error))[:200]
+
+    def note_camera(self, camera: str | None) -> None:
+        """Count a rejected message for its camera, of which so many are counted as are recorded."""
+        if camera is not None and (camera in self.refused or len(self.refused) < MAX_CAMERAS):
+            self.refused[camera] += 1
 
     @property
     def events_lost(self) -> int:

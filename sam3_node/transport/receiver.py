@@ -10,13 +10,13 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import zmq
 
 from ..errors import TransportError, WireError
 from ..types import Delivery, Frame, MaskFrame
-from ..wire import BEAT_TOPIC
+from ..wire import BEAT_TOPIC, find_camera
 from .primitives import WakePipe
 from .security import ClientKeys, Socket
 from .sockets import (
@@ -39,8 +39,14 @@ EVERY_QUEUE = 2
 """Messages that libzmq queues for a lossless socket, on either side. Each adds to the delay of the newest."""
 MAX_PER_TURN = 64
 """Messages that are read from one socket before the next socket has its turn."""
+MAX_REASON_CHARACTERS = 200
+"""Characters of the reason for a refusal that are kept."""
 MAX_TOPIC_BYTES = 256
 """Bytes of a topic that are compared; no valid one is longer."""
+MAX_REFUSED = 64
+"""Cameras whose refused messages are counted. A peer that invents names must not fill the memory."""
+LOG_REFUSED_S = 10.0
+"""Seconds between two log lines about refused messages. Their counts go on."""
 MAX_TOPICS = 64
 """Topics of unwanted messages that are counted. A peer that invents topics must not fill the memory."""
 
@@ -152,10 +158,14 @@ class Receiver(SocketThread, Generic[M]):
             self.last_error = str(error) or repr(error)
             self.rejected += 1
             self._count_unwanted(parts)
+            self._note_refusal(parts, source, self.last_error)
             return
         # a lossless store is full until its owner takes a message; the connections need attention meanwhile
         while not self._store(message, received_ns, source) and not self._closing:
             self._update_sockets()
+
+    def _note_refusal(self, parts: list[memoryview], source: ReconnectingSocket, reason: str) -> None:
+        """Note why a message was rejected."""
 
     def _count_unwanted(self, parts: list[memoryview]) -> None:
         self._unwanted[bytes(parts[0][:MAX_TOPIC_BYTES])] += 1
@@ -171,6 +181,27 @@ class Receiver(SocketThread, Generic[M]):
 
 
 C = TypeVar("C", Frame, MaskFrame)
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedFrames:
+    """The messages of one camera that were rejected: a camera that sends, and is not received."""
+
+    frames: int
+    last_error: str
+    endpoint: str
+    last_s: float
+    """time of the last one (`time.monotonic`)"""
+
+    def describe(self) -> dict[str, Any]:
+        """Return the fields as the node's status has them."""
+        silent_s = round(time.monotonic() - self.last_s, 3)
+        return {
+            "frames": self.frames,
+            "last_error": self.last_error,
+            "endpoint": self.endpoint,
+            "silent_s": silent_s,
+        }
 
 
 class StoredMessage(NamedTuple, Generic[C]):
@@ -217,11 +248,35 @@ class CameraReceiver(Receiver[C]):
         sockets = connect_all((open_one(), endpoint, keys) for endpoint, keys in peers)
         self.names = CameraNames(max_cameras, len(peers))
         """The cameras that are received, and the endpoint of each."""
+        self._refused: dict[str, RefusedFrames] = {}
+        self._next_log_s = 0.0
         self._numbers = itertools.count()
         self._queue: Inbox[StoredMessage[C]] = Inbox(capacity)
         self.wakeup = self._queue.fileno()
         """File descriptor that is readable exactly while a message waits."""
         super().__init__(sockets, topics, per_turn)
+
+    @property
+    def refused(self) -> dict[str, RefusedFrames]:
+        """Rejected frames by camera. Those of a topic that names no camera have the name "". Any thread may ask."""
+        return dict(self._refused)
+
+    def _note_refusal(self, parts: list[memoryview], source: ReconnectingSocket, reason: str) -> None:
+        camera = find_camera(parts[0]) or ""
+        before = self._refused.get(camera)
+        if before is None and len(self._refused) >= MAX_REFUSED:
+            return
+        now_s = time.monotonic()
+        count = before.frames + 1 if before is not None else 1
+        text = reason[:MAX_REASON_CHARACTERS].encode("utf-8", "backslashreplace").decode()
+        self._refused[camera] = RefusedFrames(count, text, source.endpoint, now_s)
+        # one line now and then: a camera sends 30 a second, and a flood of names would fill the log
+        if now_s >= self._next_log_s:
+            self._next_log_s = now_s + LOG_REFUSED_S
+            name = camera or "(no camera's topic)"
+            log.warning(
+                "camera %s at %s: %d messages refused, the last: %s", name, source.endpoint, count, text
+            )
 
     def _take(self, timeout_ms: int | None) -> StoredMessage[C] | None:
         taken = self._queue.take(timeout_ms)

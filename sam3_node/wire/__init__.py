@@ -32,6 +32,7 @@ from .messages import (
     MAX_EPOCH,
     POSES_ROOT,
     ROBOT_ROOTS,
+    find_camera,
     frame_topic,
     joints_topic,
     masks_topic,

@@ -20,6 +20,8 @@ _NAME = re.compile(
     r"(?!\.+\Z)[A-Za-z0-9_.-]{1,64}"
 )  # not of dots alone: outputs name files and folders by cameras
 
+MAX_FRAME_TOPIC_BYTES = 80
+"""Bytes of a topic in which a camera is looked for."""
 FRAMES_ROOT = b"frame/"
 """Beginning of the topics of frames."""
 MASKS_ROOT = b"masks/"
@@ -55,6 +57,16 @@ _TRIPLE = codec.vector(3)
 def frame_topic(camera: str) -> bytes:
     """Return the topic of the frames of a camera."""
     return _make_topic("frame", camera, "camera")
+
+
+def find_camera(topic: types.Buffer) -> str | None:
+    """Return the camera whose frames or masks have this topic; None for another topic."""
+    # names have at most 64 characters; what is longer is cut, and so no name
+    root, _, name = bytes(topic[:MAX_FRAME_TOPIC_BYTES]).partition(b"/")
+    if root + b"/" not in (FRAMES_ROOT, MASKS_ROOT):
+        return None
+    text = name.decode("utf-8", "replace")
+    return text if _NAME.fullmatch(text) else None
 
 
 def masks_topic(camera: str) -> bytes:
@@ -118,9 +130,20 @@ _INTRINSICS = codec.Schema(
         "cx": codec.Fields.number,
         "cy": codec.Fields.number,
         "model": codec.choice(MODELS),
-        "coeffs": lambda fields, name: fields.numbers(name, MAX_COEFFS),
+        "coeffs?": lambda fields, name: fields.numbers(name, MAX_COEFFS),
     }
 )
+
+
+def _read_intrinsics(fields: codec.Fields, name: str) -> types.Intrinsics:
+    inner = fields.fields(name)
+    values = inner.read(_INTRINSICS)
+    # a pinhole without distortion has none to send; of a distorted one they must not be forgotten
+    if "coeffs" not in values and values["model"] != "none":
+        raise inner.wrong("coeffs", f"a list of numbers, as the model is {values['model']}")
+    return types.Intrinsics(**values)
+
+
 _DEPTH = codec.Schema(
     {
         "width": _SIDE,
@@ -140,7 +163,7 @@ _FRAME = codec.Schema(
         "width": _SIDE,
         "height": _SIDE,
         "encoding": codec.choice(get_args(types.ColourEncoding)),
-        "intrinsics?": lambda fields, name: types.Intrinsics(**fields.fields(name).read(_INTRINSICS)),
+        "intrinsics?": _read_intrinsics,
         "depth?": lambda fields, name: fields.fields(name).read(_DEPTH),
         "times?": lambda fields, name: fields.fields(name).measures(),
     }

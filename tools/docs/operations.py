@@ -26,6 +26,8 @@ RESULTS = {
     "resume": "`paused`: false",
     "status": "the node's state: `node`, model, memory, and for each camera `epoch`, `silent_s`, counts, rates, ages, "
     "latencies, the frames that are kept for prompts with their bytes, and its masks' offset from the newest camera's; "
+    "`frames_refused` has, for each camera whose messages cannot be read, their number (`frames`), `last_error`, "
+    "`endpoint` and `silent_s`; "
     "`helpers_ended` maps recorders and other helpers of its group that have ended to the reason",
     "describe": "everything that a recording needs for making the masks again: the model part of `status`, all "
     "settings, digests of the weights, versions, and `events`, the number of events so far",
