@@ -374,6 +374,12 @@ def _check_node(settings: Settings) -> CheckResult:
         return CheckResult(
             "node", "warn", f"{detail}; {told}", "correct what the sender packs: docs/wire-v1.md"
         )
+    ended = status.get("helpers_ended", {})
+    if ended:
+        told = "; ".join(f"{name} {reason}" for name, reason in ended.items())
+        return CheckResult(
+            "node", "warn", f"{detail}; {told}", "mend the cause, and start it, or the group, again"
+        )
     # an old node goes on to serve after a new version was installed
     if own is not None and theirs != own:
         return CheckResult("node", "warn", detail, f"this installation is {own}: restart the node")

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from ..bags.samples import UNIX_SINCE_NS
 from ..detection.loading import load_vocabulary
 from ..errors import BagError, ReplayError, Sam3NodeError, UnknownPhraseError
 from ..perception.step import GRIPPER
@@ -116,7 +117,8 @@ def _check_part(schedule: Schedule) -> None:
     whole = replace(job, begin_ns=None, end_ns=None, start=0, stop=None, objects=())
     with Schedule(whole, schedule.path) as other:
         stamps_ns = [frame.capture_ns for frame in other.frames()]
-    if not stamps_ns:
+    # a part in a pause of the recording is told by the replay, which finds no frame
+    if not stamps_ns or _resolve(job.begin_ns, min(stamps_ns)) <= max(stamps_ns):
         return
     length_s = (max(stamps_ns) - min(stamps_ns)) / NANOSECONDS
     raise EmptyPartError(
@@ -125,12 +127,17 @@ def _check_part(schedule: Schedule) -> None:
     )
 
 
+def _resolve(begin_ns: int, first_ns: int) -> int:
+    """Return the beginning of a part in the time of the recording, whose first frame is at `first_ns`."""
+    if begin_ns < UNIX_SINCE_NS:
+        return first_ns + begin_ns
+    return begin_ns
+
+
 def _describe_begin(begin_ns: int) -> str:
-    seconds = begin_ns / NANOSECONDS
-    # numbers of this size are dates
-    if seconds > 1e8:
-        return f"{begin_ns} ns"
-    return f"{seconds:.1f} s"
+    if begin_ns < UNIX_SINCE_NS:
+        return f"{begin_ns / NANOSECONDS:.1f} s"
+    return f"{begin_ns} ns"
 
 
 @dataclass(slots=True)
