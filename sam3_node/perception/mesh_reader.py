@@ -6,6 +6,7 @@ without data, archives in the place of XML. So this process has limits of memory
 """
 
 import json
+import math
 import resource
 import sys
 import zipfile
@@ -91,13 +92,27 @@ def _read_corners(trimesh: Any, path: Path) -> Points:
         if triangles > MAX_TRIANGLES:
             raise MeshError(f"expected at most {MAX_TRIANGLES} triangles, found more; simplify the mesh")
         if hasattr(mesh, "faces"):
-            corners.append(trimesh.transform_points(mesh.vertices, scene_from_mesh))
+            unit_m = _read_unit(mesh) if path.suffix.lower() == ".dae" else 1.0
+            corners.append(unit_m * trimesh.transform_points(mesh.vertices, scene_from_mesh))
     if not triangles:
         raise MeshError("expected triangles, found none")
     found: Points = np.concatenate(corners)
     if not np.isfinite(found).all():
         raise MeshError("expected finite coordinates, found others")
     return found
+
+
+def _read_unit(mesh: Any) -> float:
+    """Return the metres of a unit of a COLLADA mesh, as its file says. The transforms of its nodes have the same unit.
+
+    trimesh notes the unit as "meters" or "0.001 * meters", and changes no coordinate.
+    """
+    number, mark, _ = str(mesh.metadata.get("units", "")).partition("*")
+    unit_m = float(number) if mark else 1.0
+    # also false for what is not a number
+    if not 0 < unit_m < math.inf:
+        raise MeshError(f"expected a unit of metres above 0, found {unit_m}; correct its <unit meter>")
+    return unit_m
 
 
 def _set_limit(kind: int, value: int) -> None:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -21,7 +21,8 @@ import numpy.typing as npt
 from ..errors import CalibrationError, SettingsError
 from ..geometry import Array, deproject, invert, project, vector_from_rotation
 from ..types import Intrinsics, JointState, Mask
-from .robot_model import MAX_REACH_M, MOVING, Part, list_names, origin_of, read_robot
+from .joint_positions import MAX_SHOWN, JointPositions
+from .robot_model import FREE, MAX_REACH_M, MOVING, Part, list_names, origin_of, read_robot
 from .surfaces import DepthMap, Float
 
 Pixels = npt.NDArray[np.bool_]
@@ -70,17 +71,10 @@ class RobotBody:
         # the chain of joints, each after its parent
         self._parents = [links.index(joint.parent) for joint in joints]
         self._origins = np.array([origin_of(joint) for joint in joints]).reshape(-1, 4, 4)
-        # a joint that mimics another has no position of its own
-        free = [joint for joint in model.written if joint.type in MOVING and joint.mimic is None]
-        self.joints = tuple(joint.name for joint in free)
-        """Names of the joints that a joint state gives, in the URDF's order: those that move and mimic no other."""
-        self._orders = self.joints, tuple(joint.name for joint in free if joint.type != "prismatic")
-        self._followed = [
-            (joint.mimic.joint, joint.mimic.multiplier, joint.mimic.offset)
-            if joint.mimic
-            else (joint.name, 1.0, 0.0)
-            for joint in joints
-        ]
+        self._positions = JointPositions(joints)
+        self.joints = self._positions.names
+        """Names of the joints that a joint state gives, along the tree: those that move and mimic no other."""
+        self._check_free(path, links, joints)
         # the axis of a fixed joint may be zero
         axes = [
             joint.axis / np.linalg.norm(joint.axis) if joint.type in MOVING else np.zeros(3)
@@ -92,22 +86,14 @@ class RobotBody:
         self._cross = np.cross(np.eye(3), (np.reshape(axes, (-1, 3)) * ~slides)[:, None])
 
     def place(self, positions: Mapping[str, float]) -> Array:
-        """Return base_from_link [n, 4, 4] at joint positions, radians or metres.
+        """Return base_from_link [n, 4, 4] at joint positions, radians or metres, as JointPositions reads them.
 
-        A joint without a position is at zero. Positions that have numbers as names, "0", "1" and so on, belong to
-        all joints in the URDF's order, or to all that turn. Raises CalibrationError if no joint has a position, and for
+        Raises CalibrationError if no joint has a position, for positions far beyond the URDF's limits, and for
         positions so large that the robot is nowhere.
         """
-        for names in self._orders:
-            if positions.keys() == set(map(str, range(len(names)))):
-                positions = dict(zip(names, positions.values(), strict=True))
-        if self.joints and not positions.keys() & set(self.joints):
-            raise CalibrationError(
-                f"expected joints {list_names(self.joints)} of robot.urdf, "
-                f"found {', '.join(positions)[:200] or 'none'}"
-            )
+        moved = self._positions.read(positions)
         with np.errstate(over="ignore", invalid="ignore"):
-            found = self._chain(positions)
+            found = self._chain(moved)
         # also false for what is not a number
         if not (np.abs(found) <= MAX_REACH_M).all():
             raise CalibrationError(
@@ -116,10 +102,47 @@ class RobotBody:
             )
         return found
 
-    def _chain(self, positions: Mapping[str, float]) -> Array:
-        """Return base_from_link [n, 4, 4] at joint positions, whatever they are."""
-        moved = [factor * positions.get(name, 0.0) + offset for name, factor, offset in self._followed]
-        angles = np.array(moved)[:, None, None]
+    def describe_lacking(self, positions: Mapping[str, float]) -> str | None:
+        """Return which joints have no position and so are drawn at zero; None if each has one."""
+        lacking = self._positions.find_lacking(positions)
+        if not lacking:
+            return None
+        strangers = self._positions.find_strangers(positions)
+        unknown = f"; no joints of it are {list_names(strangers)}" if strangers else ""
+        return (
+            f"joints without a position: expected {list_names(lacking)} of robot.urdf, found none, so they are drawn "
+            f"at 0{unknown}; send them, too"
+        )
+
+    def describe_strangers(self, positions: Mapping[str, float]) -> str | None:
+        """Return which positions are of no joint of the URDF; None if each is of one."""
+        strangers = self._positions.find_strangers(positions)
+        if not strangers:
+            return None
+        return f"robot.urdf has no joints {list_names(strangers)}: their positions are not used"
+
+    def _check_free(self, path: Path, links: Sequence[str], joints: Sequence[Any]) -> None:
+        """Raise SettingsError for a body whose place relative to the base no joint state tells."""
+        # the links that are joined to each other by joints with positions, by the first of them
+        group = [0]
+        free = []
+        for index, joint in enumerate(joints, 1):
+            group.append(index if joint.type in FREE else group[links.index(joint.parent)])
+            if joint.type in FREE:
+                free.append(joint)
+        lost = [part.link for part in self._parts if group[part.link] != group[self._base]]
+        if not lost:
+            return
+        named = ", ".join(f"{joint.name:.80} ({joint.type})" for joint in free[:MAX_SHOWN])
+        raise SettingsError(
+            f"robot.urdf: expected joints with positions between {links[self._base]} and {links[lost[0]]} of {path}, "
+            f"found {named}, whose place no joint state tells; make it fixed, remove what it carries, or name a link "
+            "on the robot's side in robot.base"
+        )
+
+    def _chain(self, moved: Array) -> Array:
+        """Return base_from_link [n, 4, 4] at the position of each joint, whatever it is."""
+        angles = moved[:, None, None]
         motion = np.tile(np.eye(4), (len(angles), 1, 1))
         # Rodrigues' formula
         motion[:, :3, :3] += np.sin(angles) * self._cross + (1 - np.cos(angles)) * self._cross @ self._cross

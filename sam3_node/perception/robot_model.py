@@ -19,7 +19,9 @@ from ..errors import SettingsError, require
 from ..files import check_regular, explain_os_error
 from ..geometry import Array, transform_points
 from .hulls import MAX_CORNERS
+from .mesh_files import find_mesh
 from .meshes import read_hulls
+from .urdf_text import check_text
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +37,8 @@ PLANES = 0.5
 """Faces whose normals agree when rounded to this step are one plane, around the whole hull."""
 MOVING = ("revolute", "continuous", "prismatic")
 """Types of a URDF's joints that have a position."""
+FREE = ("floating", "planar")
+"""Types of a URDF's joints whose place no joint state tells."""
 _SHOWN = 40
 """Names of links or joints that a message lists. A URDF may have a thousand."""
 
@@ -73,8 +77,6 @@ class RobotModel(NamedTuple):
     """names, the root first"""
     joints: list[Any]
     """of yourdfpy, each after the joint of its parent; the joint at `index` moves the link at `index + 1`"""
-    written: list[Any]
-    """the same joints in the URDF's order"""
     parts: list[Part]
 
 
@@ -87,6 +89,7 @@ def read_robot(path: Path) -> RobotModel:
     yourdfpy = require("yourdfpy", "robot")
     with explain_os_error(SettingsError, f"robot.urdf: cannot read {path}"):
         check_regular(path, MAX_URDF_BYTES)
+        check_text(path, path.read_bytes())
     try:
         robot = yourdfpy.URDF.load(str(path), build_scene_graph=False, load_meshes=False).robot
         root, joints = _sort_joints(path, robot)
@@ -102,7 +105,7 @@ def read_robot(path: Path) -> RobotModel:
         raise SettingsError(
             f"robot.urdf: expected links with collision or visual geometry, found none in {path}"
         )
-    return RobotModel(links, joints, robot.joints, parts)
+    return RobotModel(links, joints, parts)
 
 
 def origin_of(element: Any) -> Array:
@@ -141,6 +144,7 @@ def _sort_joints(path: Path, robot: Any) -> tuple[str, list[Any]]:
         _check_numbers(where, joint)
         above[joint.child] = joint
         below[joint.parent].append(joint)
+    _check_mimics(path, robot.joints)
 
     circle = _find_circle(above)
     if circle:
@@ -175,6 +179,36 @@ def _check_numbers(where: str, joint: Any) -> None:
     # the axis of a fixed joint may be zero
     if joint.type in MOVING and not np.any(joint.axis):
         raise SettingsError(f"{where}: expected an axis that is not zero, found {joint.axis.tolist()}")
+    types = (*MOVING, *FREE, "fixed")
+    if joint.type not in types:
+        raise SettingsError(f"{where}: expected a type, one of {', '.join(types)}, found {joint.type!r:.80}")
+
+
+def _check_mimics(path: Path, joints: Sequence[Any]) -> None:
+    """Raise SettingsError for a joint that mimics a joint that is not there or has no position, or itself."""
+    named = {joint.name: joint for joint in joints}
+    for joint in joints:
+        followed = [joint.name]
+        leader = joint
+        while leader.mimic is not None:
+            where = f"robot.urdf: joint {leader.name:.200} of {path}"
+            name = leader.mimic.joint
+            if name not in named:
+                raise SettingsError(
+                    f"{where}: expected it to mimic a joint of the same file, found {name!r:.200}; correct the name"
+                )
+            if name in followed:
+                raise SettingsError(
+                    f"{where}: expected it to mimic a joint that has a position of its own, found a circle of "
+                    f"{list_names(followed)}; remove one mimic"
+                )
+            leader = named[name]
+            if leader.type in FREE:
+                raise SettingsError(
+                    f"{where}: expected it to mimic a joint that has a position, found {name:.200}, which is "
+                    f"{leader.type}"
+                )
+            followed.append(name)
 
 
 def _find_circle(above: Mapping[str, Any]) -> list[str]:
@@ -210,7 +244,10 @@ def _load_parts(path: Path, links: Sequence[Any]) -> list[Part]:
         raise SettingsError(
             f"robot.urdf: expected at most {MAX_PARTS} geometries in {path}, found {len(shapes)}; join some of them"
         )
-    files = [_find_mesh(path, shape.geometry.mesh) for _, shape in shapes]
+    files = []
+    for _, shape in shapes:
+        mesh = shape.geometry.mesh
+        files.append(None if mesh is None else find_mesh(path, mesh.filename))
     hulls = read_hulls([file for file in files if file is not None])
     parts = []
     thinned_m: dict[str, float] = {}
@@ -256,16 +293,3 @@ def _make_primitive(geometry: Any) -> Array:
         else:
             mesh = creation.icosphere(2, geometry.sphere.radius)
     return np.asarray(mesh.vertices)
-
-
-def _find_mesh(path: Path, mesh: Any) -> Path | None:
-    """Return the file that a URDF means by the name of a mesh, near the URDF; None if there is no mesh."""
-    if mesh is None:
-        return None
-    find = require("yourdfpy.urdf", "robot").filename_handler_magic
-    file = Path(find(mesh.filename, str(path.parent)))
-    if not file.is_file():
-        raise SettingsError(
-            f"robot.urdf: expected the mesh {mesh.filename:.200} near {path}, found no such file"
-        )
-    return file

@@ -84,9 +84,9 @@ def grown(inside: Pixels, px: int = 1) -> Pixels:
 
 @pytest.fixture(scope="module")
 def urdf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("some_robot")
+    root = tmp_path_factory.mktemp("workspace") / "some_robot"
     for folder in ("urdf", "meshes"):
-        (root / folder).mkdir()
+        (root / folder).mkdir(parents=True)
     trimesh.creation.cone(radius=60, height=300, sections=3).export(root / "meshes/wedge.stl")
     path = root / "urdf/arm.urdf"
     path.write_text(URDF)
@@ -191,12 +191,14 @@ def test_a_joint_without_a_position_is_at_zero(body: RobotBody) -> None:
         body.place({"joint_1": 0.0})
 
 
-def test_joints_with_numbers_as_names_are_in_the_urdf_s_order(body: RobotBody) -> None:
+def test_joints_with_numbers_as_names_are_counted_along_the_tree(body: RobotBody) -> None:
     """Those of all joints, or of all that turn: a gripper's fingers are often left out."""
-    assert body.joints == ("elbow", "shoulder", "wrist", "finger")
-    for named in (dict(zip(body.joints, (0.4, 0.3, 0.2, 0.1), strict=True)), {"elbow": 0.4, "shoulder": 0.3}):
+    assert body.joints == ("shoulder", "elbow", "wrist", "finger")
+    for named in (dict(zip(body.joints, (0.3, 0.4, 0.2, 0.1), strict=True)), {"shoulder": 0.3, "elbow": 0.4}):
         numbered = {str(number): at for number, at in enumerate(named.values())}
         assert np.array_equal(body.place(numbered), body.place(named))
+        backwards = dict(reversed(numbered.items()))
+        assert np.array_equal(body.place(backwards), body.place(named))
     with refuses(CalibrationError, field=("shoulder", "0, 1, 2")):
         body.place({"0": 0.4, "1": 0.3, "2": 0.2})
 

@@ -44,6 +44,12 @@ class Plate:
     def draw(self, camera_from_link: Any, view: Any, depth: Any = None, margin_m: float = 0.0) -> Any:
         return plate(float(camera_from_link[0, 0]))
 
+    def describe_lacking(self, positions: Mapping[str, float]) -> str | None:
+        return None
+
+    def describe_strangers(self, positions: Mapping[str, float]) -> str | None:
+        return None
+
 
 def rectangle(x: float, y: int, width: int, height: int) -> np.ndarray:
     inside = np.zeros((HEIGHT, WIDTH), bool)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import cv2
 import numpy as np
 
@@ -17,8 +19,12 @@ from ..robot import LensView, Place, RobotBody, RobotPixels, crop_to
 from ..stage import PerObject, Stage
 from ..step import StepFrame
 
+log = logging.getLogger(__name__)
+
 GROWTH = 1.2
 """A place of more than this many times the area of the whole object has been left: the object has moved."""
+MAX_TOLD = 16
+"""Lines that the log gets of joints that do not fit. A robot may send other names each time."""
 COVERED_VALUE = 127
 """Value of 255 above which the robot fills most of a pixel of low resolution."""
 
@@ -76,6 +82,8 @@ class FindRobot(Stage):
         self._places = places
         self._exclude = exclude
         self._view: LensView | None = None
+        self._told: set[str] = set()
+        """What the log has told of names that do not fit."""
 
     def run(self, step: StepFrame) -> None:
         """Fill `robot` and `cover`."""
@@ -86,6 +94,7 @@ class FindRobot(Stage):
             step.problem = step.problem or f"no mask of the robot: {error}"
             step.lacks_robot |= step.robot_state is None or step.robot_state.joints is None
             return
+        self._tell_names(step)
         if self._exclude:
             # the tracker needs the robot at the size of its own masks: pixels that it fills by more than half
             bright = step.robot.inside.view(np.uint8) * np.uint8(255)
@@ -94,6 +103,17 @@ class FindRobot(Stage):
             )
             pixels = copy_to_device(low, self._model.device)
             step.cover = Cover(pixels, self._places.find_covered(step.robot))
+
+    def _tell_names(self, step: StepFrame) -> None:
+        """Tell which joints have no position, as the step's problem, and which names the URDF lacks, in the log."""
+        positions = step.robot.joints.positions if step.robot is not None else {}
+        lacking = self._body.describe_lacking(positions)
+        step.problem = step.problem or lacking
+        for text in (lacking, self._body.describe_strangers(positions)):
+            # once: each frame would log a line
+            if text is not None and text not in self._told and len(self._told) < MAX_TOLD:
+                self._told.add(text)
+                log.warning("%s", text)
 
     def see(self, step: StepFrame) -> RobotPixels:
         """Return the robot's pixels on a frame. Raises CalibrationError if something is missing."""
