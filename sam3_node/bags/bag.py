@@ -123,7 +123,8 @@ def open_bag(
 ) -> Bag:
     """Open a recording of any of FORMATS, with the cameras in `topics`, or with all cameras if it is empty.
 
-    `topics` holds names of cameras or of colour topics. A depth topic in it is preferred to others of its camera.
+    `topics` holds names of cameras or of colour topics. A depth topic in it is preferred to others of its camera. If
+    it holds topics with joints, `robot` reads no others.
     A `span` limits the frames to those recorded in it. Recordings of this package and videos are not read before it.
     `depth_aligned` states that depth is registered to colour where the recording does not say so.
     `PATH#episode=3` reads one episode of a dataset (`split_selection`).
@@ -217,6 +218,10 @@ class _ForeignBag(Bag):
         super().__init__(reader.path, span, depth_aligned)
         self._reader = reader
         self._opening = ReadReport()
+        # a topic with joints is no camera
+        joints = {topic.name for topic in reader.topics if topic.kind == "joints"}
+        reader.chosen_joints = tuple(name for name in chosen if name in joints)
+        chosen = [name for name in chosen if name not in joints]
         with closed_on_error(reader):
             self._cameras = self._drop_unreadable(*self._choose(chosen), chosen)
         self._pairing = Pairing(self._cameras)

@@ -6,7 +6,7 @@ its samples. `split_selection` parses which episodes a path selects: `PATH#episo
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
@@ -15,6 +15,7 @@ from ..errors import BagError
 from ..resources import Closeable
 from ..types import ROBOT, Buffer, Clock, ColourEncoding, Depth, Intrinsics, JointState, RobotMessage
 from ..wire.images import identify_compressed
+from .joint_topics import PROBED, JointTopics, claim_first
 
 MAX_REASONS = 20
 """Number of different losses that a report lists. It counts the others."""
@@ -24,6 +25,12 @@ MAX_MISSES = 2000
 
 MAX_FPS = 1000.0
 """Highest rate of a dataset that is believed, in Hz."""
+
+MAX_APART_NS = 2 * 10**9
+"""Nanoseconds by which the stamps of a robot's topics may be apart. A joint state has the newest of them."""
+
+PROBED_MORE = 20
+"""Joint states a topic that are read at least to find its joints."""
 
 UNIX_SINCE_NS = 10**17
 """Smallest stamp that is Unix time (in 1973). Smaller ones are of the clock of a video or a simulation."""
@@ -235,6 +242,10 @@ class SampleReader(Closeable):
         self.path = path
         self.opening = ReadReport()
         self.report = ReadReport()
+        self.robot_notes = ReadReport()
+        """What `robot` has assumed."""
+        self.chosen_joints: tuple[str, ...] = ()
+        """Topics with joints that the user has chosen; empty: all of them."""
 
     @staticmethod
     def recognises(path: Path) -> bool:
@@ -249,7 +260,8 @@ class SampleReader(Closeable):
     @property
     def notes(self) -> tuple[str, ...]:
         """Assumptions that the reader has made so far."""
-        return ()
+        text = self.robot_notes.text()
+        return () if text is None else (text,)
 
     def samples(self, topics: Collection[str], begin_ns: int = 0) -> Iterator[Sample]:
         """Yield the messages on these topics in the order of the recording, from the beginning each time.
@@ -266,20 +278,57 @@ class SampleReader(Closeable):
         raise NotImplementedError
 
     def robot(self) -> Iterator[RobotMessage]:
-        """Yield the poses and joints of the robot ROBOT. Of several topics of joints, the shortest name counts.
+        """Yield the poses and joints of the robot ROBOT, of all topics with joints or of `chosen_joints`.
 
-        A joint that a message leaves out keeps its position. An arm and its gripper may send theirs apart.
+        A joint that a message leaves out keeps its position. An arm and its gripper may send theirs apart, on one topic
+        or on two. Where two topics have the same joints, `notes` says which one counts.
         """
-        names = sorted((topic.name for topic in self.topics if topic.kind == "joints"), key=len)
-        if not names:
-            return
+        topics = {topic.name for topic in self.topics if topic.kind == "joints"}
+        if self.chosen_joints:
+            topics &= set(self.chosen_joints)
+        owners = self._find_owners(topics)
         known: dict[str, float] = {}
+        newest_ns = 0
+        try:
+            for sample in self.samples(topics) if topics else ():
+                if not isinstance(sample.payload, Joints):
+                    continue
+                positions = sample.payload.positions
+                own = {name: positions[name] for name in owners.claim(sample.topic, positions)}
+                if not own:
+                    continue
+                known |= own
+                # topics come a little apart; a message that is much older is of a clock that has stepped back
+                stamp_ns = sample.stamp_ns
+                if len(topics) > 1 and newest_ns - MAX_APART_NS < stamp_ns < newest_ns:
+                    stamp_ns = newest_ns
+                newest_ns = stamp_ns
+                yield JointState(ROBOT, stamp_ns, dict(known), find_clock(stamp_ns))
+        except UnreadableTopicError as error:
+            self.robot_notes.add(f"no more joints of {error}")
+        self.robot_notes.add(*owners.notes())
+
+    def _find_owners(self, topics: set[str]) -> JointTopics:
+        """Return which topic has which joint, from the first messages. Topics that cannot be read leave `topics`."""
         # joints in an unknown encoding cost the robot, not the images
-        with suppress(UnreadableTopicError):
-            for sample in self.samples(names[:1]):
-                if isinstance(sample.payload, Joints):
-                    known |= sample.payload.positions
-                    yield JointState(ROBOT, sample.stamp_ns, dict(known), find_clock(sample.stamp_ns))
+        while True:
+            found: list[tuple[str, Collection[str]]] = []
+            silent = set(topics)
+            try:
+                for sample in self.samples(topics) if topics else ():
+                    if isinstance(sample.payload, Joints):
+                        found.append((sample.topic, sample.payload.positions.keys()))
+                        silent.discard(sample.topic)
+                    # an arm and its gripper may send in turn on one topic, so a few messages more
+                    if len(found) >= (PROBED if silent else PROBED_MORE * len(topics)):
+                        break
+            except UnreadableTopicError as error:
+                self.robot_notes.add(f"no joints of {error}")
+                if error.topic not in topics:
+                    return claim_first(found)
+                topics.discard(error.topic)
+            else:
+                return claim_first(found)
 
     def close(self) -> None:
         """Close what the reader keeps open. Idempotent."""

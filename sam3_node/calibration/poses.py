@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 64 << 20
 """Size of the largest file that is read."""
+MAX_SETS = 8
+"""Sets of names in which a robot's joints may come apart. Another one replaces that which came longest ago."""
 
 Unit = Literal["m", "cm", "mm", "in"]
 # metres in each unit
@@ -394,16 +396,22 @@ class PoseTrack:
     """Poses of one frame over time. `at` interpolates between them.
 
     At most `capacity` poses are kept, of at most `max_values` numbers together. Those that came longest ago are
-    forgotten, whatever their stamps: poses of a clock that was wrong once must not outlast later ones.
+    forgotten, whatever their stamps: poses of a clock that was wrong once must not outlast later ones. With
+    `max_back_ns`, a pose that is older than the newest by more begins the track anew.
     """
 
     _kind = "pose"
     _values = 16
     """Numbers of one pose."""
 
-    def __init__(self, capacity: int = 100_000, max_values: int | None = None) -> None:
+    def __init__(
+        self, capacity: int = 100_000, max_values: int | None = None, max_back_ns: int | None = None
+    ) -> None:
+        self.restarts = 0
+        """How often the track began anew because its clock stepped back by more than `max_back_ns`."""
         self._capacity = capacity
         self._max_values = max_values
+        self._max_back_ns = max_back_ns
         self._stamps: list[int] = []
         self._poses: list[geometry.Array] = []
         self._arrivals: deque[int] = deque()
@@ -418,6 +426,10 @@ class PoseTrack:
 
     def add_matrix(self, stamp_ns: int, parent_from_frame: geometry.Array) -> None:
         """Add the pose [4, 4] at a time. It replaces one of the same time."""
+        # the poses before a step of the clock lie among those after it, and the robot was elsewhere
+        if self.steps_back(stamp_ns):
+            self.restarts += 1
+            self.forget_all()
         # messages of several sources may come out of order
         index = bisect.bisect_left(self._stamps, stamp_ns)
         if index < len(self._stamps) and self._stamps[index] == stamp_ns:
@@ -426,9 +438,24 @@ class PoseTrack:
         self._stamps.insert(index, stamp_ns)
         self._poses.insert(index, parent_from_frame)
         self._arrivals.append(stamp_ns)
-        if len(self._stamps) > self._find_limit():
+        while len(self._stamps) > self._find_limit():
             oldest = bisect.bisect_left(self._stamps, self._arrivals.popleft())
             del self._stamps[oldest], self._poses[oldest]
+
+    @property
+    def newest_ns(self) -> int:
+        """The latest stamp; 0 if there is none."""
+        return self._stamps[-1] if self._stamps else 0
+
+    def steps_back(self, stamp_ns: int) -> bool:
+        """Return True if a pose at a time would begin the track anew, because the clock has stepped back."""
+        if self._max_back_ns is None or not self._stamps:
+            return False
+        return stamp_ns < self._stamps[-1] - self._max_back_ns
+
+    def limit_values(self, max_values: int) -> None:
+        """Keep at most so many numbers from the next pose on."""
+        self._max_values = max_values
 
     def forget_all(self) -> None:
         """Forget all poses."""
@@ -521,6 +548,74 @@ class JointTrack(PoseTrack):
         # some robots report a joint without limits in -pi..pi, so that it jumps by a turn
         turn: geometry.Array = first + share * ((second - first + np.pi) % (2 * np.pi) - np.pi)
         return turn
+
+
+class JointTracks:
+    """Joints of one robot over time, which its arm and its gripper may send in turn: a track for each set of names.
+
+    The sets share `max_values`.
+    """
+
+    def __init__(self, capacity: int, max_values: int, max_back_ns: int | None = None) -> None:
+        self.restarts = 0
+        """How often all tracks began anew because the clock stepped back by more than `max_back_ns`."""
+        self._capacity = capacity
+        self._max_values = max_values
+        self._max_back_ns = max_back_ns
+        self._tracks: dict[frozenset[str], JointTrack] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._tracks.values()))
+
+    def add_joints(self, joints: JointState) -> None:
+        """Add joints as a message gives them."""
+        names = frozenset(joints.positions)
+        track = self._tracks.get(names)
+        # the other tracks are of the time before the step, too
+        if track is not None and track.steps_back(joints.stamp_ns):
+            self.restarts += 1
+            self._tracks.clear()
+            track = None
+        if track is None:
+            # what a larger message replaces would only become stale
+            kept = {known: old for known, old in self._tracks.items() if not known < names}
+            while len(kept) >= MAX_SETS:
+                kept.pop(min(kept, key=lambda known: kept[known].newest_ns))
+            track = JointTrack(self._capacity, max_back_ns=self._max_back_ns)
+            self._tracks = kept | {names: track}
+            for each in self._tracks.values():
+                each.limit_values(self._max_values // len(self._tracks))
+        track.add_joints(joints)
+
+    def forget_after(self, stamp_ns: int) -> None:
+        """Forget the joints later than a time."""
+        for track in self._tracks.values():
+            track.forget_after(stamp_ns)
+
+    def at(self, stamp_ns: int, max_gap_ns: int, max_ahead_ns: int = 0) -> dict[str, float]:
+        """Return the position of each joint at a time, as `PoseTrack.at` does. The newest track of a joint counts.
+
+        Raises CalibrationError if a joint that was sent before has no position at that time.
+        """
+        found: dict[str, float] = {}
+        stale: list[tuple[JointTrack, CalibrationError]] = []
+        for track in sorted(self._tracks.values(), key=lambda track: track.newest_ns):
+            try:
+                values = track.at(stamp_ns, max_gap_ns, max_ahead_ns)
+            except CalibrationError as error:
+                stale.append((track, error))
+            else:
+                found |= zip(track.names, values.tolist(), strict=True)
+        for track, error in stale:
+            lacking = [name for name in track.names if name not in found]
+            if lacking and found:
+                raise CalibrationError(
+                    f"{error}; these are the joints {', '.join(lacking)[:200]}, which came apart from the others: if "
+                    "the robot has them no more, restart the node"
+                )
+            if lacking:
+                raise error
+        return found
 
 
 def interpolate(first: geometry.Array, second: geometry.Array, share: float) -> geometry.Array:

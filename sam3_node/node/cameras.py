@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from math import ceil
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, overload
 
-from ..calibration.poses import JointTrack, PoseTrack
+from ..calibration.poses import JointTracks, PoseTrack
 from ..errors import CalibrationError, TransportError
 from ..geometry import Array, pose_of
 from ..models import TrackerModel
@@ -53,6 +53,9 @@ CAPACITY = 4096
 MAX_TRACK_VALUES = 1 << 19
 """Numbers of poses, and of joint states, that are remembered on each clock: 4 MiB. It is CAPACITY states of 128 joints,
 and fewer of more joints."""
+MAX_BACK_NS = 200_000_000
+"""Nanoseconds by which a pose or joints may be older than the newest before them. If they are older, the robot's clock
+has stepped back, and what came before is forgotten, as tf2 does."""
 
 log = logging.getLogger(__name__)
 
@@ -341,11 +344,19 @@ class RobotTracks:
     Of each, at most `capacity` are kept, of at most `max_values` numbers together.
     """
 
-    def __init__(self, settings: SpatialSettings, robot: str | None, capacity: int, max_values: int) -> None:
+    def __init__(
+        self,
+        settings: SpatialSettings,
+        robot: str | None,
+        capacity: int,
+        max_values: int = MAX_TRACK_VALUES,
+    ) -> None:
         self.problem: str | None = None
         """Why the last call of `find` gave no pose or no joints of `robot`; None if it gave them."""
         self.poses: dict[Clock, PoseTrack] = {}
-        self.joints: dict[Clock, JointTrack] = {}
+        self.joints: dict[Clock, JointTracks] = {}
+        self.max_back_ns: int | None = MAX_BACK_NS
+        """Nanoseconds by which new tracks let a message be older than the newest. None: messages come in any order."""
         self._robot = robot
         self._limits = (capacity, max_values)
         self._max_gap_ns = round(settings.max_pose_gap_ms * 1e6)
@@ -356,9 +367,13 @@ class RobotTracks:
         if isinstance(message, JointState):
             # times of different clocks cannot be compared, so each clock has a track of its own
             if message.robot == self._robot:
-                self.joints.setdefault(message.clock, JointTrack(*self._limits)).add_joints(message)
+                if message.clock not in self.joints:
+                    self.joints[message.clock] = JointTracks(*self._limits, self.max_back_ns)
+                self.joints[message.clock].add_joints(message)
         elif (message.frame, message.parent) == (GRIPPER, BASE):
-            self.poses.setdefault(message.clock, PoseTrack(*self._limits)).add(message)
+            if message.clock not in self.poses:
+                self.poses[message.clock] = PoseTrack(*self._limits, self.max_back_ns)
+            self.poses[message.clock].add(message)
 
     def find(self, frame: Frame) -> RobotState:
         """Return the robot at the frame's capture."""
@@ -372,13 +387,28 @@ class RobotTracks:
         # without the robot's model, its joints say nothing
         joints = None
         if self._robot is not None:
-            values = self._find(self.joints, "joints", frame)
-            if values is not None:
-                positions = dict(zip(self.joints[clock].names, values.tolist(), strict=True))
+            positions = self._find(self.joints, "joints", frame)
+            if positions is not None:
                 joints = JointState(self._robot, stamp_ns, positions, clock)
         return RobotState(pose, joints)
 
-    def _find(self, tracks: Mapping[Clock, PoseTrack], what: str, frame: Frame) -> Array | None:
+    @property
+    def restarts(self) -> int:
+        """How often the robot's clock stepped back, so that a track began anew."""
+        tracks = (*self.poses.values(), *self.joints.values())
+        return sum(track.restarts for track in tracks)
+
+    @overload
+    def _find(self, tracks: Mapping[Clock, PoseTrack], what: str, frame: Frame) -> Array | None: ...
+
+    @overload
+    def _find(
+        self, tracks: Mapping[Clock, JointTracks], what: str, frame: Frame
+    ) -> dict[str, float] | None: ...
+
+    def _find(
+        self, tracks: Mapping[Clock, PoseTrack] | Mapping[Clock, JointTracks], what: str, frame: Frame
+    ) -> Array | dict[str, float] | None:
         try:
             if frame.clock not in tracks:
                 raise CalibrationError(
@@ -450,7 +480,7 @@ class RobotPoses(RobotTracks):
         latest_ns = self._ages.find_latest_ns()
         if latest_ns is None:
             return
-        tracks: tuple[Mapping[Clock, PoseTrack], ...] = (self.poses, self.joints)
+        tracks: tuple[Mapping[Clock, PoseTrack | JointTracks], ...] = (self.poses, self.joints)
         for by_clock in tracks:
             if "system" in by_clock:
                 by_clock["system"].forget_after(latest_ns)

@@ -192,7 +192,14 @@ class Schedule(Closeable):
             if on_gripper or isinstance(message, JointState):
                 tracks.add(message)
 
-        # the masks hold what the live node knew of the robot on each frame
+        if tracks.restarts:
+            self.notes.add(
+                f"the robot's clock steps back {tracks.restarts} times: its poses and joints before the last step are "
+                "not used"
+            )
+
+        # the masks hold what the live node knew of the robot on each frame, one camera after the other
+        tracks.max_back_ns = None
         lacks_poses = on_gripper and not tracks.poses
         lacks_joints = settings.urdf and not tracks.joints
         if lacks_poses or lacks_joints:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import zmq
 
-from sam3_node.calibration.poses import JointTrack
+from sam3_node.calibration.poses import MAX_SETS, JointTrack, JointTracks
 from sam3_node.errors import CalibrationError, TransportError
 from sam3_node.node.cameras import CAPACITY, MAX_TRACK_VALUES, AgeLimits, RobotPoses, RobotTracks
 from sam3_node.settings import SpatialSettings
@@ -135,6 +135,67 @@ def test_other_joints_begin_the_track_anew() -> None:
         track.at(40, 10)
 
 
+def tracks_of(*messages: RobotMessage) -> RobotTracks:
+    settings = SpatialSettings(max_pose_gap_ms=100, max_pose_ahead_ms=30)
+    tracks = RobotTracks(settings, "arm", CAPACITY)
+    for message in messages:
+        tracks.add(message)
+    return tracks
+
+
+def in_turn(ms: int, arm: bool = True, shift_ms: int = 0) -> list[JointState]:
+    """Return the joints of an arm, whose elbow turns by 1 rad/s, and of a gripper on a clock of its own."""
+    sent = [JointState("arm", (ms + 10 + shift_ms) * MS, {"finger": 0.03})]
+    if arm:
+        sent.insert(0, JointState("arm", ms * MS, {"shoulder": 0.2, "elbow": ms / 1000}))
+    return sent
+
+
+@pytest.mark.parametrize("shift_ms", [0, -40])
+def test_an_arm_and_its_gripper_may_send_their_joints_in_turn(shift_ms: int) -> None:
+    tracks = tracks_of(*(joints for ms in range(0, 120, 20) for joints in in_turn(ms, shift_ms=shift_ms)))
+    found = tracks.find(replace(frame(0), capture_ns=65 * MS)).joints
+    assert found is not None
+    assert found.positions == pytest.approx({"shoulder": 0.2, "elbow": 0.065, "finger": 0.03})
+    # an arm that is silent is not an arm at zero
+    for ms in range(120, 400, 20):
+        tracks.add(in_turn(ms, arm=False)[0])
+    assert tracks.find(replace(frame(0), capture_ns=380 * MS)).joints is None
+    assert "shoulder, elbow" in str(tracks.problem)
+
+
+def test_many_sets_of_joints_share_the_memory_of_one() -> None:
+    tracks = JointTracks(capacity=1000, max_values=240)
+    for stamp in range(300):
+        for number in range(2 * MAX_SETS):
+            tracks.add_joints(JointState("arm", stamp, {f"a{number}": 0.0, f"b{number}": 0.0}))
+    assert len(tracks) <= 120
+
+
+@pytest.mark.parametrize("back_ms", [300, 2000, 3_600_000])
+def test_a_clock_that_steps_back_begins_the_tracks_anew(back_ms: int) -> None:
+    """The poses before the step would lie among those after it."""
+    base_ms = 10_000_000
+    tracks = tracks_of()
+    for ms in range(0, 5000, 20):
+        tracks.add(pose_at((base_ms + ms) * MS))
+        for joints in in_turn(base_ms + ms):
+            tracks.add(joints)
+    now_ms = base_ms + 4980 - back_ms
+    for step in range(5):
+        stamp_ns = (now_ms + 20 * step) * MS + 7 * MS
+        tracks.add(replace(pose_at(stamp_ns), position_m=(9.0, 0.0, 0.0)))
+        tracks.add(JointState("arm", stamp_ns, {"shoulder": 9.0, "elbow": 9.0}))
+        tracks.add(JointState("arm", stamp_ns, {"finger": 9.0}))
+    for ahead_ms in (10, 27, 57, 90):
+        state = tracks.find(replace(frame(0), capture_ns=(now_ms + ahead_ms) * MS))
+        assert state.pose is not None
+        assert state.pose.position_m[0] == pytest.approx(9.0)
+        assert state.joints is not None
+        assert state.joints.positions == pytest.approx({"shoulder": 9.0, "elbow": 9.0, "finger": 9.0})
+    assert tracks.restarts == 2
+
+
 def joints_at(stamp_ns: int, clock: Clock = "system") -> JointState:
     return JointState("arm", stamp_ns, {"elbow": 1.0}, clock)
 
@@ -193,7 +254,7 @@ def test_when_the_nodes_clock_is_set_back_the_robot_is_found_at_once(
         poses = RobotPoses(settings, stack, robot="arm")
         now_ns = time.time_ns()
         for index in range(CAPACITY):
-            poses.add(make(now_ns - index * MS, "system"))
+            poses.add(make(now_ns - (CAPACITY - 1 - index) * MS, "system"))
         assert find_at(poses, now_ns, make) is not None
         earlier_ns = now_ns - HOUR_NS
         monkeypatch.setattr("sam3_node.node.cameras.time", SimpleNamespace(time_ns=lambda: earlier_ns))

@@ -402,6 +402,7 @@ class LeRobotBag(samples.SampleReader):
 
         self._episodes = [episode for episode in self.layout.episodes if self._selection.has(episode.number)]
         self.episode_starts = tuple(episode.first_row for episode in self._episodes)
+        self._has_noted = False
         self._pictures = _name_topics(self.layout)
         topics = []
         for topic, image in self._pictures.items():
@@ -447,8 +448,10 @@ class LeRobotBag(samples.SampleReader):
 
         Stamps are the times of the rows.
         """
-        # a state without names has numbered joints
-        names = _list_state_names(self.layout.info)
+        names, fault = _list_state_names(self.layout.info)
+        if fault is not None:
+            self.robot_notes.add(f"no joints: {fault}")
+            return
         for episode in self._episodes:
             start_ns = self._start_ns(episode)
             reader = _EpisodeReader(self, episode, {})
@@ -457,12 +460,29 @@ class LeRobotBag(samples.SampleReader):
                     values = row.cells[STATE]
                     if not isinstance(values, list) or row.time_ns is None:
                         continue
-                    state = dict(zip(names or map(str, range(len(values))), values, strict=False))
-                    is_whole = all(
-                        isinstance(value, float) and math.isfinite(value) for value in state.values()
-                    )
+                    # which value is which is not known
+                    if names and len(names) != len(values):
+                        self.robot_notes.add(
+                            f"no joints: expected as many names as values in {STATE}, found {len(names)} names "
+                            f"({', '.join(names)[:200]}) and {len(values)} values; correct meta/info.json"
+                        )
+                        return
+                    # a state without names has numbered joints
+                    state = dict(zip(names or map(str, range(len(values))), values, strict=True))
+                    is_whole = all(_is_position(value) for value in state.values())
                     if state and is_whole:
+                        self._note_motors(state)
                         yield _make_robot_message(start_ns + row.time_ns, state)
+
+    def _note_motors(self, state: Mapping[str, float]) -> None:
+        """Note once that the motors of lerobot are read as degrees: older versions wrote -100..100 by default."""
+        motors = [name for name in state if name.endswith(MOTOR)]
+        if motors and not self._has_noted:
+            self._has_noted = True
+            self.robot_notes.add(
+                f"joints {', '.join(motors)[:300]} are read as degrees: if the dataset has normalised values "
+                "(-100..100) or a gripper in percent, the robot is drawn elsewhere; record with use_degrees"
+            )
 
     def _start_ns(self, episode: Episode) -> int:
         return round(episode.first_row / self.layout.fps * NANOSECONDS)
@@ -489,17 +509,38 @@ def _name_topics(layout: LeRobotLayout) -> dict[str, ImageFeature]:
     return topics
 
 
-def _list_state_names(info: Mapping[str, Any]) -> list[str]:
-    """Return the names of the values of the state; none if they have no names."""
+def _is_position(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _list_state_names(info: Mapping[str, Any]) -> tuple[list[str], str | None]:
+    """Return the names of the values of the state, none if they have no names, and what is wrong with them."""
     feature = info["features"].get(STATE)
-    if not isinstance(feature, dict):
-        return []
-    names = feature.get("names")
+    names = feature.get("names") if isinstance(feature, dict) else None
     if isinstance(names, dict):  # version 2: {"motors": names}
+        if len(names) > 1:
+            groups = ", ".join(map(str, names))
+            return [], (
+                f"expected the names of {STATE} in one group, found the groups {groups:.200}, whose order is not "
+                "known; write them as one list in meta/info.json"
+            )
         names = next(iter(names.values()), None)
+    # converters write a list of one list
+    if isinstance(names, list) and len(names) == 1 and isinstance(names[0], list):
+        names = names[0]
     if not isinstance(names, list):
-        return []
-    return [str(name) for name in names]
+        return [], None
+    others = [name for name in names if not isinstance(name, str | int)]
+    if others:
+        return [], f"expected names in {STATE}, found {others[0]!r:.200}; correct meta/info.json"
+    found = [str(name) for name in names]
+    repeated = [name for name in found if found.count(name) > 1]
+    if repeated:
+        return (
+            [],
+            f"expected each name of {STATE} once, found {repeated[0]:.200} twice; correct meta/info.json",
+        )
+    return found, None
 
 
 def _make_robot_message(stamp_ns: int, state: Mapping[str, float]) -> RobotMessage:
@@ -513,7 +554,7 @@ def _make_robot_message(stamp_ns: int, state: Mapping[str, float]) -> RobotMessa
         if name.endswith(MOTOR):
             joints[name.removesuffix(MOTOR)] = math.radians(value)
         else:
-            joints[name] = value
+            joints[name] = float(value)
     return JointState(ROBOT, stamp_ns, joints, clock)
 
 
