@@ -606,15 +606,15 @@ class JointTracks:
                 stale.append((track, error))
             else:
                 found |= zip(track.names, values.tolist(), strict=True)
-        for track, error in stale:
+        for track, reason in stale:
             lacking = [name for name in track.names if name not in found]
             if lacking and found:
                 raise CalibrationError(
-                    f"{error}; these are the joints {', '.join(lacking)[:200]}, which came apart from the others: if "
+                    f"{reason}; these are the joints {', '.join(lacking)[:200]}, which came apart from the others: if "
                     "the robot has them no more, restart the node"
                 )
             if lacking:
-                raise error
+                raise reason
         return found
 
 

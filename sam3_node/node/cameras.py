@@ -395,8 +395,8 @@ class RobotTracks:
     @property
     def restarts(self) -> int:
         """How often the robot's clock stepped back, so that a track began anew."""
-        tracks = (*self.poses.values(), *self.joints.values())
-        return sum(track.restarts for track in tracks)
+        poses = sum(track.restarts for track in self.poses.values())
+        return poses + sum(track.restarts for track in self.joints.values())
 
     @overload
     def _find(self, tracks: Mapping[Clock, PoseTrack], what: str, frame: Frame) -> Array | None: ...

@@ -107,11 +107,9 @@ class RobotBody:
         lacking = self._positions.find_lacking(positions)
         if not lacking:
             return None
-        strangers = self._positions.find_strangers(positions)
-        unknown = f"; no joints of it are {list_names(strangers)}" if strangers else ""
         return (
-            f"joints without a position: expected {list_names(lacking)} of robot.urdf, found none, so they are drawn "
-            f"at 0{unknown}; send them, too"
+            f"joints without a position: expected {list_names(lacking)} of robot.urdf, found "
+            f"{list_names(list(positions))} alone, so the others are drawn at 0; send them, too"
         )
 
     def describe_strangers(self, positions: Mapping[str, float]) -> str | None:
@@ -119,7 +117,10 @@ class RobotBody:
         strangers = self._positions.find_strangers(positions)
         if not strangers:
             return None
-        return f"robot.urdf has no joints {list_names(strangers)}: their positions are not used"
+        return (
+            f"robot.urdf has no joints {list_names(strangers)}, whose positions are not used; it has "
+            f"{list_names(self.joints)}"
+        )
 
     def _check_free(self, path: Path, links: Sequence[str], joints: Sequence[Any]) -> None:
         """Raise SettingsError for a body whose place relative to the base no joint state tells."""

@@ -43,10 +43,10 @@ def check_text(path: Path, data: bytes) -> None:
         )
 
     for element in root.iter():
-        found = _find_macro(element, root)
-        if found is not None:
+        macro = _find_macro(element, root)
+        if macro is not None:
             raise SettingsError(
-                f"robot.urdf: expected a URDF in {path}, found xacro that is not expanded, {found:.120} in line "
+                f"robot.urdf: expected a URDF in {path}, found xacro that is not expanded, {macro:.120} in line "
                 f"{element.sourceline}; {_EXPAND}"
             )
 

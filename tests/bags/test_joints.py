@@ -1,5 +1,6 @@
 """The joints of robots in recordings of other programs, against the libraries of their formats."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -114,3 +115,80 @@ def test_joints_of_hdf5_have_numbers_as_names(tmp_path: Path, form: str) -> None
         expected = np.concatenate([file[name][:] for name in names])
     stamps = [row * NANOSECONDS // (50 if form == "aloha" else 20) for row in range(20)]
     check(read_joints(path), stamps, [str(number) for number in range(expected.shape[1])], expected)
+
+
+def merge(path: Path, *chosen: str, **topics: tuple[str, ...]) -> tuple[dict[str, float], str]:
+    """Record topics with joints, all at the number of their topic. Return the last joints, and the notes."""
+    sent = [
+        Moment(
+            "/" + name.replace("__", "/"),
+            "joints",
+            T0 + row * PERIOD_NS,
+            joints=(names, (at,) * len(names), ()),
+        )
+        for row in range(4)
+        for at, (name, names) in enumerate(topics.items())
+    ]
+    mcap_files.write_ros2(path, [*rgbd(3), *sent])
+    with open_bag(path, chosen) as bag:
+        found = list(bag.robot())
+        assert len(list(bag)) == 3
+        return dict(found[-1].positions), " ".join(bag.notes)  # type: ignore[union-attr]
+
+
+ARM = ("shoulder", "elbow")
+
+
+def test_topics_of_joints_are_merged(tmp_path: Path) -> None:
+    found, notes = merge(tmp_path / "take.mcap", arm__joint_states=ARM, h=("finger",))
+    assert found == {"shoulder": 0, "elbow": 0, "finger": 1}
+    assert not notes
+
+
+@pytest.mark.parametrize(
+    "topics",
+    [
+        {"puppet__joints": ARM, "master__joints": ARM},
+        {"joint_states": ARM, "goal": ARM},
+        {"joint_states": ARM, "arm__joint_states": ("elbow",)},
+    ],
+)
+@pytest.mark.parametrize("backwards", [False, True])
+def test_of_topics_with_the_same_joints_the_state_counts_and_is_told(
+    tmp_path: Path, topics: dict[str, tuple[str, ...]], backwards: bool
+) -> None:
+    wanted, other = (f"/{name.replace('__', '/')}" for name in topics)
+    items = list(topics.items())
+    order = dict(items[::-1] if backwards else items)
+    found, notes = merge(tmp_path / "take.mcap", **order)
+    assert found == dict.fromkeys(ARM, float(backwards))
+    assert wanted in notes
+    assert other in notes
+    chosen, notes = merge(tmp_path / "again.mcap", other, **order)
+    assert chosen == dict.fromkeys(topics[other.strip("/").replace("/", "__")], float(not backwards))
+    assert not notes
+
+
+@pytest.mark.parametrize(
+    ("names", "named"),
+    [
+        ([["shoulder_pan", "elbow_flex", "gripper"]], None),
+        (["shoulder_pan.pos", "elbow_flex.pos", "gripper.pos"], "degrees"),
+        (["shoulder_pan", "elbow_flex"], "2 names"),
+        (["shoulder_pan", "elbow_flex", "gripper", "more"], "4 names"),
+        ({"arm": ["shoulder_pan", "elbow_flex"], "hand": ["gripper"]}, "groups arm, hand"),
+        (["a", "b", "a"], "a twice"),
+        ([["a", "b"], ["c"]], "expected names"),
+    ],
+)
+def test_names_of_lerobot_s_states_are_read_or_told(tmp_path: Path, names: Any, named: str | None) -> None:
+    path = Path(shutil.copytree(ROOT / "tests/data/lerobot/v3.0", tmp_path / "dataset"))
+    info = json.loads((path / "meta/info.json").read_text())
+    info["features"]["observation.state"]["names"] = names
+    (path / "meta/info.json").write_text(json.dumps(info))
+    with open_bag(path) as bag:
+        found = list(bag.robot())
+        notes = " ".join(bag.notes)
+    assert bool(found) == (named in (None, "degrees"))
+    assert (named or "") in notes
+    assert bool(notes) == (named is not None)
