@@ -85,10 +85,15 @@ class CommandParser(argparse.ArgumentParser):
         else:
             self.add(f"{setting} {spec}", help, default=argparse.SUPPRESS, nargs="?")
 
-    def add_timeout(self) -> None:
-        """Add the option --timeout of commands that send requests."""
-        text = f"seconds to wait for the node's answer [{ANSWER_TIMEOUT_S:g}]; exit code {NO_ANSWER} when they pass"
-        self.add("--timeout S", text, parse_timeout, ANSWER_TIMEOUT_S)
+    def add_timeout(self, takes_long: bool = False) -> None:
+        """Add the option --timeout of commands that send requests. If the answer `takes_long`, it has no default."""
+        default: float | None = ANSWER_TIMEOUT_S
+        usual = f"{ANSWER_TIMEOUT_S:g}"
+        if takes_long:
+            default = None
+            usual += " until it is connected, then 60"
+        text = f"seconds to wait for the node's answer [{usual}]; exit code {NO_ANSWER} when they pass"
+        self.add("--timeout S", text, parse_timeout, default)
 
     def format_help(self) -> str:
         """Return the help: the settings that people use most with this command, and its examples."""

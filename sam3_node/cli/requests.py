@@ -23,7 +23,7 @@ from ..settings import Settings
 from ..types import Mask, Priority
 from ..wire.images import MAX_PHOTO_FILE, check_photo, find_compression
 from ..wire.operations import SetPrompts
-from .parser import CommandParser, Commands, parse_box, parse_named, parse_point
+from .parser import ANSWER_TIMEOUT_S, CommandParser, Commands, parse_box, parse_named, parse_point
 from .progress import printable
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def _add(
     ask: Ask,
     has_camera: bool = False,
     waits: Callable[[Namespace], bool] = lambda _: False,
+    takes_long: bool = False,
 ) -> CommandParser:
     """Add a command that sends a request and prints the lines that `ask` yields, with the options of such commands.
 
@@ -71,7 +72,7 @@ def _add(
     parser = commands.add(name, update_wrapper(partial(_send, ask, waits), ask))
     if has_camera:
         parser.add("--camera NAME", "camera to use; optional if the node serves one camera")
-    parser.add_timeout()
+    parser.add_timeout(takes_long)
     parser.add("--request-id ID", "its id in logs, events and errors")
     return parser
 
@@ -90,7 +91,7 @@ def _send(ask: Ask, waits: Callable[[Namespace], bool], args: Namespace, setting
             PerceptionClient(
                 transport.masks,
                 transport.control,
-                timeout_ms=round(args.timeout * 1000),
+                timeout_ms=round((args.timeout or ANSWER_TIMEOUT_S) * 1000),
                 security=Security.from_settings(transport),
             ) as client,
             WaitingNotice(probe.explain_answer),
@@ -217,7 +218,7 @@ def segment(client: PerceptionClient, args: Namespace) -> Iterator[str]:
 
 
 def _add_segment_everything(commands: Commands) -> None:
-    parser = _add(commands, "segment-everything", segment_everything, has_camera=True)
+    parser = _add(commands, "segment-everything", segment_everything, has_camera=True, takes_long=True)
     parser.add("--grid N", "points along each side, 1 to 32 [16]", int)
     parser.add("--min-iou P", "lowest IoU predicted for a mask, 0 to 1 [the model's own]", float)
     parser.add("--min-stability P", "lowest stability of a mask, 0 to 1 [the model's own]", float)
@@ -237,7 +238,11 @@ def segment_everything(client: PerceptionClient, args: Namespace) -> Iterator[st
     if args.out is not None:
         prepare_output(args.out)
     names = ("grid", "min_iou", "min_stability", "most", "seq", "camera")
-    everything = client.segment_everything(**{name: getattr(args, name) for name in names})
+    options = {name: getattr(args, name) for name in names}
+    # without --timeout, the client waits as long as such a search may take
+    if args.timeout is not None:
+        options["timeout_ms"] = round(1000 * args.timeout)
+    everything = client.segment_everything(**options)
     for number, segmentation in enumerate(everything, start=1):
         yield f"{number:>3}  {_describe(segmentation)}"
     if not everything:
@@ -406,15 +411,6 @@ def _add_prompt_options(parser: CommandParser, default_frame: str) -> None:
 def _make_prompt(args: Namespace) -> dict[str, Any]:
     points = [*args.point, *args.exclude]
     labels = [1] * len(args.point) + [0] * len(args.exclude)  # 1 inside, 0 outside
-    # numbers in 0..1 alone are probably shares of the frame, which the node would take for its first pixel
-    marked: list[float] = [*(args.box or ())]
-    for point in points:
-        marked.extend(point)
-    if marked and all(0 <= value <= 1 for value in marked):
-        print_notice(
-            "sam3-node: warning: the prompt marks only the first pixel; expected pixels of the camera's frame, not "
-            "fractions of its size"
-        )
     return {
         "points": points or None,
         "labels": labels or None,

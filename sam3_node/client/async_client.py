@@ -18,7 +18,7 @@ from ..transport import Security
 from ..types import Delivery, MaskFrame
 from . import values
 from .mask_reader import Deadline, FoundObject, LabelSearch
-from .perception_client import CONTROL_ENDPOINT, MASKS_ENDPOINT, POLL_S, PerceptionClient
+from .perception_client import POLL_S, PerceptionClient
 from .requests import AwaitedRequests
 
 T = TypeVar("T")
@@ -35,8 +35,8 @@ class AsyncPerceptionClient(AwaitedRequests):
 
     def __init__(
         self,
-        masks: str = MASKS_ENDPOINT,
-        control: str = CONTROL_ENDPOINT,
+        masks: str | None = None,
+        control: str | None = None,
         *,
         delivery: Delivery = "newest",
         cameras: Sequence[str] = (),

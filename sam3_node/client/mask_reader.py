@@ -96,9 +96,18 @@ class Deadline:
     """The end of a wait of `timeout_ms` from now on; None never ends.
 
     The last REASON_S, at most half of the wait, are for finding out why it will fail. That may overrun by GRACE_S.
+    An infinite number never ends, either. Raises RequestError for what is no number.
     """
 
-    def __init__(self, timeout_ms: int | None) -> None:
+    def __init__(self, timeout_ms: float | None) -> None:
+        # True is a number to Python, and a wrong argument to a reader
+        is_number = isinstance(timeout_ms, int | float) and not isinstance(timeout_ms, bool)
+        if timeout_ms is not None and (not is_number or math.isnan(timeout_ms)):
+            raise RequestError(
+                f"timeout_ms: expected milliseconds, or None to wait forever, found {timeout_ms!r}"
+            )
+        if timeout_ms == math.inf:
+            timeout_ms = None
         self.timeout_ms = timeout_ms
         # half of a short wait, at most, is for the reason
         self._end_s = math.inf

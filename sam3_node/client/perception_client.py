@@ -18,6 +18,7 @@ from ..errors import AuthenticationError, NodeRestarted, NotSeenError, RequestEr
 from ..resources import closed_on_error
 from ..resumable import Resumable, resume
 from ..transport import ControlClient, MaskSubscriber, Security
+from ..transport.security import find_endpoint
 from ..types import Delivery, MaskFrame
 from ..wire import operations as ops
 from . import values
@@ -36,8 +37,9 @@ SAMPLE_MS = 1000
 class PerceptionClient(ClientRequests):
     """A client of one node: it reads masks at endpoint `masks` and sends requests to `control`.
 
-    It is a context manager: `with PerceptionClient() as node:` connects to the node on this machine, at its default
-    endpoints. The node may start later, and may restart. With `cameras`, masks of other cameras are ignored. With
+    It is a context manager: `with PerceptionClient() as node:` connects to the endpoints that the environment variables
+    SAM3_TRANSPORT__MASKS and SAM3_TRANSPORT__CONTROL name, as every command does; without them, to the node on this
+    machine, at its default endpoints. The node may start later, and may restart. With `cameras`, masks of other cameras are ignored. With
     `sure_only`, doubtful instances are left out. Requests raise RequestError or a subclass (UnknownObjectError,
     UnknownFrameError, CapacityError) when the node refuses them, and TransportError when it does not answer within
     `timeout_ms`. The argument `camera` is optional while one camera sends frames.
@@ -59,8 +61,8 @@ class PerceptionClient(ClientRequests):
 
     def __init__(
         self,
-        masks: str = MASKS_ENDPOINT,
-        control: str = CONTROL_ENDPOINT,
+        masks: str | None = None,
+        control: str | None = None,
         *,
         delivery: Delivery = "newest",
         cameras: Sequence[str] = (),
@@ -70,6 +72,10 @@ class PerceptionClient(ClientRequests):
         security: Security | None = None,
     ) -> None:
         cameras = values.check_names(cameras, "cameras")
+        if masks is None:
+            masks = find_endpoint("MASKS", MASKS_ENDPOINT)
+        if control is None:
+            control = find_endpoint("CONTROL", CONTROL_ENDPOINT)
         self._wanted = Wanted(masks, control, delivery, tuple(cameras))
         self._on_restart = on_restart
         self._sure_only = sure_only

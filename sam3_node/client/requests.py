@@ -22,6 +22,8 @@ from .mask_reader import Deadline, KnownEpochs
 GRASPGEN_ENDPOINT = "tcp://127.0.0.1:5556"
 GRASP_POINTS = 2000
 """Points of an object's surface that a GraspGen server gets."""
+EVERYTHING_MS = 60_000
+"""Time that a node has to segment everything: the default grid takes several seconds on a CPU that steps frames."""
 POINTS_FRAME_MS = 1000
 """Longest time to wait for the masks of the frame that points are of."""
 
@@ -99,7 +101,7 @@ class ClientRequests(SocketOwner):
             size = added.segmentation.mask.size
         elif newest is not None:
             size = (newest.height, newest.width)
-        return values.note_clipping(added, box, size)
+        return values.add_note(added, prompt, box, size)
 
     def refine_object(
         self,
@@ -121,7 +123,7 @@ class ClientRequests(SocketOwner):
         prompt = values.make_prompt(points, labels, box, mask)
         refine = ops.RefineObject(prompt=prompt, id=id, seq=seq, camera=camera, epoch=epoch)
         segmentation = values.read_segmentation(self._call_on_object(refine))
-        return values.note_clipping(segmentation, box, segmentation.mask.size)
+        return values.add_note(segmentation, prompt, box, segmentation.mask.size)
 
     def remove_object(self, id: int, *, camera: str | None = None, epoch: int | None = None) -> None:
         """Stop tracking an object."""
@@ -162,7 +164,7 @@ class ClientRequests(SocketOwner):
         prompt = values.make_prompt(points, labels, box)
         segment = ops.SegmentFrame(prompt=prompt, seq=seq, camera=camera, multimask=bool(multimask))
         segmentation = values.read_segmentation(self._call(segment))
-        return values.note_clipping(segmentation, box, segmentation.mask.size)
+        return values.add_note(segmentation, prompt, box, segmentation.mask.size)
 
     def pin_frame(self, seq: int, *, lease_s: float = 60.0, camera: str | None = None) -> None:
         """Keep the recent frame `seq` for prompts, for up to 120 seconds by the camera's clock; 0 lets it go.
@@ -181,6 +183,7 @@ class ClientRequests(SocketOwner):
         most: int | None = None,
         seq: int | None = None,
         camera: str | None = None,
+        timeout_ms: int = EVERYTHING_MS,
     ) -> values.Segmentations:
         """Segment everything on the recent frame `seq` (default: the latest) without prompts, the surest first.
 
@@ -188,8 +191,8 @@ class ClientRequests(SocketOwner):
         Masks are kept whose predicted IoU exceeds `min_iou` and whose stability exceeds `min_stability`; without these,
         the node's settings and the model's own limits hold. Of masks whose boxes have an IoU above `max_overlap` (0.7),
         the best is kept; at most `most` (100) in all. A mask may lie within another. The list's `note` says why it is
-        empty. The node steps frames meanwhile, and works on this between them: set `timeout_ms` for large grids. If the
-        frame is to be prompted on afterwards and may no longer be cached then, `pause` before.
+        empty. The node steps frames meanwhile, and works on this between them: it has `timeout_ms` for its answer, once
+        it is connected. If the frame is to be prompted on afterwards and may no longer be cached then, `pause` before.
         """
         search = ops.SegmentEverything(
             grid=grid,
@@ -200,7 +203,9 @@ class ClientRequests(SocketOwner):
             seq=seq,
             camera=camera,
         )
-        return values.read_segmentations(self._call(search))
+        self._require_open()
+        reply = self._control.call_long(self._timeout_ms, timeout_ms, search.op, **search.to_args())
+        return values.read_segmentations(Fields(reply, search.op))
 
     def points(
         self, id: int, *, count: int = 1000, camera: str | None = None, epoch: int | None = None

@@ -69,7 +69,8 @@ class Segmentation(NamedTuple):
     candidates: tuple[Segmentation, ...] = ()
     """All masks that may be meant, by falling score, if they were asked for; `choice` counts them"""
     note: str = ""
-    """What was done with a box that reaches beyond the frame: the part inside was used"""
+    """What is odd about the prompt: of a box that reaches beyond the frame the part inside was used; fractions of the
+    frame mark its first pixel"""
 
 
 class AddedObject(NamedTuple):
@@ -144,7 +145,21 @@ def make_prompt(
     prompt = FramePrompt(points, marks, box, full)
     if prompt.box is not None:
         _check_sides(prompt.box.tolist())
+    if hint := describe_fractions(prompt):
+        log.warning("%s", hint)
     return prompt
+
+
+def describe_fractions(prompt: FramePrompt) -> str:
+    """Return a hint for points or a box within the first pixel, which are probably fractions of the frame; else ""."""
+    marked = [part for part in (prompt.points, prompt.box) if part is not None]
+    # the first pixel may be meant, so this is no error
+    if not marked or not all(((part >= 0) & (part <= 1)).all() for part in marked):
+        return ""
+    return (
+        "the prompt marks only the first pixel: expected pixels of the camera's frame; if these are fractions, multiply "
+        "them by its width and height"
+    )
 
 
 def check_begins(
@@ -218,12 +233,17 @@ def _to_mask(full: np.typing.NDArray[Any]) -> Mask:
     return Mask.from_full(full.astype(np.bool_))
 
 
-def note_clipping(answer: Answer, box: PixelBox | None, size: tuple[int, int] | None) -> Answer:
-    """Return an answer with the note on a box that reaches beyond the frame of `size` (height, width), and log it."""
+def add_note(
+    answer: Answer, prompt: FramePrompt, box: PixelBox | None, size: tuple[int, int] | None
+) -> Answer:
+    """Return an answer with a note on its prompt: one of fractions, or a box that reaches beyond the frame.
+
+    `size` is the frame's (height, width). A clipped box is logged, too; fractions were, before the request.
+    """
     note = describe_clipping(box, size)
     if note:
         log.warning("%s", note)
-    return answer._replace(note=note)
+    return answer._replace(note=note or describe_fractions(prompt))
 
 
 _WHOLE = Fields.integer

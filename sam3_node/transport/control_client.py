@@ -66,21 +66,30 @@ class ControlClient(sockets.SocketOwner):
 
     def call_within(self, timeout_ms: int, op: str, **args: Any) -> Any:
         """Request an operation as `call` does, and wait at most `timeout_ms`. Turns of other threads count."""
+        return self.call_long(timeout_ms, timeout_ms, op, **args)
+
+    def call_long(self, send_ms: int, timeout_ms: int, op: str, **args: Any) -> Any:
+        """Request an operation that takes long: wait `send_ms` at most for a node, `timeout_ms` for its answer."""
         # the number tells the reply to this call from a late reply to an earlier one
         self._require_process()
         number = next(self._ids)
         with request_id(current_request_id() or f"{self._name}-{number}"):
-            return self._call(Request(number, op, args, current_request_id()), timeout_ms)
+            return self._call(
+                Request(number, op, args, current_request_id()), min(send_ms, timeout_ms), timeout_ms
+            )
 
-    def _call(self, request: Request, timeout_ms: int) -> Any:
+    def _call(self, request: Request, send_ms: int, timeout_ms: int) -> Any:
         # waiting for other threads counts: the caller has given a time for the whole call
-        deadline_s = time.monotonic() + timeout_ms / 1000
+        begin_s = time.monotonic()
+        deadline_s = begin_s + timeout_ms / 1000
+        send_deadline_s = begin_s + send_ms / 1000
         if not self._turn.acquire(timeout=timeout_ms / 1000):
             raise NoAnswerError(
                 f"'{request.op}' was not sent to {self._endpoint} within {timeout_ms} ms: requests of other threads "
                 "took that time; open a client for each thread, or wait longer"
             )
         try:
+            self._send_ms = send_ms
             self._budget_ms = timeout_ms
             # nothing is sent by a closed client, nor to a node whose key was revoked here
             if self._socket.closed:
@@ -101,7 +110,7 @@ class ControlClient(sockets.SocketOwner):
             with closing(watch) as self._watch:
                 if not is_connected:
                     self._connect()
-                reply = self._exchange(request, body, deadline_s)
+                reply = self._exchange(request, body, send_deadline_s, deadline_s)
         finally:
             self._turn.release()
         # an error of the node is raised here, with the class of its code
@@ -143,14 +152,16 @@ class ControlClient(sockets.SocketOwner):
         assert self._watch is not None
         return self._watch
 
-    def _exchange(self, request: Request, body: Buffer, deadline_s: float) -> Reply:
+    def _exchange(self, request: Request, body: Buffer, send_deadline_s: float, deadline_s: float) -> Reply:
         """Send a request and return the reply. Send it again if the connection ends and it is repeatable."""
         while True:
             # one turn for each connection, until there is a reply or the deadline raises
-            self._send(body, request.op, deadline_s)
+            self._send(body, request.op, send_deadline_s)
             reply = self._wait_for_reply(request, deadline_s)
             if reply is not None:
                 return reply
+            # another connection has the time that the first one had
+            send_deadline_s = min(deadline_s, time.monotonic() + self._send_ms / 1000)
             # the connection ended before the reply: whether the node has carried out the request is not known
             if request.op not in REPEATABLE:
                 if self._keys is not None:  # the next handshake tells why the node refuses the key
@@ -176,7 +187,7 @@ class ControlClient(sockets.SocketOwner):
         if refusal is not None:
             raise AuthenticationError(f"{refusal}; '{op}' was not sent")
         raise NoAnswerError(
-            f"no node is connected at {self._endpoint}: '{op}' could not be sent within {self._budget_ms} ms;"
+            f"no node is connected at {self._endpoint}: '{op}' could not be sent within {self._send_ms} ms;"
             " start the node, or correct the endpoint"
         )
 

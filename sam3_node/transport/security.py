@@ -69,6 +69,11 @@ _Z85 = r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}"  # 32 bytes in the text form
 _MAKE_NEW = "make a new one: sam3-node keys new"
 
 
+def find_endpoint(name: str, default: str) -> str:
+    """Return the endpoint that the environment variable SAM3_TRANSPORT__`name` sets; `default` without one."""
+    return os.environ.get(f"{PREFIX}{name}", "").strip() or default
+
+
 class ServerKeys(NamedTuple):
     """Keys of a socket that binds."""
 

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Never, Self
 
 import zmq
 
@@ -121,6 +121,13 @@ class SocketOwner(Closeable):
     def _is_forked(self) -> bool:
         """True in a process that was forked after this was made."""
         return self._process != os.getpid()
+
+    def __getstate__(self) -> Never:
+        """Refuse pickle, copy and deepcopy: a copy would have the sockets of another."""
+        raise TypeError(
+            f"cannot pickle or copy a {type(self).__name__}: its sockets belong to this object and this process; make"
+            " another client where one is needed, such as in each worker, and pass on its endpoints"
+        )
 
     def _require_process(self) -> None:
         """Raise TransportError in a process that was forked after this was made."""

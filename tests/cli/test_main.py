@@ -235,11 +235,11 @@ def test_a_part_is_listed_and_chosen_under_an_id_of_the_request(
 
 @pytest.mark.parametrize("prompt", [("--point", "0.4,0.5"), ("--box", "0,0,1,1")])
 def test_a_prompt_in_the_first_pixel_is_warned_about(
-    prompt: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    prompt: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     endpoint = f"tcp://127.0.0.1:{free_ports(1)[0]}"
     assert cli.main(["segment", *prompt, "--timeout", "0.1", "--transport.control", endpoint]) == 3
-    assert mentions(capsys.readouterr().err, "warning", "first pixel")
+    assert mentions(caplog.text, "WARNING", "first pixel", "multiply")
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,16 @@
 """Tests of the client with real publishers and a real control server."""
 
+import copy
+import pickle
 import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -69,6 +73,48 @@ def test_the_default_endpoints_are_those_of_the_settings() -> None:
     from sam3_node import client
 
     assert (settings.masks, settings.control) == (client.MASKS_ENDPOINT, client.CONTROL_ENDPOINT)
+
+
+def test_endpoints_come_from_the_environment_unless_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        ControlServer(TCP, lambda request: Reply(request.id, {"paused": False})) as control,
+        MaskPublisher(TCP) as masks,
+    ):
+        monkeypatch.setenv("SAM3_TRANSPORT__MASKS", masks.endpoint)
+        monkeypatch.setenv("SAM3_TRANSPORT__CONTROL", control.endpoint)
+        with PerceptionClient() as client:
+            assert client.status() == {"paused": False}
+            wait_until(lambda: masks.send(make_masks(0)) and client.latest(20))
+        with (
+            PerceptionClient(control=NOBODY, timeout_ms=50) as other,
+            refuses(errors.NoAnswerError, field=NOBODY),
+        ):
+            other.status()
+
+
+@pytest.mark.parametrize("copy_it", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_client_cannot_be_copied(copy_it: Callable[[object], object]) -> None:
+    with PerceptionClient(NOBODY, NOBODY) as client:
+        with pytest.raises(TypeError, match="another client"):
+            copy_it(client)
+        assert client.latest(0) is None
+
+
+def test_the_end_of_a_wait_is_a_number() -> None:
+    with node(lambda request: None) as (publisher, client, _):
+        for wrong in ("100", float("nan"), True):
+            for wait in (client.latest, partial(client.wait_for, "cup"), client.wait_for_camera):
+                with refuses(errors.RequestError, field=("timeout_ms", repr(wrong))):
+                    wait(timeout_ms=wrong)
+        assert client.latest(0.5) is None  # type: ignore[arg-type]
+        sending = threading.Thread(
+            target=lambda: wait_until(lambda: not publisher.send(make_masks(3)) or got)
+        )
+        got: list[object] = []
+        sending.start()
+        got.append(client.latest(float("inf")))  # type: ignore[arg-type]
+        sending.join()
+        assert got[0] is not None
 
 
 def test_it_reads_the_newest_masks() -> None:
@@ -306,6 +352,37 @@ def test_segment_gives_the_masks_to_choose_from_and_an_object_begins_with_one() 
     added = {"id": 3, "camera": "cam0"}
     args = call(added, lambda client: client.add_object(points=[(1, 2)], choice=0))[2]
     assert args == {"points": [[1, 2]], "choice": 0}
+
+
+def test_fractions_of_the_frame_are_noted(caplog: pytest.LogCaptureFixture) -> None:
+    answer = {"seq": 8, "score": 0.75, "mask": encode_mask(MASK)}
+    for points, is_odd in (([(0.4, 0.5)], True), ([(0.4, 30)], False), ([(2, 2)], False)):
+        caplog.clear()
+        result, _, _ = call(answer, lambda client, points=points: client.segment(points=points))
+        assert mentions(result.note, "first pixel", "multiply") is is_odd
+        assert ("first pixel" in caplog.text) is is_odd
+    added = {"id": 3, "camera": "cam0"}
+    result, _, _ = call(added, lambda client: client.add_object(points=[(0.4, 0.5)], labels=[1]))
+    assert mentions(result.note, "first pixel")
+
+
+def test_everything_is_waited_for_longer_than_other_answers() -> None:
+    def answer(request: Request) -> Reply:
+        time.sleep(0.4)
+        return Reply(request.id, {"masks": [], "seq": 8, "note": "nothing is sure"})
+
+    with (
+        ControlServer(TCP, answer) as control,
+        PerceptionClient(NOBODY, control.endpoint, timeout_ms=200) as client,
+    ):
+        wait_until(lambda: client.segment_everything().note)
+        with refuses(errors.NoAnswerError, field="100 ms"):
+            client.segment_everything(timeout_ms=100)
+    with PerceptionClient(NOBODY, NOBODY, timeout_ms=100) as client:
+        begin_s = time.monotonic()
+        with refuses(errors.NoAnswerError, field=("connected", "100 ms")):
+            client.segment_everything()
+        assert time.monotonic() - begin_s < 5
 
 
 def test_each_command_sends_its_request() -> None:
