@@ -10,7 +10,7 @@ import os
 import re
 import socket
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_origin
@@ -33,6 +33,8 @@ PREFIX = "SAM3_"
 """Beginning of the environment variables that are settings."""
 DELIMITER = "__"
 """What stands between section and field: SAM3_SECTION__FIELD is the setting section.field."""
+_SERVICE_LINK = r"_(SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+"""Ends of the variables that Kubernetes sets for a Service."""
 CAMERA_PATTERN = r"^\.*[A-Za-z0-9_-][A-Za-z0-9_.-]*$"
 """Names of cameras: letters, digits, _, . and -, and not of dots alone."""
 
@@ -181,7 +183,8 @@ class LoggingSettings(Section):
 def _split(value: object) -> object:
     if not isinstance(value, str):
         return value
-    return tuple(_place_texts([item for item in value.split(",") if item], getattr(value, "folder", None)))
+    items = [item.strip() for item in value.split(",")]
+    return tuple(_place_texts([item for item in items if item], getattr(value, "folder", None)))
 
 
 CommaSeparated = (NoDecode, BeforeValidator(_split))  # the environment and the command line give "a,b"
@@ -435,6 +438,22 @@ class RobotSettings(Section):
     """With depth: distance from its bodies, in metres, up to which a point is the robot's."""
 
 
+def describe_robot_gaps(robot: RobotSettings, spatial: SpatialSettings) -> tuple[str, ...]:
+    """Return what keeps a live node from finding the robot's pixels, a sentence for each setting that lacks."""
+    gaps = []
+    if robot.urdf is not None and not spatial.poses:
+        gaps.append(
+            "robot.urdf: expected the robot's joints at spatial.poses, found no endpoint there; without joints no pixel"
+            " of the robot is found: set --spatial.poses"
+        )
+    if robot.urdf is not None and not spatial.calibration:
+        gaps.append(
+            "robot.urdf: expected a calibration with hand_eye in spatial.calibration, found none; without the camera's"
+            " place no pixel of the robot is found: make one with sam3-node calibrate hand-eye"
+        )
+    return tuple(gaps)
+
+
 class RecordSettings(Section):
     out: ProfilePath = Path("recordings")
     """File NAME.mcap, or a folder. In a folder, each recording is named by its start time (UTC)."""
@@ -644,11 +663,24 @@ def _check_variables(environment: Iterable[str]) -> None:
     # a misspelt variable would otherwise be no setting at all, and nobody would notice
     names = [*(option.name for option in options()), *Settings.model_fields]
     variables = {f"{PREFIX}{name.replace('.', DELIMITER)}".upper() for name in names}
-    for variable in sorted(environment):
-        if variable.upper().startswith(PREFIX) and variable.upper() not in variables:
+    found = {variable for variable in environment if variable.upper().startswith(PREFIX)}
+    # Kubernetes adds variables for each Service of the namespace, such as one that is named sam3-node
+    for variable in sorted(found - _find_service_links(found)):
+        if variable.upper() not in variables:
             raise SettingsError(
                 f"environment variable {variable}: no setting has this name{did_you_mean(variable, sorted(variables))}"
             )
+
+
+def _find_service_links(variables: Set[str]) -> Set[str]:
+    """Return the variables that Kubernetes or Docker set for a Service, of which both the host and the port are set."""
+    services = []
+    for variable in variables:
+        service = variable.removesuffix("_SERVICE_HOST")
+        if service != variable and f"{service}_SERVICE_PORT" in variables:
+            services.append(re.escape(service))
+    links = re.compile(rf"({'|'.join(services)}){_SERVICE_LINK}")
+    return {variable for variable in variables if services and links.fullmatch(variable)}
 
 
 def _nest(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -9,7 +9,14 @@ from pydantic import ValidationError
 
 from sam3_node.cli.main import main
 from sam3_node.errors import SettingsError
-from sam3_node.settings import Settings, load_settings, options
+from sam3_node.settings import (
+    RobotSettings,
+    Settings,
+    SpatialSettings,
+    describe_robot_gaps,
+    load_settings,
+    options,
+)
 from tests.support.refuses import mentions
 
 
@@ -52,8 +59,40 @@ def test_hub_names_and_wrong_types_in_a_profile_are_not_changed(tmp_path: Path) 
         load_error(write(tmp_path, text))
 
 
+def test_settings_that_a_robot_lacks_are_named(tmp_path: Path) -> None:
+    spatial = SpatialSettings(poses="tcp://127.0.0.1:5553", calibration=(tmp_path / "c.toml",))
+    robot = RobotSettings(urdf=tmp_path / "arm.urdf")
+    assert describe_robot_gaps(RobotSettings(), SpatialSettings()) == ()
+    assert describe_robot_gaps(robot, spatial) == ()
+    poses, calibration = describe_robot_gaps(robot, SpatialSettings())
+    assert mentions(poses, "spatial.poses")
+    assert mentions(calibration, "spatial.calibration", "hand_eye")
+
+
+def test_variables_of_kubernetes_for_a_service_are_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    links = {
+        "SERVICE_HOST": "10.0.0.7",
+        "SERVICE_PORT": "5551",
+        "SERVICE_PORT_MASKS": "5551",
+        "PORT": "tcp://10.0.0.7:5551",
+        "PORT_5551_TCP": "tcp://10.0.0.7:5551",
+        "PORT_5551_TCP_PROTO": "tcp",
+        "PORT_5551_TCP_PORT": "5551",
+        "PORT_5551_TCP_ADDR": "10.0.0.7",
+    }
+    for end, value in links.items():
+        monkeypatch.setenv(f"SAM3_NODE_{end}", value)
+    assert load_settings() == Settings()
+    # of another name, or without the Service, they are misspelt settings
+    monkeypatch.setenv("SAM3_NODE_PORTS", "1")
+    assert mentions(load_error(), "SAM3_NODE_PORTS")
+    monkeypatch.delenv("SAM3_NODE_PORTS")
+    monkeypatch.delenv("SAM3_NODE_SERVICE_HOST")
+    assert mentions(load_error(), "SAM3_NODE_PORT")
+
+
 def test_text_is_converted_to_the_type_of_its_field() -> None:
-    overrides = {"model.compile": "true", "camera.fps": "12.5", "transport.frames": "ipc://a,ipc://b"}
+    overrides = {"model.compile": "true", "camera.fps": "12.5", "transport.frames": "ipc://a, ipc://b,"}
     settings = load_settings(None, overrides)
     assert settings.model.compile is True
     assert settings.camera.fps == 12.5

@@ -51,6 +51,11 @@ def add_commands(commands: Commands) -> None:
 
 def run(args: Namespace, settings: Settings) -> None:
     """Run the node: track objects on camera frames and publish masks."""
+    from ..transport.sockets import check_free
+
+    # before torch is imported, which takes seconds: a second node is refused at once
+    for endpoint in (settings.transport.masks, settings.transport.control):
+        check_free(endpoint)
     prepare_torch()
     with _begin_service(settings) as watchdog:
         require("torch", "node")

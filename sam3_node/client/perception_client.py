@@ -39,10 +39,10 @@ class PerceptionClient(ClientRequests):
 
     It is a context manager: `with PerceptionClient() as node:` connects to the endpoints that the environment variables
     SAM3_TRANSPORT__MASKS and SAM3_TRANSPORT__CONTROL name, as every command does; without them, to the node on this
-    machine, at its default endpoints. The node may start later, and may restart. With `cameras`, masks of other cameras are ignored. With
-    `sure_only`, doubtful instances are left out. Requests raise RequestError or a subclass (UnknownObjectError,
-    UnknownFrameError, CapacityError) when the node refuses them, and TransportError when it does not answer within
-    `timeout_ms`. The argument `camera` is optional while one camera sends frames.
+    machine, at its default endpoints. The node may start later, and may restart. With `cameras`, masks of other cameras
+    are ignored. With `sure_only`, doubtful instances are left out. Requests raise RequestError or a subclass
+    (UnknownObjectError, UnknownFrameError, CapacityError) when the node refuses them, and TransportError when it does
+    not answer within `timeout_ms`. The argument `camera` is optional while one camera sends frames.
 
     Object ids begin again when the node is restarted. Before the client returns anything with ids of the new epoch, it
     raises NodeRestarted, once for each camera: forget the ids of that camera, and go on. With `on_restart`, it calls

@@ -157,8 +157,8 @@ def describe_fractions(prompt: FramePrompt) -> str:
     if not marked or not all(((part >= 0) & (part <= 1)).all() for part in marked):
         return ""
     return (
-        "the prompt marks only the first pixel: expected pixels of the camera's frame; if these are fractions, multiply "
-        "them by its width and height"
+        "the prompt marks only the first pixel: expected pixels of the camera's frame; if these are fractions, "
+        "multiply them by its width and height"
     )
 
 

@@ -365,8 +365,9 @@ def checkpoint_digest(name: str) -> str:
     Raises EngineError where they are not files on this machine, or lie outside their folder.
     """
     folder = NANO if name == "nano" else Path(name).expanduser()
-    if not folder.is_dir():
-        # the name is no folder, so the hub's cache has the files
+    # the name is no folder, so the hub's cache has the files; a name without / is of no repository of weights, and the
+    # hub would be asked for it in vain for a minute
+    if not folder.is_dir() and "/" in name:
         config = cached_file(name, CONFIG, _raise_exceptions_for_missing_entries=False)
         folder = Path(config).parent if config else folder
     digest = hashlib.sha256()

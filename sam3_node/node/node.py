@@ -19,7 +19,7 @@ from ..processes.helpers import read_ended
 from ..processes.logs import announce, log_subject
 from ..processes.notify import Watchdog
 from ..resumable import resume
-from ..settings import Settings
+from ..settings import Settings, describe_robot_gaps
 from ..transport import ReceivedFrame, Security
 from ..transport.control_server import ControlServer, poll
 from ..transport.limits import rss_bytes
@@ -112,6 +112,8 @@ class Node:
             self.health_url = stack.enter_context(HealthServer(settings.health.bind, pages)).url
             log.info("health at %s", self.health_url)
         stack.callback(self.output.bind().close, LINGER_MS)
+        for gap in describe_robot_gaps(settings.robot, settings.spatial):
+            log.warning("%s", gap)
         session = LiveIdentity(self.cameras.silent_s, settings.tracker.max_prompt_age_s, live)
         if endpoint := settings.monitoring.otlp_endpoint:
             self.output.spans = stack.enter_context(FrameSpans(endpoint, session.node))

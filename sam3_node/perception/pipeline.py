@@ -5,7 +5,7 @@ The tracks of a frame stay on the device until the end of the step, and are then
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from ..models import TrackerModel
 from ..settings import DetectorSettings, RobotSettings, SpatialSettings, TrackerSettings
 from ..tracking.confidence import CALIBRATION, is_calibrated
 from ..tracking.names import is_calibrated as is_name_calibrated
-from ..types import Frame, Mask, MaskFrame, RobotState, State
+from ..types import Frame, Instance, Mask, MaskFrame, RobotState, State
 from .objects import Objects
 from .prompting import Prompting
 from .robot import RobotBody
@@ -92,6 +92,8 @@ class Pipeline(Prompting):
         self.finds_robot = surroundings.robot is not None
         self.problem: str | None = None
         """Why the last frame has no 3-D fields, or none in the base; None if nothing is missing."""
+        self._last_instances: Sequence[Instance] = ()
+        self._last_had_depth = False
         self._timer = StageTimer(model.device)
         self._detector = detector
         self._detection: DetectObjects | None = None
@@ -146,6 +148,8 @@ class Pipeline(Prompting):
             with self._timer.measure(stage.counts_as or stage.name, stage.clock(step)):
                 stage.run(step)
         self.problem = step.problem
+        self._last_instances = step.instances
+        self._last_had_depth = step.frame.depth is not None
         return make_masks(step, self._model.name, self.prompts, self._timer.read())
 
     @property
@@ -185,6 +189,19 @@ class Pipeline(Prompting):
     def points(self, object_id: int, count: int) -> MeasuredPoints | None:
         """Return up to `count` measured points of an object's surface on the last frame; None if it has none."""
         return self._measured.points(object_id, count)
+
+    def explain_no_points(self, object_id: int) -> str:
+        """Say why `points` has none of an object, where the frame itself had no problem."""
+        seen = next((instance for instance in self._last_instances if instance.id == object_id), None)
+        if seen is None:
+            return "it has not been on a frame yet; ask again when it is tracked"
+        if not self._last_had_depth:
+            return "the frame has no depth; send frames with depth"
+        if not seen.mask.crop.size:
+            return "it has no mask there, so it is hidden or lost"
+        if seen.doubtful:
+            return "its mask is doubtful; correct it with refine_object, or wait until it is sure"
+        return "no valid depth under its mask; it may be too near, too far, shiny or transparent"
 
     def state(self, whole: bool = True) -> State:
         """Return the state that `restore` takes: everything except model, detector and settings.

@@ -446,6 +446,30 @@ def check_ipc_free(endpoint: str) -> None:
         )
 
 
+def check_free(endpoint: str) -> None:
+    """Raise TransportError if another process uses an endpoint now. Nothing is bound, and no peer can connect.
+
+    What cannot be told without binding is left to the socket that binds later.
+    """
+    check_endpoint(endpoint)
+    check_ipc_free(endpoint)
+    host = split_host(endpoint)
+    port = endpoint.rpartition(":")[2]
+    if not host or not port.isdecimal() or not int(port):
+        return
+    import socket as posix  # here, because it slows the start of a client
+
+    family = posix.AF_INET6 if ":" in host else posix.AF_INET
+    with suppress(OSError), posix.socket(family, posix.SOCK_STREAM) as probe:
+        # as libzmq does: an address whose last connections are ending is free
+        probe.setsockopt(posix.SOL_SOCKET, posix.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("" if host == "*" else host, int(port)))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise _in_use_error(endpoint) from error
+
+
 def _in_use_error(endpoint: str) -> TransportError:
     error = TransportError(
         f"cannot bind {endpoint}: another process uses it; stop that process, or choose another endpoint"

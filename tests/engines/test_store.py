@@ -197,6 +197,15 @@ def test_weights_have_one_digest_and_others_another(tmp_path: Path) -> None:
         engine_store.checkpoint_digest(str(tmp_path))
 
 
+def test_a_name_without_a_slash_is_not_looked_for_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr(engine_store, "cached_file", refuse)
+    with refuses(EngineError, field="nanno"):
+        engine_store.checkpoint_digest("nanno")
+
+
 def test_the_list_of_an_empty_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["engine", "list", f"--engine.folder={tmp_path}"]) == 0
     assert capsys.readouterr().out == f"no engines in {tmp_path}\n"

@@ -121,6 +121,15 @@ def test_an_object_is_added_on_the_next_frame(pipeline: Pipeline) -> None:
     assert pipeline.step(frame(2)).instances[0].age == 2
 
 
+def test_one_reason_is_given_for_an_object_without_points(pipeline: Pipeline) -> None:
+    pipeline.step(frame(0))
+    object_id = pipeline.add(CENTRE, "red mug")[0]
+    assert "not been on a frame" in pipeline.explain_no_points(object_id)
+    pipeline.step(frame(1))
+    assert pipeline.points(object_id, 10) is None
+    assert "no depth" in pipeline.explain_no_points(object_id)
+
+
 def test_ids_count_up_and_are_never_used_again(pipeline: Pipeline) -> None:
     pipeline.step(frame(0))
     assert [pipeline.add(CENTRE).id, pipeline.add(BOX).id] == [1, 2]

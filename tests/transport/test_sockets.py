@@ -17,6 +17,7 @@ from sam3_node.settings import TransportSettings
 from sam3_node.transport.control_server import ControlServer
 from sam3_node.transport.foreign import ForeignHub
 from sam3_node.transport.security import is_local
+from sam3_node.transport.sockets import check_free
 from sam3_node.types import Delivery, Frame
 from sam3_node.wire import Reply
 from tests.support.refuses import refuses
@@ -30,6 +31,17 @@ def test_an_address_in_use_is_an_error(opener: type[transport.FramePublisher], e
             opener(first.endpoint)
         assert first.endpoint in str(caught.value)
     with opener(first.endpoint):
+        pass
+
+
+def test_an_endpoint_is_tried_without_binding_it(endpoint: str) -> None:
+    with transport.MaskPublisher(endpoint) as first:
+        with refuses(TransportError, field=("process", "uses")) as caught:
+            check_free(first.endpoint)
+        assert caught.value.may_pass
+    for place in (first.endpoint, "tcp://*:*", "tcp://no.such.host.invalid:5551", "ipc://*"):
+        check_free(place)
+    with transport.MaskPublisher(first.endpoint):
         pass
 
 
