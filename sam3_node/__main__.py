@@ -47,6 +47,12 @@ def _explain(error: ModuleNotFoundError) -> int:
     missing = explain_missing(error)
     if missing is None:
         raise error
+    # the client alone has a help and a doctor, too
+    from .cli.light import run_light
+
+    code = run_light(sys.argv[1:])
+    if code is not None:
+        return code
     print("sam3-node: error:", missing, file=sys.stderr)
     return MISSING_EXTRA
 

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import metadata
@@ -18,15 +19,20 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from ..cameras.sources import list_realsense
-from ..errors import ModelError, Sam3NodeError, find_version, install_advice
-from ..settings import Settings, TransportSettings
+from ..cameras.sources import list_realsense, open_camera
+from ..errors import CameraError, ModelError, Sam3NodeError, find_version, install_advice
+from ..settings import CameraSettings, RobotSettings, Settings, TransportSettings, describe_robot_gaps
+from ..types import JointState
 
 PYTHON = ">=3.11"
 OTHER_ENVIRONMENTS = ("dev", "lerobot-policy")
 """Extras that the command does not advise for the node's environment: lerobot has an older torch."""
 OPENCV = ">=4.14,<5"
 NODE_TIMEOUT_MS = 1000
+NETWORK_SCHEMES = ("tcp", "ipc", "rtsp", "rtsps", "http", "https")
+"""Schemes of camera sources that are addresses."""
+POSES_S = 1.0
+"""Seconds for which poses and joints are listened for."""
 OPENCV_BUILDS = (
     "opencv-python",
     "opencv-python-headless",
@@ -97,6 +103,8 @@ def run_checks(settings: Settings) -> Iterator[CheckResult]:
     yield _check("keys", partial(_describe_keys, settings.transport))
     for path in filter(None, (settings.camera.calibration, *settings.spatial.calibration)):
         yield _check("calibration", partial(_describe_calibration, path))
+    yield from _check_cameras(settings)
+    yield from _check_robot(settings)
     for what in ("model", "detector"):
         yield _check_weights(what, settings)
     # a node that runs holds its endpoints: only without one can they be tried
@@ -300,6 +308,8 @@ def _check(name: str, describe: Callable[[], str], failed: Status = "fix", hint:
         return CheckResult(name, "ok", describe())
     except Sam3NodeError as error:
         return CheckResult(name, failed, str(error), hint)
+    except ModuleNotFoundError as error:
+        return CheckResult(name, "warn", f"not checked: {error}", install_advice("cli"))
 
 
 def _describe_keys(transport: TransportSettings) -> str:
@@ -320,6 +330,93 @@ def _describe_calibration(path: Path) -> str:
     from .calibration_views import describe_calibration
 
     return f"{path}: {describe_calibration(load_calibration(path))[0]}"
+
+
+def _check_cameras(settings: Settings) -> Iterator[CheckResult]:
+    """Check the source of each camera of the settings. Files are opened, and devices are looked for."""
+    for camera in settings.group.cameras or (settings.camera,):
+        yield _check("camera.source", partial(_describe_source, camera))
+
+
+def _describe_source(camera: CameraSettings) -> str:
+    """Open a source of files. Of a device or an address, say whether it is there without taking it from its user."""
+    source = camera.source
+    scheme, _, address = source.partition(":")
+    # the camera's process may use the device now
+    if camera.dialect != "none" or scheme in NETWORK_SCHEMES:
+        return f"{source}: not tried, because another process may be using it"
+    device = Path(address)
+    if scheme == "webcam" and address.isdecimal():
+        device = Path(f"/dev/video{address}")
+    if scheme in ("webcam", "v4l2") and device.is_absolute():
+        if not device.exists():
+            raise CameraError(
+                f"{source}: expected a camera at {device}, found none; sam3-node camera list shows those that are there"
+            )
+        return f"{source}: {device} is there"
+    if scheme == "realsense" or scheme == "v4l2":
+        return f"{source}: not tried; sam3-node camera list shows those that are there"
+    open_camera(source, camera).close()
+    return f"{source} opens"
+
+
+def _check_robot(settings: Settings) -> Iterator[CheckResult]:
+    """Check the URDF with its meshes and base, what it needs besides, and who sends poses and joints now."""
+    robot = settings.robot
+    joints: tuple[str, ...] = ()
+    if robot.urdf is not None:
+        try:
+            joints = _read_joints(robot)
+        except Sam3NodeError as error:
+            yield CheckResult("robot.urdf", "fix", str(error))
+        except ModuleNotFoundError as error:
+            yield CheckResult("robot.urdf", "fix", f"not checked: {error}", install_advice("robot"))
+        else:
+            yield CheckResult("robot.urdf", "ok", f"{robot.urdf}: joints {', '.join(joints) or 'none'}")
+    for gap in describe_robot_gaps(robot, settings.spatial):
+        yield CheckResult("robot", "warn", gap)
+    if settings.spatial.poses:
+        yield _check_poses(settings, joints)
+
+
+def _read_joints(robot: RobotSettings) -> tuple[str, ...]:
+    """Read the URDF with its meshes as the node would, and return the joints that move."""
+    assert robot.urdf is not None
+    # here, because it needs the extra robot
+    from ..perception.robot import RobotBody
+
+    return RobotBody(robot.urdf, robot.base).joints
+
+
+def _check_poses(settings: Settings, wanted: tuple[str, ...]) -> CheckResult:
+    """Listen for a moment at spatial.poses. `wanted` are the joints of the URDF."""
+    from ..transport import Security
+    from ..transport.tap import PoseSubscriber
+
+    endpoint = settings.spatial.poses
+    poses: set[str] = set()
+    joints: set[str] = set()
+    end_s = time.monotonic() + POSES_S
+    try:
+        with PoseSubscriber(endpoint, security=Security.from_settings(settings.transport)) as subscriber:
+            while (left_s := end_s - time.monotonic()) > 0:
+                for message in subscriber.take(round(1000 * left_s)):
+                    if isinstance(message, JointState):
+                        joints.update(message.positions)
+                    else:
+                        poses.add(message.frame)
+    except Sam3NodeError as error:
+        return CheckResult("spatial.poses", "fix", str(error))
+    # a robot that is off now is no fault of the settings
+    if not poses and not joints:
+        hint = "start the program that sends the robot's poses and joints, or correct --spatial.poses"
+        return CheckResult("spatial.poses", "warn", f"{endpoint}: nothing came in {POSES_S:g} s", hint)
+    detail = f"{endpoint}: poses {', '.join(sorted(poses)) or 'none'}; joints {', '.join(sorted(joints)) or 'none'}"
+    missing = [name for name in wanted if name not in joints]
+    if missing and not all(name.isdecimal() for name in joints):
+        hint = f"robot.urdf needs {', '.join(missing)}: let the sender name its joints as the URDF does"
+        return CheckResult("spatial.poses", "warn", detail, hint)
+    return CheckResult("spatial.poses", "ok", detail)
 
 
 def _check_weights(what: str, settings: Settings) -> CheckResult:

@@ -1,0 +1,125 @@
+"""Tests of `doctor`: cameras, the robot's description, who sends poses, and an installation of the client alone."""
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from sam3_node.cli import doctor
+from sam3_node.settings import load_settings
+from sam3_node.transport import PosePublisher
+from sam3_node.types import JointState
+from tests.support.refuses import mentions
+
+URDF = """<robot name="arm"><link name="base"/><link name="tip">
+<collision><geometry>{geometry}</geometry></collision></link>
+<joint name="lift" type="prismatic"><parent link="base"/><child link="tip"/><axis xyz="0 0 1"/>
+<limit lower="0" upper="1" effort="1" velocity="1"/></joint></robot>"""
+BOX = '<box size="0.1 0.1 0.1"/>'
+LIGHT = """
+import importlib.abc, sys
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in {"pydantic", "pydantic_core", "pydantic_settings", "cv2", "packaging", "torch"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+from sam3_node.__main__ import main
+sys.exit(main())
+"""
+"""A start of the command in an installation without the extra cli."""
+
+
+def rows(name: str, **settings: object) -> list[doctor.CheckResult]:
+    overrides = {key.replace("__", "."): value for key, value in settings.items()}
+    return [row for row in doctor.run_checks(load_settings(overrides=overrides)) if row.name == name]
+
+
+@pytest.mark.parametrize(
+    ("source", "status", "words"),
+    [
+        ("scene:shapes", "ok", ("opens",)),
+        ("bag:/no/such/file.mcap", "fix", ("/no/such/file.mcap",)),
+        ("video:/no/such/file.mp4", "fix", ("/no/such/file.mp4",)),
+        ("webcam:63", "fix", ("/dev/video63", "list")),
+        ("senc:shapes", "fix", ("did you mean",)),
+        ("rtsp://camera.invalid/1", "ok", ("not tried",)),
+    ],
+)
+def test_the_source_of_the_camera_is_looked_at(source: str, status: str, words: tuple[str, ...]) -> None:
+    (row,) = rows("camera.source", camera__source=source)
+    assert row.status == status
+    assert mentions(row.detail, *words)
+
+
+def test_the_robots_description_is_read_with_its_meshes_and_base(tmp_path: Path) -> None:
+    pytest.importorskip("yourdfpy")
+    whole = tmp_path / "whole.urdf"
+    whole.write_text(URDF.format(geometry=BOX))
+    (row,) = rows("robot.urdf", robot__urdf=str(whole))
+    assert row.status == "ok"
+    assert mentions(row.detail, "lift")
+    for gap in rows("robot", robot__urdf=str(whole)):
+        assert gap.status == "warn"
+    assert len(rows("robot", robot__urdf=str(whole))) == 2
+    # a base that there is not, a mesh that there is not, and a file that there is not
+    (row,) = rows("robot.urdf", robot__urdf=str(whole), robot__base="bench")
+    assert row.status == "fix"
+    assert mentions(row.detail, "bench")
+    broken = tmp_path / "broken.urdf"
+    broken.write_text(URDF.format(geometry='<mesh filename="none.stl"/>'))
+    for path, named in ((broken, "none.stl"), (tmp_path / "none.urdf", "none.urdf")):
+        (row,) = rows("robot.urdf", robot__urdf=str(path))
+        assert row.status == "fix"
+        assert mentions(row.detail, named)
+
+
+def test_joints_that_the_sender_lacks_are_named(tmp_path: Path) -> None:
+    pytest.importorskip("yourdfpy")
+    urdf = tmp_path / "arm.urdf"
+    urdf.write_text(URDF.format(geometry=BOX))
+    endpoint = f"ipc://{tmp_path}/poses"
+    (row,) = rows("spatial.poses", spatial__poses=endpoint)
+    assert (row.status, mentions(row.detail, "nothing")) == ("warn", True)
+    with PosePublisher(endpoint) as robot:
+        stop = threading.Event()
+        name = ["shoulder"]
+
+        def send() -> None:
+            while not stop.is_set():
+                robot.send(JointState("robot", time.time_ns(), {name[0]: 0.1}))
+                time.sleep(0.02)
+
+        sending = threading.Thread(target=send)
+        sending.start()
+        try:
+            (row,) = rows("spatial.poses", spatial__poses=endpoint, robot__urdf=str(urdf))
+            assert row.status == "warn"
+            assert mentions(row.hint, "lift")
+            name[0] = "lift"
+            (row,) = rows("spatial.poses", spatial__poses=endpoint, robot__urdf=str(urdf))
+            assert row.status == "ok"
+        finally:
+            stop.set()
+            sending.join()
+
+
+def run_light(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", LIGHT, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_help_and_doctor_work_without_the_extra_of_the_commands() -> None:
+    shown = run_light("run", "--help")
+    assert shown.returncode == 0
+    assert mentions(shown.stdout, "PerceptionClient", "sam3-node[cli]", "sam3-node doctor")
+    checked = run_light("doctor")
+    assert checked.returncode == 0, checked.stderr
+    assert mentions(checked.stdout, "pyzmq", "sam3-node[cli]", "works")
+    assert run_light("--version").returncode == 0
+    refused = run_light("status")
+    assert refused.returncode == 2
+    assert mentions(refused.stderr, "sam3-node[cli]")
