@@ -1,10 +1,11 @@
 """Command-line entry point: `sam3-node COMMAND`. Each command imports its heavy dependencies when it runs."""
 
+import os
 import sys
 from collections.abc import Sequence
 
 from ..errors import DeviceError, NoAnswerError, Sam3NodeError, find_version
-from ..processes.logs import discard_stdout, install_log_handler
+from ..processes.logs import discard_stdout, format_line, install_log_handler, use_format
 from ..processes.notify import TRY_AGAIN, Watchdog, is_supervised
 from ..processes.signals import INTERRUPTED
 from ..settings import load_settings
@@ -21,6 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # a supervisor repeats a start that may succeed later; a person at a terminal decides that alone
     supervised = is_supervised()
     Watchdog.began = False
+    # known before the settings are read, so that a fault of theirs has the format, too
+    use_format("json" if os.environ.get("SAM3_LOGGING__FORMAT") == "json" else "text")
     try:
         args = _parser().parse(arguments)
         handler = install_log_handler()
@@ -28,12 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         overrides = {name: value for name, value in vars(args).items() if "." in name}
         settings = load_settings(args.profile, overrides)
         handler.configure(settings.logging.format, settings.logging.limit)
+        use_format(settings.logging.format)
         code = args.run(args, settings)
         # a reader that has gone is noticed here, and not in the interpreter's flush at exit
         sys.stdout.flush()
         return code or 0
     except Sam3NodeError as error:
-        print("sam3-node: error:", printable(str(error), line_feeds=True), file=sys.stderr)
+        _print_error(printable(str(error), line_feeds=True))
         code = EXIT_CODES.get(type(error), FAILED)
         if code == FAILED and supervised and (error.may_pass or Watchdog.began):
             return TRY_AGAIN
@@ -46,8 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:  # of a file that vanished meanwhile, or a folder without rights
         place = f"{error.filename}: " if error.filename else ""
-        print(f"sam3-node: error: {printable(place)}{error.strerror or error}", file=sys.stderr)
+        _print_error(f"{printable(place)}{error.strerror or error}")
         return FAILED
+
+
+def _print_error(text: str) -> None:
+    """Print why a command has failed, in the format of the log."""
+    print(format_line(f"sam3-node: error: {text}", "error"), file=sys.stderr)
 
 
 def _parser() -> CommandParser:

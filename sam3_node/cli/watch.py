@@ -22,6 +22,7 @@ import numpy as np
 from ..client.diagnosis import Wanted, diagnose, find_sending_camera
 from ..errors import AuthenticationError, OutputError, Sam3NodeError, WireError
 from ..files import child_path, prepare_output
+from ..processes.logs import format_line
 from ..processes.signals import WaitingNotice, print_notice
 from ..resources import Closeable
 from ..settings import Settings
@@ -180,7 +181,8 @@ class Screen:
         """Show one message."""
         lines = format_lines(masks, age_ms, fps)
         if not self._live:
-            self._write("\n".join(lines) + "\n")
+            for line in lines:
+                self._write(format_line(line) + "\n")
             return
         keep_newest(self._latest, masks.camera, lines, MAX_CAMERAS)
         if time.monotonic() >= self._next_draw_s:
@@ -190,7 +192,7 @@ class Screen:
     def print_line(self, line: str) -> None:
         """Print a line that is not overwritten."""
         self._drawn_lines = 0
-        self._write(line + "\n")
+        self._write(format_line(line) + "\n")
 
     def notify(self, line: str) -> None:
         """Print a line on stderr that is not overwritten."""

@@ -33,7 +33,7 @@ from .operations import describe_change, handle_request
 from .output import Output
 from .saved_state import Snapshots
 from .spans import FrameSpans
-from .status import NodeStatus, describe_error
+from .status import NodeStatus, describe_counts, describe_error
 from .take_over import restore_at_start
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class Node:
         """Close the sockets. Published masks are still delivered to connected readers."""
         self.health.watchdog.begin_close()
         for camera, stats in self.output.stats.items():
-            log.info("camera %s: %s", camera, stats.describe())
+            log.info("camera %s: %s", camera, describe_counts(stats.describe()))
         self.snapshots.close()
         self._open_sockets.close()
         log.info("node stopped after %.1f s", time.monotonic() - self._start_s)

@@ -21,7 +21,7 @@ from ..wire import FAILED, Event
 from ..wire.messages import joints_fields, pose_fields
 from .health import Health
 from .spans import FrameSpans
-from .status import CameraStats, CameraStatus, NodeStatus, describe_error
+from .status import CameraStats, CameraStatus, NodeStatus, describe_counts, describe_error
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class Output:
         """Log the counts of all cameras."""
         for camera, counts in self.wait_for_status().describe_cameras().items():
             with log_subject(camera):
-                log.info("camera %s: %s", camera, counts)
+                log.info("camera %s: %s", camera, describe_counts(counts))
         warn_if_descriptors_run_out()
         log.info("rss %.0f MB, %d frames rejected", rss_bytes() / 1e6, frames_rejected)
 

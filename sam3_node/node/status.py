@@ -249,6 +249,11 @@ def _find_origin(frame: Frame, received_ns: int) -> int:
     return frame.capture_ns if frame.clock == "system" else received_ns
 
 
+def describe_counts(counts: Mapping[str, object]) -> str:
+    """Return the counts of a camera as the text of a log line. What is not known yet is left out."""
+    return ", ".join(f"{name} {value}" for name, value in counts.items() if value is not None)
+
+
 def describe_error(error: Exception | str) -> str:
     """Return the text of an error as a message can carry it: short, and without lone surrogates."""
     return str(error)[:MAX_ERROR_CHARACTERS].encode("utf-8", "backslashreplace").decode()

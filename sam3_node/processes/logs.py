@@ -10,6 +10,7 @@ import logging
 import os
 import resource
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ MAX_DESCRIPTORS = 65536
 NEARLY_FULL = 0.8
 """Share of the permitted files from which on a warning is logged."""
 
+LogFormat = Literal["text", "json"]
 Kind = tuple[str, int, str, str | None]
 """Logger, level, message without its arguments, and camera."""
 
@@ -67,7 +69,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
         self._windows: dict[Kind, _Window] = {}
         self.configure("text", 0)
 
-    def configure(self, form: Literal["text", "json"], limit: int) -> None:
+    def configure(self, form: LogFormat, limit: int) -> None:
         """Set the format and the limit of further lines."""
         formatter: logging.Formatter = JsonFormatter()
         if form == "text":
@@ -124,13 +126,72 @@ class LogHandler(logging.StreamHandler[TextIO]):
                 super().emit(line)
 
 
+class _Output:
+    """The format of what this process prints beside its log: its ready line, notices and last error."""
+
+    form: LogFormat = "text"
+
+
+def use_format(form: LogFormat) -> None:
+    """Print also ready lines, notices, warnings of libraries and errors of this process in this format."""
+    _Output.form = form
+    logging.captureWarnings(form == "json")
+    if form == "json":
+        sys.excepthook = _log_exception
+        threading.excepthook = lambda args: _log_exception(args.exc_type, args.exc_value, args.exc_traceback)
+
+
+def format_line(line: str, level: str = "info", process: str = "") -> str:
+    """Return a line that is no record of the log in the format of the log. In JSON, `process` says whose it is.
+
+    A line that is such an object already gets the process alone.
+    """
+    if _Output.form == "text":
+        return f"{process} | {line}" if process else line
+    fields = _read_json(line)
+    if fields is None:
+        fields = {"time": _format_time(time.time()), "level": level, "message": line}
+    if process:
+        fields["process"] = process
+    return json.dumps(fields)
+
+
+def read_message(line: str) -> str:
+    """Return the message of a line of the log or of other output, in either format."""
+    fields = _read_json(line) or {}
+    message = fields.get("message")
+    return message if isinstance(message, str) else line
+
+
+def _read_json(line: str) -> dict[str, Any] | None:
+    """Return a line that is one JSON object; None for any other."""
+    if not line.startswith("{"):
+        return None
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return fields if isinstance(fields, dict) else None
+
+
+def _log_exception(kind: type[BaseException], error: BaseException | None, traceback: Any) -> None:
+    """Log what nobody has caught, as one record with its traceback."""
+    log.critical("%s: %s", kind.__name__, error, exc_info=(kind, error or kind(), traceback))
+
+
+def _format_time(unix_s: float) -> str:
+    whole_s = int(unix_s)
+    milliseconds = int(1000 * (unix_s - whole_s))
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole_s))}.{milliseconds:03d}Z"
+
+
 class JsonFormatter(logging.Formatter):
     """Writes a record as one JSON object: time, level, logger, message; where known, camera, seq, request_id, error."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line. Control characters and what is not ASCII are escaped."""
         fields: dict[str, Any] = {
-            "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}Z",
+            "time": _format_time(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -148,7 +209,7 @@ class JsonFormatter(logging.Formatter):
 def announce(line: str) -> None:
     """Print a line on stdout. If it cannot be written, such as to a full disk, the process continues without stdout."""
     try:
-        print(line, flush=True)
+        print(format_line(line), flush=True)
     except OSError:
         discard_stdout()
 

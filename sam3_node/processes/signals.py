@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from ..resources import Closeable
+from .logs import format_line
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 and the number of SIGINT, as shells count."""
@@ -118,8 +119,8 @@ def _arm_interrupt(*_: object) -> None:
 
 
 def print_notice(line: str) -> None:
-    """Print a line on stderr."""
-    print(line, file=sys.stderr, flush=True)
+    """Print a line on stderr, in the format of the log."""
+    print(format_line(line, "warning"), file=sys.stderr, flush=True)
 
 
 class WaitingNotice(Closeable):

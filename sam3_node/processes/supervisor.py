@@ -31,7 +31,7 @@ from ..files import explain_os_error
 from ..resources import Closeable
 from ..settings import CameraSettings, Settings, load_settings
 from .helpers import ENDED_HELPERS, write_ended
-from .logs import announce
+from .logs import announce, format_line, read_message, use_format
 from .notify import REFUSED, RESTARTED, VARIABLES, NotifySocket
 from .signals import stop_on_signals
 
@@ -166,7 +166,7 @@ class _Child:
     def add_line(self, line: str) -> None:
         """Keep a line of output, and check whether it marks the process as ready."""
         self.tail.append(line)
-        match = re.search(self.process.ready, line)
+        match = re.search(self.process.ready, read_message(line))
         # ready stays true across restarts; `is_up` is of this process alone
         self.ready = self.ready or match
         self.is_up |= match is not None
@@ -333,7 +333,7 @@ class Group(Closeable):
         lines = child.read()
         for line in lines or ():
             child.add_line(line)
-            self._print(f"{child.process.name} | {line}")
+            self._print(line, child.process.name)
         if child.pipe.closed:
             self._selector.unregister(fileno)
         return lines is not None and not child.pipe.closed
@@ -387,11 +387,12 @@ class Group(Closeable):
             return "; it printed nothing"
         return "; its last lines:\n" + "\n".join(f"  {line}" for line in lines)
 
-    def _print(self, line: str) -> None:
+    def _print(self, line: str, process: str = "") -> None:
+        """Show a line of the group, or one that a process has printed."""
         if self._echo is not None:
             # the reader of the output may have gone; the group must still stop
             with contextlib.suppress(OSError):
-                self._echo(line)
+                self._echo(format_line(line, process=process))
 
     def close(self) -> None:
         """Stop all members, and close their pipes and sockets."""
@@ -538,8 +539,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         profile = Path(words[0]).resolve()
         settings = load_settings(profile)
+        use_format(settings.logging.format)
         processes = list_processes(settings, profile)
         return combine_exit_codes(run_group(processes, stop_on_signals(), settings.group.grace_s))
     except Sam3NodeError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(format_line(f"error: {error}", "error"), file=sys.stderr)
         return 2

@@ -5,6 +5,8 @@ import json
 import logging
 import os
 import resource
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from sam3_node.errors import request_id
-from sam3_node.processes import logs
+from sam3_node.processes import logs, signals
 from sam3_node.processes.logs import MAX_KINDS, WINDOW_S, LogHandler, log_subject
 from tests.support.refuses import mentions
 
@@ -80,6 +82,51 @@ def test_a_json_line_has_the_traceback(log: Log) -> None:
     (found,) = log.objects()
     assert "ValueError: no" in found["error"]
     assert found["error"].startswith("Traceback")
+
+
+@pytest.fixture
+def _json_output() -> Iterator[None]:
+    hooks = sys.excepthook, threading.excepthook
+    logs.use_format("json")
+    yield
+    logs.use_format("text")
+    sys.excepthook, threading.excepthook = hooks
+
+
+@pytest.mark.usefixtures("_json_output")
+def test_what_is_printed_beside_the_log_has_its_format(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.announce("node ready: nano")
+    signals.print_notice('watch: no "camera"')
+    printed = capsys.readouterr()
+    ready, notice = json.loads(printed.out), json.loads(printed.err)
+    assert (ready["level"], ready["message"]) == ("info", "node ready: nano")
+    assert (notice["level"], notice["message"]) == ("warning", 'watch: no "camera"')
+    # a group names the process of each line, and wraps what is no object
+    for line, message in ((printed.out.strip(), "node ready: nano"), ("Segmentation fault", "Segmentation fault")):
+        shown = json.loads(logs.format_line(line, process="node"))
+        assert (shown["process"], shown["message"]) == ("node", message)
+        assert logs.read_message(line) == message
+    for odd in ("[1]", '{"message": 3}', "{", "{" * 10_000):
+        assert logs.read_message(odd) == odd
+        assert json.loads(logs.format_line(odd))
+
+
+def test_text_is_printed_as_it_is() -> None:
+    assert logs.format_line("group up") == "group up"
+    assert logs.format_line("ready", process="node") == "node | ready"
+
+
+def test_the_last_error_of_a_command_is_an_object_too() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "sam3_node", "status", "--timeout", "0.1", "--logging.format", "json"]
+        + ["--transport.control", "ipc:///no/such/folder/control"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    last = json.loads(done.stderr.splitlines()[-1])
+    assert last["level"] == "error"
+    assert last["message"].startswith("sam3-node: error: ")
 
 
 def test_a_subject_belongs_to_its_thread(log: Log) -> None:
