@@ -258,6 +258,8 @@ class Totals(NamedTuple):
     gpu_bytes: int | None
     helpers_ended: int = 0
     """helpers of the node's group, such as a recorder, that have ended for good"""
+    spans_lost: int = 0
+    """spans that the collector of monitoring.otlp_endpoint has not taken"""
 
 
 class Readings(NamedTuple):
@@ -384,6 +386,7 @@ def _collect_totals(readings: Readings, status: NodeStatus) -> Iterator[Metric]:
     yield _make("Counter", "frames_rejected", text, rejected, "camera", "reason")
     yield _make("Counter", "requests_rejected", "Requests that were refused.", totals.requests_rejected)
     yield _make("Counter", "peers_refused", "Peers refused because of their key.", totals.peers_refused)
+    yield _make("Counter", "spans_lost", "Spans that the collector has not taken.", totals.spans_lost)
     yield _make("Counter", "events", "Events that were published.", status.events)
     yield _make("Gauge", "paused", "1 while the node is paused.", status.perception["paused"])
     yield _make("Counter", "snapshots_written", "Snapshots of snapshot.path on disk.", snapshots.written)

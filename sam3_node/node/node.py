@@ -214,6 +214,7 @@ class Node:
             self.output.publisher.peers_refused + self._control.peers_refused,
             self.perception.device_bytes,
             len(read_ended()),
+            0 if self.output.spans is None else self.output.spans.lost,
         )
 
     @property

@@ -1,8 +1,10 @@
 """Send spans of published frames to an OpenTelemetry collector."""
 
+import logging
 import threading
 import time
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from ..errors import require
 from ..resources import Closeable
@@ -15,6 +17,13 @@ EXPORT_S = 2.0
 """Seconds after which an export ends without an answer of the collector, and the last one at the node's end, too."""
 
 
+TRACES_PATH = "/v1/traces"
+"""Path of traces at a collector, behind its base address."""
+MAX_REASON_CHARACTERS = 300
+"""Characters of the exporter's words that reach the log."""
+log = logging.getLogger(__name__)
+
+
 class TracedSpan(NamedTuple):
     """A part of the time from a frame's capture to its publication."""
 
@@ -22,6 +31,63 @@ class TracedSpan(NamedTuple):
     begin_ns: int
     """Unix time"""
     end_ns: int
+
+
+class _CountedExporter:
+    """An exporter that counts lost spans, and says once that the collector is away, and once that it is back.
+
+    The exporter of OpenTelemetry logs each failed batch, one every few seconds. Its last line becomes the reason here.
+    """
+
+    def __init__(self, exporter: Any, url: str, logger: str) -> None:
+        self.lost = 0
+        self._exporter = exporter
+        self._url = url
+        self._is_away = False
+        self._reason = ""
+        self._logger = logging.getLogger(logger)
+        self._logger.addFilter(self._keep_reason)
+
+    def export(self, spans: Sequence[Any]) -> Any:
+        """Send a batch."""
+        self._reason = ""
+        result = self._exporter.export(spans)
+        if result.name == "SUCCESS":
+            if self._is_away:
+                log.info("the collector at %s takes spans again; %d were lost", self._url, self.lost)
+            self._is_away = False
+            return result
+        self.lost += len(spans)
+        if not self._is_away:
+            log.warning(
+                "the collector at %s takes no spans (%s): they are lost until it does; frames go on. Start it, or "
+                "correct monitoring.otlp_endpoint",
+                self._url,
+                self._reason or "no reason given",
+            )
+        self._is_away = True
+        return result
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Return True: nothing waits here."""
+        return bool(self._exporter.force_flush(timeout_millis))
+
+    def shutdown(self) -> None:
+        """Close the exporter."""
+        self._exporter.shutdown()
+
+    def close(self) -> None:
+        """Say how many spans were lost, if any, and let the exporter log again."""
+        self._logger.removeFilter(self._keep_reason)
+        if self.lost:
+            log.warning(
+                "%d spans were lost, because the collector at %s has not taken them", self.lost, self._url
+            )
+
+    def _keep_reason(self, record: logging.LogRecord) -> bool:
+        """Keep the line of the exporter as the reason, and log it no more."""
+        self._reason = record.getMessage()[:MAX_REASON_CHARACTERS]
+        return False
 
 
 class FrameSpans(Closeable):
@@ -36,18 +102,30 @@ class FrameSpans(Closeable):
         sdk = require("opentelemetry.sdk.trace", OTEL)
         export = require("opentelemetry.sdk.trace.export", OTEL)
         otlp = require("opentelemetry.exporter.otlp.proto.http.trace_exporter", OTEL)
-        resource = require("opentelemetry.sdk.resources", OTEL).Resource
-        about = resource.create({"service.name": "sam3-node", "service.instance.id": node})
+        resources = require("opentelemetry.sdk.resources", OTEL)
+        # what OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES name has precedence, as OpenTelemetry specifies
+        named = resources.OTELResourceDetector().detect().attributes
+        own = {"service.name": "sam3-node", "service.instance.id": node}
+        about = resources.Resource.create({key: value for key, value in own.items() if key not in named})
         # `close` shuts it down, within a limit of time
         self._provider = sdk.TracerProvider(resource=about, shutdown_on_exit=False)
         # after `require`, because it imports what the exporter does
         from .collector import CollectorSession
 
-        url = f"{endpoint.rstrip('/')}/v1/traces"
+        # the whole address, as some tools want it, is taken as it is
+        url = endpoint.rstrip("/")
+        if not url.endswith(TRACES_PATH):
+            url += TRACES_PATH
         self._exporter = otlp.OTLPSpanExporter(url, timeout=EXPORT_S, session=CollectorSession(EXPORT_S))
-        self._provider.add_span_processor(export.BatchSpanProcessor(self._exporter))
+        self._counted = _CountedExporter(self._exporter, url, otlp.__name__)
+        self._provider.add_span_processor(export.BatchSpanProcessor(self._counted))
         self._tracer = self._provider.get_tracer("sam3_node")
         self._within = require("opentelemetry.trace", OTEL).set_span_in_context
+
+    @property
+    def lost(self) -> int:
+        """Number of spans that the collector has not taken."""
+        return self._counted.lost
 
     def record(self, masks: MaskFrame, received: ReceivedFrame) -> None:
         """Send the spans of published masks.
@@ -88,3 +166,4 @@ class FrameSpans(Closeable):
             # this ends the request in progress and refuses those that wait, so the SDK's threads end at once
             self._exporter.shutdown()
             ending.join(EXPORT_S)
+        self._counted.close()

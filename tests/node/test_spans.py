@@ -14,7 +14,7 @@ from sam3_node.errors import MissingExtraError
 from sam3_node.node.spans import FrameSpans
 from sam3_node.settings import MonitoringSettings
 from tests.support.near_node import NearNode
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 
 AWAY = "http://127.0.0.1:9"
 
@@ -60,14 +60,34 @@ def test_a_collector_receives_the_stages_of_a_frame(tmp_path: Path, collector: t
         assert span.end_time_unix_nano - span.start_time_unix_nano == 1000 * masks.stages_us[name]
 
 
+def test_the_name_and_the_address_are_as_opentelemetry_specifies(
+    tmp_path: Path, collector: tuple[str, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, requests = collector
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "cell-4")
+    with NearNode(tmp_path, monitoring=MonitoringSettings(otlp_endpoint=f"{address}/v1/traces")) as node:
+        node.send()
+    about = {x.key: x.value.string_value for x in requests[0].resource_spans[0].resource.attributes}
+    assert about["service.name"] == "cell-4"
+    assert about["service.instance.id"]
+
+
 def read(span: Any) -> dict[str, Any]:
     return {x.key: getattr(x.value, x.value.WhichOneof("value")) for x in span.attributes}
 
 
-def test_a_collector_that_is_away_stops_nothing(tmp_path: Path) -> None:
+def test_a_collector_that_is_away_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("opentelemetry.sdk")
     with NearNode(tmp_path, monitoring=MonitoringSettings(otlp_endpoint=AWAY)) as node:
         assert node.send().seq < node.send().seq
+    # told once, with the reason, and counted at the end
+    lines = [record for record in caplog.records if AWAY in record.getMessage()]
+    assert [record.levelname for record in lines] == ["WARNING", "WARNING"]
+    assert mentions(lines[0].getMessage(), "takes no spans", "monitoring.otlp_endpoint")
+    assert mentions(lines[1].getMessage(), "spans were lost")
+    assert not any(
+        "opentelemetry" in record.name and record.levelname == "ERROR" for record in caplog.records
+    )
 
 
 def test_a_missing_exporter_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,10 @@ def test_what_is_printed_beside_the_log_has_its_format(capsys: pytest.CaptureFix
     assert (ready["level"], ready["message"]) == ("info", "node ready: nano")
     assert (notice["level"], notice["message"]) == ("warning", 'watch: no "camera"')
     # a group names the process of each line, and wraps what is no object
-    for line, message in ((printed.out.strip(), "node ready: nano"), ("Segmentation fault", "Segmentation fault")):
+    for line, message in (
+        (printed.out.strip(), "node ready: nano"),
+        ("Segmentation fault", "Segmentation fault"),
+    ):
         shown = json.loads(logs.format_line(line, process="node"))
         assert (shown["process"], shown["message"]) == ("node", message)
         assert logs.read_message(line) == message
@@ -117,9 +120,9 @@ def test_text_is_printed_as_it_is() -> None:
 
 
 def test_the_last_error_of_a_command_is_an_object_too() -> None:
+    settings = ("--logging.format", "json", "--transport.control", "ipc:///no/such/folder/control")
     done = subprocess.run(
-        [sys.executable, "-m", "sam3_node", "status", "--timeout", "0.1", "--logging.format", "json"]
-        + ["--transport.control", "ipc:///no/such/folder/control"],
+        [sys.executable, "-m", "sam3_node", "status", "--timeout", "0.1", *settings],
         capture_output=True,
         text=True,
         check=False,
