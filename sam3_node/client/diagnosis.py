@@ -141,8 +141,12 @@ def _diagnose_cameras(description: Description, cameras: Sequence[str]) -> str:
         silent = ", ".join(f"{camera} for {stats['silent_s']:.0f} s" for camera, stats in served.items())
         return f"the cameras send no frames: {silent}; check that they run"
     if not any(stats["stepped"] for stats in served.values()):
-        errors = "; ".join(f"{camera}: {stats['last_error']}" for camera, stats in served.items())
-        return f"the node cannot use the frames of its cameras: {errors}"
+        known = [
+            f"{camera}: {stats['last_error']}" for camera, stats in served.items() if stats["last_error"]
+        ]
+        if not known:
+            return f"no frame of {', '.join(served)} was processed yet; wait until the node is ready"
+        return f"the node cannot use the frames of its cameras: {'; '.join(known)}"
     return f"masks are published for {', '.join(served)}; nothing keeps them from arriving"
 
 

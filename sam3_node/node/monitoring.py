@@ -24,6 +24,7 @@ from ..resources import Closeable
 from ..settings import Settings, read_address
 from .health import Health, Histogram, Verdict
 from .saved_state import SnapshotFigures
+from .spans import FrameSpans as FrameSpans
 from .status import NodeStatus
 
 if TYPE_CHECKING:

@@ -28,11 +28,10 @@ from ..wire import CAUGHT_UP, DROPPED, SERVED, Reply, Request
 from ..wire.operations import CHANGES, NODE_QUERIES
 from .cameras import Cameras
 from .health import Health
-from .monitoring import HealthServer, Readings, Totals, make_pages
+from .monitoring import FrameSpans, HealthServer, Readings, Totals, make_pages
 from .operations import describe_change, handle_request
 from .output import Output
 from .saved_state import Snapshots
-from .spans import FrameSpans
 from .status import NodeStatus, describe_counts, describe_error
 from .take_over import restore_at_start
 

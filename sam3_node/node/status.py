@@ -81,6 +81,7 @@ class CameraStats:
         self._shedder = LoadShedder(budget_ms)
         self.last_seq: int | None = None
         self.last_error: str | None = None
+        self._last_error_s: float | None = None
         self.spatial_problem: str | None = None
         """Why the last frame with depth has no 3-D fields, or none in the base; None if nothing is missing."""
         self._spatial_kinds: set[str] = set()
@@ -176,6 +177,7 @@ class CameraStats:
         """Keep a reason. Log the first one, and then one every LOG_EVERY_S."""
         self.last_error = reason
         now_s = time.monotonic()
+        self._last_error_s = now_s
         if now_s >= self._next_log_s:
             self._next_log_s = now_s + LOG_EVERY_S
             log.warning("camera %s: %s", self._camera, reason)
@@ -194,6 +196,7 @@ class CameraStats:
         """Record that the frame's step failed."""
         self.failed += 1
         self.last_error = f"{type(error).__name__}: {describe_error(error)}"
+        self._last_error_s = time.monotonic()
 
     def describe_failure(self, frame: Frame, error: str) -> dict[str, Any]:
         """Return the fields of the event FAILED: the newest frame, and its step's level of shedding, if any."""
@@ -212,7 +215,11 @@ class CameraStats:
         masks_age_ns = None
         if self.origin_ns is not None:
             masks_age_ns = time.time_ns() - self.origin_ns
+        error_age_s = None
+        if self._last_error_s is not None:
+            error_age_s = round(time.monotonic() - self._last_error_s, 3)
         return {
+            "last_error_age_s": error_age_s,
             "silent_s": None if silent_s is None else round(silent_s, 3),
             **{name: getattr(self, name) for name in DESCRIBED},
             "fps": self._rate(),

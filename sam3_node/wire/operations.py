@@ -336,6 +336,7 @@ class ListObjects(Operation):
 
     op = "list_objects"
     is_repeatable = True
+    is_for_readers = True
 
     camera: str | None = None
 

@@ -37,6 +37,8 @@ export function describeEvent({ op, camera, id, label, prompts, error, seq }, na
     pause: () => "Paused.",
     resume: () => "Goes on.",
     caught_up: () => (error ? `Could not follow ${name()} from its ${CLICK}: ${error}.` : `Follows ${name()} now.`),
+    grasped: () => `The gripper holds ${name()}.`,
+    released: () => `The gripper has released ${name()}.`,
     served: () => `Camera ${camera} has joined.`,
     dropped: () => `Camera ${camera} has lost its place to another one.`,
     failed: () => `Frame ${seq} of ${camera} failed: ${error}.`,

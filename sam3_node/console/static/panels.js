@@ -179,7 +179,8 @@ export function describeNode(status, camera, state) {
     ["catching up", stats.catching_up ? `${stats.catching_up} objects` : null],
     ["host memory", mb(status.rss_bytes)],
     ["GPU memory", mb(status.device_bytes)],
-    ["last error", stats.last_error],
+    ["last error", stats.last_error && stats.last_error_age_s != null
+      ? `${stats.last_error} (${stats.last_error_age_s.toFixed(0)} s ago)` : stats.last_error],
   ];
 }
 
