@@ -33,7 +33,7 @@ from .stages.masks import CopyToHost, MakeMasks
 from .stages.robot import CutRobot, FindRobot, Places
 from .stages.spatial import MeasuredPoints, MeasureObjects
 from .stages.status import UpdateStatus
-from .stages.table import FindTable
+from .stages.table import DescribeOnTable, FindTable
 from .stages.track import TrackObjects
 from .step import StepFrame
 
@@ -273,8 +273,11 @@ def make_spatial_stages(objects: Objects, surroundings: Surroundings) -> Iterato
     yield MeasureObjects(objects, settings, surroundings.calibration)
     if settings.table:
         yield FindTable()
-    # last, because it compares the positions that the others have measured
+    # after the others, because it compares the positions that they have measured
     yield FindHeld(objects)
+    # the box of an object that is held does not reach down to the table
+    if settings.table:
+        yield DescribeOnTable()
 
 
 def make_masks(step: StepFrame, model: str, prompts: tuple[str, ...], stages_us: dict[str, int]) -> MaskFrame:

@@ -114,6 +114,8 @@ class StepFrame:
     surfaces: dict[int, Float] = field(default_factory=dict)
     """by object: measured points [n, 3] in the camera's frame"""
     table: Plane | None = None
+    is_base_tilted: bool = False
+    """True if the base's z seems not to be vertical, so that nothing is known of up"""
     events: list[ObjectEvent] = field(default_factory=list)
 
 

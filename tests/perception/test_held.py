@@ -21,8 +21,7 @@ REST = np.array([0.4, 0.1, 0.03])
 GRASP = np.array([0.4, 0.1, 0.05])
 UP = np.array([0, 0, 0.12])
 ASIDE = np.array([0.2, 0.1, 0.12])
-
-
+LOOKS_DOWN = rigid(rotation_from_vector((np.pi, 0, 0)), (0, 0, 1))
 HIDDEN = Instance(3, "block", 0.9, "occluded", 5, 0, Mask.empty((4, 4)))
 SIZES: dict[str, Any] = {"extent_m": (0.05, 0.03, 0.02), "covariance_m2": (4e-6, 0.0, 0.0, 4e-6, 0.0, 4e-6)}
 
@@ -33,6 +32,7 @@ class World:
     def __init__(self) -> None:
         self.objects = Objects(4)
         self.held = FindHeld(self.objects)
+        self.mount = LOOKS_DOWN
         self.seq = 0
         self.random = np.random.default_rng(7)
         self.events: list[str] = []
@@ -50,7 +50,7 @@ class World:
 
     def run(self, instance: Instance, gripper: FramePose | None) -> Instance:
         frame = Frame("cam0", self.seq, self.seq * PERIOD_NS, 4, 4, "bgr8", b"")
-        mount = pose_of(np.eye(4), "camera", "base", frame.capture_ns, "system")
+        mount = pose_of(self.mount, "camera", "base", frame.capture_ns, "system")
         step = StepFrame(frame, robot_state=RobotState(gripper), camera_pose=mount, instances=[instance])
         self.held.run(step)
         self.events += [event.op for event in step.events]
@@ -130,3 +130,11 @@ def test_a_restored_state_continues(lifted: World) -> None:
 
 def test_without_the_grippers_pose_nothing_is_held(lifted: World) -> None:
     assert lifted.run(HIDDEN, None) == HIDDEN
+
+
+@pytest.mark.parametrize(("mount", "held"), [(np.eye(4), True), (LOOKS_DOWN, False)])
+def test_down_along_z_lifts_only_on_a_base_that_may_hang(mount: Any, held: bool) -> None:
+    world = World()
+    world.mount = mount
+    assert world.move(-UP, GRASP, REST).held is held
+    assert not World().move(ASIDE * (1, 1, 0), GRASP, REST).held

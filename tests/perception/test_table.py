@@ -1,5 +1,6 @@
 """The table's plane in the robot's base, and the heights and upright boxes of objects on it."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,10 +23,14 @@ AWAY = (0.3, 0.0, 1.0)
 SQUARE = Mask.from_full(np.pad(np.ones((30, 40), bool), ((45, 45), (60, 60))))
 
 
-def stage(table: bool = True) -> Measuring:
-    """Return the stages whose camera looks along the base's -z."""
-    looks_down = calibrated(SIZE, 150.0, "eye_in_hand", (np.pi, 0, 0))
-    return Measuring(SpatialSettings(table=table), looks_down)
+LOOKS_DOWN = (np.pi, 0, 0)
+LOOKS_ALONG_Z = (0, 0, 0)
+LOOKS_ALONG_Y = (-np.pi / 2, 0, 0)
+
+
+def stage(table: bool = True, turn: Sequence[float] = LOOKS_DOWN) -> Measuring:
+    """Return the stages of a camera on a gripper that looks along the base's -z, or as its `turn` says."""
+    return Measuring(SpatialSettings(table=table), calibrated(SIZE, 150.0, "eye_in_hand", turn))
 
 
 def look(depth_mm: Any, at_s: float = 0.0, block_mm: float | None = None, noise: int = 0) -> Frame:
@@ -138,3 +143,62 @@ def test_a_restored_stage_continues_bit_for_bit_and_off_means_absent() -> None:
     off.restore(spatial.state())
     table, block = measure(off, look(800))
     assert (table, block.heights_m, block.collision_object()) == (None, None, None)
+
+
+def test_on_a_base_that_hangs_up_is_the_cameras_side_of_the_table() -> None:
+    table, block = measure(stage(turn=LOOKS_ALONG_Z), look(800, block_mm=700, noise=1))
+    assert (*table.normal, table.offset_m) == pytest.approx((0, 0, -1, -1.8), abs=0.002)
+    assert block.heights_m == pytest.approx((0.1, 0.1), abs=0.01)
+    assert block.upright_size_m[2] == pytest.approx(0.1, abs=0.01)
+    assert block.upright_centre_m[2] == pytest.approx(1.75, abs=0.01)
+    up = Rotation.from_quat(block.upright_quaternion_xyzw).apply([0, 0, 1])
+    assert up == pytest.approx((0, 0, -1), abs=0.005)
+
+
+def test_a_base_on_a_wall_has_no_table_and_is_told_so() -> None:
+    spatial = stage(turn=LOOKS_ALONG_Y)
+    frame = look(800, block_mm=700, noise=1)
+    block = Instance(1, "block", 0.9, "tracked", 5, 0, SQUARE)
+    step = spatial.measure(frame, [block], HOME)
+    assert step.table is None
+    assert "tilted by 90 degrees" in str(step.problem)
+    assert step.instances[0].collision_object() is None
+    assert step.instances[0].position_m is not None
+
+
+def test_a_wall_is_no_reason_to_forget_the_table() -> None:
+    spatial = stage()
+    assert measure(spatial, look(800))[0] is not None
+    turned = replace(HOME, quaternion_xyzw=(np.sin(np.pi / 4), 0, 0, np.cos(np.pi / 4)))
+    assert measure(spatial, look(800, 1.5), turned)[0] is None
+    assert measure(spatial, look(800, 3.0))[0].offset_m == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("top_m", "side_m"), [(0.1, 0.1), (-0.03, 0.05), (0.0, 0.001)])
+def test_no_box_is_flat_and_none_hangs_from_the_table(top_m: float, side_m: float) -> None:
+    random = np.random.default_rng(3)
+    points = np.column_stack([random.uniform(-0.05, 0.05, (500, 2)), np.linspace(-0.05, 0.0, 500)])
+    points[:, 2] = top_m + points[:, 2] * (side_m > 0.01)
+    size_m = describe_on(Plane((0.0, 0.0, 1.0), 0.0, 0.001), points)["upright_size_m"]
+    assert size_m[2] == pytest.approx(side_m, rel=0.03)
+
+
+def test_the_box_of_a_held_object_is_the_object_alone() -> None:
+    points = np.random.default_rng(3).uniform((-0.02, -0.02, 0.3), (0.02, 0.02, 0.36), (2000, 3))
+    box = describe_on(Plane((0.0, 0.0, 1.0), 0.0, 0.001), points, is_held=True)
+    assert box["heights_m"] == pytest.approx((0.3, 0.36), abs=0.002)
+    assert box["upright_size_m"][2] == pytest.approx(0.06, abs=0.002)
+    assert box["upright_centre_m"][2] == pytest.approx(0.33, abs=0.002)
+
+
+def test_a_block_that_the_gripper_lifts_has_no_box_down_to_the_table() -> None:
+    spatial = Measuring(SpatialSettings(table=True), calibrated(SIZE, 150.0, "eye_to_hand", LOOKS_DOWN))
+    for number in range(31):
+        top_m = 0.1 + 0.005 * max(0, number - 10)
+        frame = look(800, 0.1 * number, block_mm=800 - 1000 * top_m, noise=number + 1)
+        _, block = measure(spatial, frame, replace(HOME, position_m=(0, 0, top_m)))
+        if number == 10:
+            assert block.upright_size_m[2] == pytest.approx(0.1, abs=0.01)
+    assert block.held
+    assert block.heights_m == pytest.approx((0.2, 0.2), abs=0.01)
+    assert block.upright_size_m[2] < 0.02

@@ -1,8 +1,9 @@
 """Notice which objects the gripper holds, and where it has those that are hidden in it.
 
 A held object stands still in the gripper's frame while both rise. A pushed one stands still there, too, but does not
-rise. A held object is released when several frames show that it stays where it is while the gripper moves, or that it
-is far from its place in the gripper.
+rise. Up is the table's normal, else the base's z; of a base that seems to hang from the ceiling, z may point down.
+A held object is released when several frames show that it stays where it is while the gripper moves, or that it is far
+from its place in the gripper.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,9 @@ MAX_SIGHTS = 60
 STILL_M = 0.02
 """Largest distance of an object from its place in the gripper while it stands still there."""
 LIFT_M = 0.03
-"""Height along the base's z by which an object was lifted that counts as held."""
+"""Height by which an object was lifted that counts as held."""
+LOOKS_UP = 0.3
+"""Least z in the base of a camera's axis from which the base may hang from the ceiling: most cameras look down."""
 LEFT_M = 0.05
 """Least way in the gripper of an object that has left it. The part of a surface that is seen changes, and so moves the
 position of a held object."""
@@ -59,8 +62,8 @@ class Grip:
     contradictions: int = 0
     """frames in a row that contradict that it is held"""
 
-    def see(self, sight: GripSight, size_m: float) -> None:
-        """Take the newest sight of the object, whose longest side is `size_m`."""
+    def see(self, sight: GripSight, size_m: float, ups: Array) -> None:
+        """Take the newest sight of the object, whose longest side is `size_m`. `ups` [k, 3] may be upward."""
         # the position of a large object moves more when another part of its surface is seen
         if self.is_held and self._has_left(sight, max(LEFT_M, size_m / 2)):
             self.contradictions += 1
@@ -76,18 +79,18 @@ class Grip:
         oldest_ns = sight.stamp_ns - WINDOW_S * NANOSECONDS
         recent = [old for old in others[-MAX_SIGHTS:] if oldest_ns < old.stamp_ns < sight.stamp_ns]
         self.sights = [*grasp, *recent, sight]
-        if not self.is_held and self._is_lifted():
+        if not self.is_held and self._is_lifted(ups):
             self.sights = [sight]
             self.is_held = True
 
-    def _is_lifted(self) -> bool:
-        """Return True if the object was lifted while it stood still in the gripper."""
+    def _is_lifted(self, ups: Array) -> bool:
+        """Return True if the object was lifted along one of `ups` [k, 3] while it stood still in the gripper."""
         places_m = np.array([sight.place_m for sight in self.sights])
         moved = np.flatnonzero(np.linalg.norm(places_m - places_m[-1], axis=1) > STILL_M)
         # from the first sight on since which it has stood still
         first = int(moved[-1]) + 1 if moved.size else 0
-        heights_m = np.array([sight.position_m[2] for sight in self.sights[first:]])
-        return bool(heights_m[-1] - heights_m.min() > LIFT_M)
+        heights_m = np.array([sight.position_m for sight in self.sights[first:]]) @ ups.T
+        return bool((heights_m[-1] - heights_m.min(axis=0) > LIFT_M).any())
 
     def _has_left(self, sight: GripSight, least_m: float) -> bool:
         """Return True if it moved in the gripper but not in the base, or is far from where it was grasped."""
@@ -127,6 +130,7 @@ class FindHeld(Stage):
         if gripper is None or step.camera_pose is None:
             return
         base_from_gripper = matrix_of(gripper)
+        ups = _list_ups(step, matrix_of(step.camera_pose))
         held = list[Instance]()
         for instance in step.instances:
             grip = self._grips.get(instance.id)
@@ -134,12 +138,24 @@ class FindHeld(Stage):
             sight = _make_sight(instance, gripper.stamp_ns, base_from_gripper)
             if sight is not None and instance.extent_m is not None:
                 grip = self._grips.setdefault(instance.id, Grip())
-                grip.see(sight, max(instance.extent_m))
+                grip.see(sight, max(instance.extent_m), ups)
             is_held = grip is not None and grip.is_held
             if is_held != was_held:
                 step.events.append(ObjectEvent(GRASPED if is_held else RELEASED, instance.id))
             held.append(_complete(instance, grip if is_held else None, gripper.stamp_ns, base_from_gripper))
         step.instances = held
+
+
+def _list_ups(step: StepFrame, base_from_camera: Array) -> Array:
+    """Return the directions [k, 3] in the base that may be upward. None: nothing can be known to be lifted."""
+    if step.table is not None:
+        return np.array([step.table.normal])
+    if step.is_base_tilted:
+        return np.zeros((0, 3))
+    up = np.array([0.0, 0.0, 1.0])
+    if base_from_camera[2, 2] > LOOKS_UP:
+        return np.array([up, -up])
+    return up[None]
 
 
 def _make_sight(instance: Instance, stamp_ns: int, base_from_gripper: Array) -> GripSight | None:

@@ -3,11 +3,14 @@
 The table is the level plane with the most weight among the measured points outside of masks and of the robot: RANSAC
 with fixed triples, then least squares on its points. A point's weight is one over the square of its depth's noise, so a
 floor behind the table counts little. The same frames give the same plane, bit for bit.
+
+Up is the side of the table that the camera sees, so a base that hangs from the ceiling has a table, too. A base whose z
+is not vertical has none, and the step's `problem` says so.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -38,10 +41,37 @@ GATE = 3.0
 """Times of its noise up to which a point belongs to the plane."""
 REFITS = 3
 """Least-squares fits, each on the points of the one before."""
+TILTED_SHARE = 0.5
+"""Share of the points that a plane which is not level needs to be named as the likely table."""
+LEAST_SIDE_M = 0.001
+"""Least height of an upright box. A box without height is no solid for a planner."""
 
 
-def fit_plane(points_m: Array, depths_m: Array) -> Plane | None:
-    """Return the level plane with the most weight among points [n, 3] with these depths [n]; None if it has too few."""
+class FoundPlane(NamedTuple):
+    """A plane among points, and the share of them that lie on it."""
+
+    plane: Plane
+    share: float
+
+    @property
+    def is_level(self) -> bool:
+        """True if the base's z is vertical on it, up or down."""
+        return abs(self.plane.normal[2]) > LEVEL
+
+
+def fit_plane(points_m: Array, depths_m: Array, camera_m: Sequence[float] | None = None) -> Plane | None:
+    """Return the level plane with the most weight among points [n, 3] with these depths [n]; None if it has too few.
+
+    Its normal points to the side of `camera_m`, the camera's place in the base; without it, along the base's z.
+    """
+    found = _search_plane(points_m, depths_m, True, camera_m)
+    return found.plane if found is not None and found.is_level else None
+
+
+def _search_plane(
+    points_m: Array, depths_m: Array, level: bool, camera_m: Sequence[float] | None
+) -> FoundPlane | None:
+    """Return the plane with the most weight, with `level` among those that are level at first; None: too few points."""
     if len(points_m) < MIN_POINTS:
         return None
     # a far point is less certain, so it weighs less, and may lie farther from the plane
@@ -53,7 +83,8 @@ def fit_plane(points_m: Array, depths_m: Array) -> Plane | None:
     normals /= np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-9)
     inside = np.abs(points_m @ normals.T - (a * normals).sum(axis=1)) < GATE * noise_m[:, None]
     # walls and tilted planes are no table
-    scores = (weights @ inside) * (np.abs(normals[:, 2]) > LEVEL)
+    allowed = np.abs(normals[:, 2]) > LEVEL if level else np.ones(TRIES)
+    scores = (weights @ inside) * allowed
     # least squares on the points of the best plane; each fit finds points that the one before missed
     chosen = inside[:, scores.argmax()]
     for _ in range(REFITS):
@@ -66,14 +97,18 @@ def fit_plane(points_m: Array, depths_m: Array) -> Plane | None:
         away_m = centred @ normal
         rms_m = float(np.sqrt(np.mean(away_m[chosen] ** 2)))
         chosen = np.abs(away_m) < GATE * noise_m
-    # an eigenvector may point down
-    normal *= np.copysign(1.0, normal[2])
+    # an eigenvector may point down; a camera sees the upper side of a table alone
+    upward = normal[2] if camera_m is None else (camera_m - centre) @ normal
+    normal *= np.copysign(1.0, upward)
     x, y, z = normal.tolist()
-    return Plane((x, y, z), float(centre @ normal), rms_m) if z > LEVEL else None
+    return FoundPlane(Plane((x, y, z), float(centre @ normal), rms_m), float(np.mean(chosen)))
 
 
-def describe_on(table: Plane, points_m: Array) -> dict[str, Any]:
-    """Return the fields of an object whose measured points [n, 3] are in the base: its heights and its upright box."""
+def describe_on(table: Plane, points_m: Array, is_held: bool = False) -> dict[str, Any]:
+    """Return the fields of an object whose measured points [n, 3] are in the base: its heights and its upright box.
+
+    The box reaches down to the table, but not that of an object which is held, or whose points lie below the table.
+    """
     # axes in the table's plane: first any, then along the smallest rectangle around the points
     normal = np.array(table.normal)
     x = np.cross((0.0, 1.0, 0.0), normal)
@@ -84,7 +119,10 @@ def describe_on(table: Plane, points_m: Array) -> dict[str, Any]:
     axes = np.column_stack([x, np.cross(normal, x), normal])
     low, high = trim_ends((axes.T @ points_m.T).astype(np.float32))
     heights = low[2] - table.offset_m, high[2] - table.offset_m
-    low[2] = min(table.offset_m, high[2])  # what is below an object was not seen to be free
+    # what is below an object was not seen to be free, unless the gripper carries it
+    if not is_held and table.offset_m < high[2]:
+        low[2] = table.offset_m
+    low[2] = min(low[2], high[2] - LEAST_SIDE_M)
     fields = {
         "heights_m": heights,
         "upright_centre_m": axes @ (low + high) / 2,
@@ -105,31 +143,27 @@ class FindTable(Stage):
 
     def __init__(self) -> None:
         self._plane: tuple[float, ...] = ()
-        """normal, offset and error of the last plane; empty: none is known"""
+        """normal, offset and error of the last plane, which is a table only if it is level; empty: none is known"""
         self._camera: tuple[float, ...] = ()
         """the camera's pose when it was measured"""
         self._stamp_ns = -round(PERIOD_S * NANOSECONDS)
         """of the last measurement"""
 
     def run(self, step: StepFrame) -> None:
-        """Fill `table`, and the fields of the instances that refer to it."""
+        """Fill `table`, or say in `problem` that the base's z is not vertical."""
         if step.depth is None or step.camera_pose is None:
             return
         masks = [instance.mask for instance in step.instances]
         robot = None if step.robot is None else step.robot.inside
         step.table = self.find(step.camera_pose, step.depth, masks, robot)
-        if step.table is None or not step.surfaces:
-            return
-        base_from_camera = matrix_of(step.camera_pose)
-        described = list[Instance]()
-        for instance in step.instances:
-            points_m = step.surfaces.get(instance.id)
-            if points_m is not None:
-                on_table = describe_on(step.table, transform_points(base_from_camera, points_m))
-                described.append(replace(instance, **on_table))
-            else:
-                described.append(instance)
-        step.instances = described
+        if step.table is None and self._plane:
+            step.is_base_tilted = True
+            tilt_deg = np.degrees(np.arccos(min(1.0, abs(self._plane[2]))))
+            step.problem = step.problem or (
+                f"no table: expected a level plane in the base, found one that is tilted by {tilt_deg:.0f} degrees "
+                "against the base's z; show the camera the table; for a base on a wall, give poses and [hand_eye] in "
+                "a frame whose z is vertical; else check [hand_eye]"
+            )
 
     def find(
         self, camera: FramePose, depth: DepthMap, masks: Iterable[Mask], robot: Bools | None
@@ -142,12 +176,44 @@ class FindTable(Stage):
         # also when the camera's clock has begun again
         if not 0 <= camera.stamp_ns - self._stamp_ns < PERIOD_S * NANOSECONDS:
             has_moved = not self._camera or np.abs(np.subtract(pose, self._camera)).max() > MOVED
-            found = fit_plane(*_list_points(camera, depth, masks, robot))
-            if found is not None or has_moved:
-                self._plane = () if found is None else (*found.normal, found.offset_m, found.rms_m)
+            points_m, depths_m = _list_points(camera, depth, masks, robot)
+            found = _search_plane(points_m, depths_m, True, camera.position_m)
+            # without a table, the plane that most points lie on tells whether the base's z is vertical
+            if found is None or not found.is_level:
+                other = _search_plane(points_m, depths_m, False, camera.position_m)
+                found = other if other is not None and other.share > TILTED_SHARE else None
+            if (found is not None and found.is_level) or has_moved or not self._has_table():
+                self._plane = () if found is None else (*found.plane.normal, *found.plane[1:])
                 self._camera = pose
             self._stamp_ns = camera.stamp_ns
-        return Plane(self._plane[:3], *self._plane[3:]) if self._plane else None
+        return Plane(self._plane[:3], *self._plane[3:]) if self._has_table() else None
+
+    def _has_table(self) -> bool:
+        return bool(self._plane) and abs(self._plane[2]) > LEVEL
+
+
+class DescribeOnTable(Stage):
+    """Gives the objects their heights above the table and their upright boxes."""
+
+    name = "on_table"
+    timed = "host"
+    needs_depth = True
+    counts_as = "spatial"
+
+    def run(self, step: StepFrame) -> None:
+        """Fill the fields of the instances that refer to the table. It runs once it is known what is held."""
+        if step.table is None or step.camera_pose is None or not step.surfaces:
+            return
+        base_from_camera = matrix_of(step.camera_pose)
+        described = list[Instance]()
+        for instance in step.instances:
+            points_m = step.surfaces.get(instance.id)
+            if points_m is not None:
+                placed_m = transform_points(base_from_camera, points_m)
+                described.append(replace(instance, **describe_on(step.table, placed_m, instance.held)))
+            else:
+                described.append(instance)
+        step.instances = described
 
 
 def _list_points(
