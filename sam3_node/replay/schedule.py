@@ -20,12 +20,12 @@ from ..bags.formats.mcap import count_messages
 from ..bags.native import COLOUR, NODE, RING
 from ..bags.native.reader import RecordedMasks, RecordingReader, is_recorded
 from ..bags.samples import natural_order
-from ..errors import ReplayError, RequestError
+from ..errors import BagError, ReplayError, RequestError
 from ..files import explain_os_error, read_regular
 from ..node.cameras import RobotTracks
 from ..perception.step import GRIPPER
 from ..resources import Closeable, closed_on_error
-from ..types import ROBOT, Frame, JointState, MaskFrame, RobotMessage, RobotState
+from ..types import ROBOT, Frame, MaskFrame, RobotState
 from ..wire import CAUGHT_UP, Event
 from ..wire.frame_prompt import FramePrompt, describe_clipping
 from ..wire.operations import CHANGES, AddExemplar, AddObject, Reset, SetPrompts
@@ -180,17 +180,22 @@ class Schedule(Closeable):
         """
         settings = self.settings.robot
         on_gripper = any(found.parent == GRIPPER for found in calibrations_for(self.job, self.description))
-        if not on_gripper and settings.urdf is None:
-            return lambda _: RobotState()
 
         # all messages are known here, so no pose needs to be predicted
         spatial = self.settings.spatial.model_copy(update={"max_pose_ahead_ms": 0.0})
         # readers of other formats name each robot ROBOT
         name = settings.name if self._recorded else ROBOT
+        # also beside a fixed camera: the gripper's poses tell what it holds
         tracks = RobotTracks(spatial, name if settings.urdf else None, MAX_MESSAGES, MAX_VALUES)
-        for message in self._bag.robot():
-            if on_gripper or isinstance(message, JointState):
+        needs_robot = on_gripper or settings.urdf is not None
+        try:
+            for message in self._bag.robot():
                 tracks.add(message)
+        except BagError as error:
+            # masks can be made without the robot where no setting asks for it
+            if needs_robot:
+                raise
+            self.notes.add(f"the robot's messages are left out: {error}")
 
         if tracks.restarts:
             self.notes.add(
@@ -200,7 +205,7 @@ class Schedule(Closeable):
 
         # the masks hold what the live node knew of the robot on each frame, one camera after the other
         tracks.max_back_ns = None
-        lacks_poses = on_gripper and not tracks.poses
+        lacks_poses = not tracks.poses and (on_gripper or spatial.poses is not None)
         lacks_joints = settings.urdf and not tracks.joints
         if lacks_poses or lacks_joints:
             for masks in self.recorded_masks():

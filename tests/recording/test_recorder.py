@@ -217,20 +217,26 @@ def test_poses_and_joints_of_the_robot_are_recorded_and_replayed(tmp_path: Path,
     assert counts["poses"] >= 6
     assert counts["rejected"] >= 2
     assert f"{counts['poses']} poses" in out.getvalue()
-    hand_eye = HandEye(kind="eye_in_hand", translation_m=(0, 0, 0.1), rotation_vector_rad=(0, 0, 0))
     pinhole = PinholeSection(width_px=640, height_px=480, fx_px=600, fy_px=600, cx_px=319.5, cy_px=239.5)
-    calibration = Calibration(intrinsics=pinhole, hand_eye=hand_eye)
-    settings_of_job = {"robot": {"urdf": "arm.urdf", "name": "arm"}}
-    calibrations = (calibration.model_dump_json(),)
-    job = Job((str(path),), str(tmp_path / "out"), calibrations=calibrations, settings=settings_of_job)
+    for kind in ("eye_in_hand", "eye_to_hand"):  # a camera on the gripper, and a fixed one
+        hand_eye = HandEye(kind=kind, translation_m=(0, 0, 0.1), rotation_vector_rad=(0, 0, 0))
+        text = Calibration(intrinsics=pinhole, hand_eye=hand_eye).model_dump_json()
+        settings_of_job = {"robot": {"urdf": "arm.urdf", "name": "arm"}}
+        for step in read_steps(Job((str(path),), "", calibrations=(text,), settings=settings_of_job), path):
+            at_s = step.frame.capture_ns / 1e9
+            assert step.robot.pose.position_m == pytest.approx((at_s, 0.0, 0.5))
+            assert step.robot.joints.positions == pytest.approx({"elbow": at_s, "wrist": -1.0})
+    # without a calibration and a URDF, the poses still tell where the gripper is
+    for step in read_steps(Job((str(path),), ""), path):
+        assert step.robot.pose.position_m == pytest.approx((step.frame.capture_ns / 1e9, 0.0, 0.5))
+
+
+def read_steps(job: Job, path: Path) -> list[Any]:
+    """Return the steps of a replay of a recording of some frames."""
     with Schedule(job, path) as schedule:
         steps = [action for action in schedule.actions() if isinstance(action, Step)]
     assert len(steps) > 2
-    for step in steps:
-        assert step.robot.pose.position_m == pytest.approx((step.frame.capture_ns / 1e9, 0.0, 0.5))
-        assert step.robot.joints.positions == pytest.approx(
-            {"elbow": step.frame.capture_ns / 1e9, "wrist": -1.0}
-        )
+    return steps
 
 
 def test_a_node_that_comes_later_or_again_is_asked(tmp_path: Path, path: Path) -> None:
