@@ -412,8 +412,9 @@ class DetectorSettings(Section):
 
 class SpatialSettings(Section):
     calibration: Annotated[tuple[ProfilePath, ...], *CommaSeparated] = ()
-    """Calibration files, separated by commas; each applies to the camera that it names, or to all others if it names
-    none. They give positions in the robot's base, and replace the intrinsics and the depth scale of the frames."""
+    """Calibration files, separated by commas; each applies to the camera that it names, or to the first other one if
+    it names none. They give positions in the robot's base, and replace the intrinsics and the depth scale of the
+    frames."""
     poses: str = ""
     """Endpoint of the robot's poses, such as tcp://127.0.0.1:5553, for cameras on the gripper, and of its joints.
     Empty: none."""

@@ -46,6 +46,8 @@ class PairedViews(NamedTuple):
     """digests of the files, by name"""
     scaled: bool
     """True if the covariances lack a factor"""
+    camera: str
+    """of the images; empty if it is not known"""
 
 
 def add_commands(commands: Commands) -> None:
@@ -157,11 +159,7 @@ def calibrate_intrinsics(args: Namespace, settings: Settings) -> None:
         rejected=views.rejected,
         report=print,
     )
-    # images in files may be of any camera
-    camera = ""
-    if _is_live(args):
-        camera = settings.camera.name
-    calibration = make_intrinsics_file(result, views.inputs, camera)
+    calibration = make_intrinsics_file(result, views.inputs, views.camera or _stated_camera(settings))
     replace_calibration(args.out, calibration)
     write_image(args.out.with_suffix(".intrinsics.png"), draw_intrinsics(result))
     # what was left out, what the file holds now, and which views would help most
@@ -199,7 +197,9 @@ def calibrate_hand_eye(args: Namespace, settings: Settings) -> None:
     )
     # the result goes to the file and to a picture
     section = calibration_views.make_hand_eye_section(result, board, paired.inputs)
-    calibration = calibration.model_copy(update={"hand_eye": section})
+    # a file without a camera's name serves any one camera, perhaps not this one
+    camera = calibration.camera or paired.camera or _stated_camera(settings)
+    calibration = calibration.model_copy(update={"hand_eye": section, "camera": camera})
     calibration_views.replace_calibration(out, calibration)
     write_image(out.with_suffix(".hand_eye.png"), draw_hand_eye(result))
     # other methods on the same views: a large difference means that the views are poor
@@ -267,6 +267,11 @@ def _parse_board(text: str | None) -> Board:
     return Board.parse(text)
 
 
+def _stated_camera(settings: Settings) -> str:
+    """Return the camera's name if a user has set it: images in files may be of any camera."""
+    return settings.camera.name if "name" in settings.camera.model_fields_set else ""
+
+
 def _is_live(args: Namespace) -> bool:
     return list(args.sources) == [LIVE]
 
@@ -293,7 +298,7 @@ def _pair(args: Namespace, settings: Settings, board: Board, calibration: Calibr
     if not args.sources:
         if not poses:
             raise CalibrationError("expected images, a recording or live, and --poses FILE; found neither")
-        return PairedViews(pair_board_poses(poses, board, calibration), [], inputs, scaled=True)
+        return PairedViews(pair_board_poses(poses, board, calibration), [], inputs, scaled=True, camera="")
     # with images, each view needs the robot's pose at that moment
     if not board.has_unique_pose:
         raise CalibrationError(
@@ -302,4 +307,5 @@ def _pair(args: Namespace, settings: Settings, board: Board, calibration: Calibr
         )
     views = _collect(args, settings, board)
     pairs, rejected = pair_views(views, poses, board, calibration, args.max_gap_ms)
-    return PairedViews(pairs, [*views.rejected, *rejected], inputs | views.inputs, scaled=False)
+    left_out = [*views.rejected, *rejected]
+    return PairedViews(pairs, left_out, inputs | views.inputs, scaled=False, camera=views.camera)

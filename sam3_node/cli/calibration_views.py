@@ -63,6 +63,8 @@ class Picture:
     image: Image
     stamp_ns: int | None = None
     digest: str = ""
+    camera: str = ""
+    """of a recording; empty for an image file, which may be of any camera"""
 
 
 @dataclass(slots=True)
@@ -74,6 +76,8 @@ class Views:
     inputs: dict[str, str] = field(default_factory=dict)
     poses: list[FramePose] = field(default_factory=list)
     size: tuple[int, int] = (0, 0)
+    camera: str = ""
+    """of the images; empty if it is not known"""
 
 
 def collect_views(sources: Sequence[str], board: Board, camera: str, every: int) -> Views:
@@ -82,9 +86,11 @@ def collect_views(sources: Sequence[str], board: Board, camera: str, every: int)
     Raises CalibrationError if the images differ in size or no image shows the board, with the reason.
     """
     views = Views()
+    cameras = set[str]()
     sizes: dict[tuple[int, int], list[str]] = {}  # the images of each size
     advice = ""
     for picture in _open_sources(sources, camera, every, views.inputs):
+        cameras.add(picture.camera)
         sizes.setdefault((picture.image.shape[0], picture.image.shape[1]), []).append(picture.name)
         corners = board.detect(picture.image)
         if corners is not None:
@@ -102,6 +108,8 @@ def collect_views(sources: Sequence[str], board: Board, camera: str, every: int)
         advice = f": {advice}" if advice else "; check the board's description, light and sharpness"
         raise CalibrationError(f"expected {board} in the images, found it in 0 of {total}{advice}")
     views.size = next(iter(sizes))
+    if len(cameras) == 1:
+        (views.camera,) = cameras
     return views
 
 
@@ -155,7 +163,7 @@ def _read_recording(path: Path, camera: str, every: int, inputs: dict[str, str])
             )
         for number, frame in enumerate(bag):
             if number % every == 0 and (image := _decode(frame)) is not None:
-                yield Picture(f"{path.name}#{frame.seq}", image, frame.capture_ns)
+                yield Picture(f"{path.name}#{frame.seq}", image, frame.capture_ns, camera=frame.camera)
     # a recording may be a folder of files; the digest of each goes into the result
     files = [path]
     if path.is_dir():
@@ -253,6 +261,7 @@ def collect_live(
     Raises CalibrationError without any view, and TransportError for a malformed endpoint.
     """
     guide = CapturedViews(board)
+    guide.found.camera = settings.camera.name
     clock = ""  # of the newest frame
     print_notice(
         f"looking for {board} from camera {settings.camera.name}; hold the board still for each view"

@@ -60,6 +60,8 @@ class Perception:
         self.detector = detector
         self.calibrations: tuple[Calibration, ...] = ()
         """Set before a camera is served."""
+        self._nameless_owner: str | None = None
+        """The camera that the calibration without a camera's name serves: the first one without its own."""
         self.find_robot: Callable[[Frame], RobotState] = lambda _: RobotState()
         """Returns the robot at a frame's capture, for steps that do not say it. Set before a camera is served."""
         urdf = settings.robot.urdf
@@ -97,11 +99,14 @@ class Perception:
     def serve(self, camera: str) -> Pipeline:
         """Return the pipeline of a camera; create it if the camera has none."""
         if camera not in self.pipelines:
-            # the camera's own calibration, else the first that names no camera
-            fitting = [calibration for calibration in self.calibrations if calibration.camera in (camera, "")]
-            calibration = min(fitting, key=lambda calibration: calibration.camera != camera, default=None)
+            calibration = self._find_calibration(camera)
             surroundings = Surroundings(
-                self.settings.spatial, calibration, self.robot, self.settings.robot, self.find_robot
+                spatial=self.settings.spatial,
+                calibration=calibration,
+                uncalibrated=self._explain_uncalibrated(camera) if calibration is None else None,
+                robot=self.robot,
+                robot_settings=self.settings.robot,
+                find_robot=self.find_robot,
             )
             pipeline = Pipeline(
                 self.model,
@@ -118,6 +123,34 @@ class Perception:
                 pipeline.set_prompts(self._prompts)
             self.pipelines[camera] = pipeline
         return self.pipelines[camera]
+
+    def _find_calibration(self, camera: str) -> Calibration | None:
+        """Return the camera's own calibration, else the one that names no camera if no other camera has taken it."""
+        own = [calibration for calibration in self.calibrations if calibration.camera == camera]
+        if own:
+            return own[0]
+        nameless = [calibration for calibration in self.calibrations if not calibration.camera]
+        if not nameless:
+            return None
+        # two cameras stand at two places: what is right for one gives wrong positions for the other
+        if self._nameless_owner is None:
+            self._nameless_owner = camera
+        return nameless[0] if self._nameless_owner == camera else None
+
+    def _explain_uncalibrated(self, camera: str) -> str | None:
+        """Return why no calibration file serves a camera, None if there is no file."""
+        if not self.calibrations:
+            return None
+        if self._nameless_owner is not None:
+            return (
+                f"no calibration of camera {camera}: the file that names no camera serves {self._nameless_owner}, "
+                f'found first; write camera = "NAME" into each file of spatial.calibration, one of them "{camera}"'
+            )
+        named = sorted({calibration.camera for calibration in self.calibrations})
+        return (
+            f"no calibration of camera {camera}: the files of spatial.calibration are for {', '.join(named):.200}; "
+            f'add one with camera = "{camera}"'
+        )
 
     def drop(self, camera: str) -> None:
         """Remove a camera and its objects, if the camera has a pipeline."""

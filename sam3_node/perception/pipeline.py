@@ -44,6 +44,8 @@ class Surroundings:
 
     spatial: SpatialSettings = field(default_factory=SpatialSettings)
     calibration: Calibration | None = None
+    uncalibrated: str | None = None
+    """why no calibration file serves the camera, though there are some"""
     robot: RobotBody | None = None
     """None: the robot is not looked for"""
     robot_settings: RobotSettings = field(default_factory=RobotSettings)
@@ -269,7 +271,9 @@ def make_spatial_stages(objects: Objects, surroundings: Surroundings) -> Iterato
     """Yield the stages that measure objects in 3-D. With a robot, the first is to run before the robot is found."""
     settings = surroundings.spatial
     early = surroundings.robot is not None
-    yield ReadDepth(surroundings.calibration, surroundings.find_robot, settings.table, early)
+    yield ReadDepth(
+        surroundings.calibration, surroundings.find_robot, settings.table, early, surroundings.uncalibrated
+    )
     yield MeasureObjects(objects, settings, surroundings.calibration)
     if settings.table:
         yield FindTable()

@@ -8,10 +8,13 @@ import pytest
 
 from sam3_node.calibration import Calibration
 from sam3_node.geometry import rigid, rotation_from_quaternion, transform_points
+from sam3_node.models import TrackerModel
 from sam3_node.perception.checkpoint import pack_state, unpack_state
 from sam3_node.perception.objects import Objects
+from sam3_node.perception.perception import Perception
 from sam3_node.perception.stages.spatial import VelocityFilters
-from sam3_node.settings import SpatialSettings
+from sam3_node.perception.step import StepFrame
+from sam3_node.settings import Settings, SpatialSettings
 from sam3_node.types import Frame, FramePose, Instance, Intrinsics, Mask
 from sam3_node.wire import encode_depth
 from tests.support.measuring import Measuring
@@ -206,3 +209,62 @@ def test_a_restored_filter_goes_on_bit_for_bit() -> None:
     assert np.array_equal(first.mps, second.mps)
     objects.remove(3)
     assert filters.velocity(3, 333 * MS) is None
+
+
+@pytest.mark.parametrize(
+    ("scale_m", "wrong"), [(0.001, None), (1.0, "depth of 700 m"), (0.00001, "depth of 0.007 m")]
+)
+def test_a_wrong_unit_of_depth_is_told(scale_m: float, wrong: str | None) -> None:
+    step = measure_square(scale_m, 120.0)
+    assert (step.problem is None) if wrong is None else (wrong in str(step.problem))
+    assert wrong is None or "scale_m" in str(step.problem)
+    assert step.instances[0].position_m is not None
+
+
+def test_an_object_larger_than_a_camera_can_see_is_told() -> None:
+    assert "object 1" in str(measure_square(0.001, 3.0).problem)
+
+
+def measure_square(scale_m: float, focal_px: float) -> StepFrame:
+    """Measure a square mask on an even depth of 700 units."""
+    depth = encode_depth(np.full((120, 160), 700, np.uint16), "z16", scale_m, True)
+    lens = Intrinsics(focal_px, focal_px, 79.5, 59.5)
+    frame = Frame("cam0", 0, 1, 160, 120, "bgr8", b"", depth=depth, intrinsics=lens)
+    square = Mask.from_full(np.pad(np.ones((60, 60), bool), ((30, 30), (50, 50))))
+    return Measuring().measure(frame, [Instance(1, "", 1.0, "tracked", 0, 0, square)], None)
+
+
+def make_perception(nano: TrackerModel, *cameras: str) -> Perception:
+    """Return a perception with a calibration for each of these names; the empty name is no camera's."""
+    perception = Perception(Settings(), nano, None)
+    perception.calibrations = tuple(calibration("eye_to_hand", camera=camera) for camera in cameras)
+    return perception
+
+
+def find_frame(perception: Perception, camera: str) -> tuple[str | None, str | None]:
+    """Return the frame of the position of an object of a camera, and its problem."""
+    step = StepFrame(make_frame(), instances=[instance()])
+    for stage in perception.serve(camera).stages[-3:]:
+        stage.run(step)
+    return step.instances[0].frame, step.problem
+
+
+def test_a_calibration_without_a_camera_s_name_serves_one_camera(nano: TrackerModel) -> None:
+    perception = make_perception(nano, "")
+    assert find_frame(perception, "left") == ("base", None)
+    for _ in range(2):
+        frame, problem = find_frame(perception, "right")
+        assert frame == "camera"
+        assert "camera right" in str(problem)
+        assert "serves left" in str(problem)
+    perception.drop("right")
+    assert find_frame(perception, "left") == ("base", None)
+
+
+def test_a_camera_that_no_calibration_names_is_told(nano: TrackerModel) -> None:
+    perception = make_perception(nano, "wrist", "")
+    assert find_frame(perception, "wrist") == ("base", None)
+    assert find_frame(perception, "overhead") == ("base", None)
+    frame, problem = find_frame(make_perception(nano, "wrist"), "overhead")
+    assert (frame, "are for wrist" in str(problem)) == ("camera", True)
+    assert find_frame(make_perception(nano), "overhead") == ("camera", None)

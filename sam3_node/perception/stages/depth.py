@@ -12,7 +12,7 @@ import numpy as np
 from ...calibration import Calibration
 from ...errors import Sam3NodeError
 from ...geometry import matrix_of, pose_of
-from ...types import Depth, Frame, FramePose, Intrinsics, RobotState
+from ...types import Depth, DepthImage, Frame, FramePose, Intrinsics, RobotState
 from ...wire import decode_depth
 from ..stage import Clock, Stage
 from ..step import BASE, CAMERA, GRIPPER, StepFrame, list_measured
@@ -24,6 +24,12 @@ OUTSIDE = 0.95
 """Share of a side beyond which the principal point is that of a larger image."""
 MIDDLE_TOLERANCE = 0.15
 """Largest difference of the principal point's shares of the two sides from each other, for the middle of an image."""
+FARTHEST_M = 20.0
+"""Median depth beyond which the unit of depth is doubted. Depth cameras of robots see less far."""
+NEAREST_M = 0.02
+"""Median depth below which the unit of depth is doubted. Depth cameras see nothing so near."""
+UNIT_STRIDE = 16
+"""Distance in pixels of the depths whose median is looked at."""
 
 
 class ReadDepth(Stage):
@@ -43,12 +49,15 @@ class ReadDepth(Stage):
         find_robot: Callable[[Frame], RobotState],
         measures_table: bool,
         early: bool,
+        uncalibrated: str | None = None,
     ) -> None:
+        """`uncalibrated` is the reason for which no calibration file serves this camera, though there are some."""
         self.counts_as = "robot" if early else "spatial"
         self._calibration = calibration
         self._find_robot = find_robot
         self._measures_table = measures_table
         self._early = early
+        self._uncalibrated = uncalibrated
         self._rays = RayMap()
 
     def clock(self, step: StepFrame) -> Clock | None:
@@ -62,6 +71,7 @@ class ReadDepth(Stage):
         # a live node gets poses all the time, so the later it looks, the better it knows the moment of the image
         if step.robot_state is None:
             step.robot_state = self._find_robot(step.frame)
+        step.problem = self._uncalibrated
         step.camera_pose = self._locate(step, step.robot_state.pose)
         step.intrinsics = self._find_intrinsics(step)
         fits = step.frame.depth is not None and self._fits(step, step.frame.depth)
@@ -135,8 +145,26 @@ class ReadDepth(Stage):
         stated = self._calibration.depth if self._calibration is not None else None
         # a scale in the calibration was stated by the user, so it wins
         scale_m = (stated.scale_m if stated is not None else None) or depth.scale_m
+        step.problem = step.problem or _doubt_unit(image, scale_m)
         focal_px = (intrinsics.fx * intrinsics.fy) ** 0.5
         return DepthMap(image, scale_m, self._rays.rays(intrinsics, size), focal_px)
+
+
+def _doubt_unit(image: DepthImage, scale_m: float) -> str | None:
+    """Return why the unit of a depth image is doubtful, None if it is not."""
+    units = image[::UNIT_STRIDE, ::UNIT_STRIDE]
+    units = units[units > 0]
+    if not units.size:
+        return None
+    depth_m = float(np.median(units)) * scale_m
+    if NEAREST_M <= depth_m <= FARTHEST_M:
+        return None
+    # one digit, because a replay counts each text for itself
+    return (
+        f"depth of {float(f'{depth_m:.1g}'):g} m: expected a median of {NEAREST_M:g} to {FARTHEST_M:g} m; is scale_m "
+        f"right, {scale_m:g} m a unit? Depth in millimetres has 0.001; correct it in the camera, or set scale_m under "
+        "[depth] of the calibration file"
+    )
 
 
 def _is_of_larger_image(intrinsics: Intrinsics, frame: Frame) -> bool:

@@ -24,6 +24,10 @@ START_SPEED_MPS = 0.5
 """Standard deviation of the speed before the second position."""
 MAX_AGE_S = 1.0
 """A velocity is not given, and the filter starts anew, this long after the last position."""
+FARTHEST_M = 20.0
+"""Largest distance and size of an object at which the unit of depth is not doubted."""
+WIDEST = 5.0
+"""Times of its distance that an object's longest side may have: a camera with 136 degrees sees no more."""
 MIN_POSITIONS = 3
 """Positions that a velocity needs."""
 DIGITS = 6
@@ -110,6 +114,7 @@ class MeasureObjects(Stage):
         }
         ids = [instances[index].id for index in surfaces.indices]
         if ids:
+            step.problem = step.problem or _doubt_sizes(ids, surfaces)
             placed = self._place_surfaces(ids, surfaces, step.frame.capture_ns, base_from_camera)
             for object_id, surface, points_m in zip(ids, placed, surfaces.points_m, strict=True):
                 fields[object_id] |= surface
@@ -180,6 +185,23 @@ class MeasureObjects(Stage):
                 added["velocity_age_s"] = round(velocity.age_s, DIGITS)
             completed.append(replace(instance, **added) if added else instance)
         return tuple(completed)
+
+
+def _doubt_sizes(ids: Sequence[int], surfaces: Surfaces) -> str | None:
+    """Return which object is too far or too large to be seen by a robot's camera, None if none is."""
+    distances_m = np.linalg.norm(surfaces.positions_m, axis=1)
+    sizes_m = surfaces.extents_m[:, 0]
+    wrong = np.flatnonzero((np.maximum(distances_m, sizes_m) > FARTHEST_M) | (sizes_m > WIDEST * distances_m))
+    if not wrong.size:
+        return None
+    first = int(wrong[0])
+    # one digit, because a replay counts each text for itself
+    away_m, side_m = (float(f"{each_m[first]:.1g}") for each_m in (distances_m, sizes_m))
+    return (
+        f"an object too far or too large: expected one within {FARTHEST_M:g} m that the camera can see, found object "
+        f"{ids[first]}, about {away_m:g} m away, with a side of {side_m:g} m; are scale_m of depth "
+        "and the intrinsics right?"
+    )
 
 
 def _sample(points: Float, count: int, base_from_camera: Array | None) -> Float:

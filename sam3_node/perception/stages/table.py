@@ -158,11 +158,11 @@ class FindTable(Stage):
         step.table = self.find(step.camera_pose, step.depth, masks, robot)
         if step.table is None and self._plane:
             step.is_base_tilted = True
-            tilt_deg = np.degrees(np.arccos(min(1.0, abs(self._plane[2]))))
+            tilt_deg = round(np.degrees(np.arccos(min(1.0, abs(self._plane[2])))), -1)
             step.problem = step.problem or (
-                f"no table: expected a level plane in the base, found one that is tilted by {tilt_deg:.0f} degrees "
-                "against the base's z; show the camera the table; for a base on a wall, give poses and [hand_eye] in "
-                "a frame whose z is vertical; else check [hand_eye]"
+                f"no table: expected a level plane in the base, found one that is tilted by about {tilt_deg:.0f} "
+                "degrees against the base's z; show the camera the table; for a base on a wall, give poses and "
+                "[hand_eye] in a frame whose z is vertical; else check [hand_eye]"
             )
 
     def find(
