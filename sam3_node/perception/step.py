@@ -38,6 +38,15 @@ class ObjectEvent(NamedTuple):
     id: int
 
 
+class DoubtfulPlace(NamedTuple):
+    """The place in the base of the surface under a doubtful mask."""
+
+    position_m: tuple[float, ...]
+    covariance_m2: tuple[float, ...]
+    """of the position's error: xx, xy, xz, yy, yz, zz"""
+    extent_m: tuple[float, ...]
+
+
 @dataclass(slots=True, eq=False)
 class Seen:
     """An object on a frame, from its mask until its status is known."""
@@ -113,10 +122,19 @@ class StepFrame:
     # filled by spatial, table and held
     surfaces: dict[int, Float] = field(default_factory=dict)
     """by object: measured points [n, 3] in the camera's frame"""
+    doubtful: dict[int, DoubtfulPlace] = field(default_factory=dict)
+    """by object: where the surface under a doubtful mask is; it may be that of something else"""
     table: Plane | None = None
     is_base_tilted: bool = False
     """True if the base's z seems not to be vertical, so that nothing is known of up"""
     events: list[ObjectEvent] = field(default_factory=list)
+
+
+def list_doubtful(step: StepFrame) -> list[Instance]:
+    """Return the instances with a doubtful mask, if the gripper is known: it may hold them."""
+    if step.camera_pose is None or step.robot_state is None or step.robot_state.pose is None:
+        return []
+    return [seen for seen in step.instances if seen.mask.crop.size and seen.doubtful]
 
 
 def list_measured(instances: Sequence[Instance]) -> list[Instance]:

@@ -15,7 +15,7 @@ from ...geometry import matrix_of, pose_of
 from ...types import Depth, DepthImage, Frame, FramePose, Intrinsics, RobotState
 from ...wire import decode_depth
 from ..stage import Clock, Stage
-from ..step import BASE, CAMERA, GRIPPER, StepFrame, list_measured
+from ..step import BASE, CAMERA, GRIPPER, StepFrame, list_doubtful, list_measured
 from ..surfaces import DepthMap, RayMap
 
 ASPECT_TOLERANCE = 0.01
@@ -76,7 +76,9 @@ class ReadDepth(Stage):
         step.intrinsics = self._find_intrinsics(step)
         fits = step.frame.depth is not None and self._fits(step, step.frame.depth)
         # decoding takes time, so depth is left alone where nothing would be measured
-        needed = self._early or self._measures_table or bool(list_measured(step.instances))
+        needed = (
+            self._early or self._measures_table or bool(list_measured(step.instances) or list_doubtful(step))
+        )
         if step.frame.depth is not None and step.intrinsics is not None and fits and needed:
             step.depth = self._read(step, step.frame.depth, step.intrinsics)
 

@@ -6,18 +6,19 @@ A held object is released when several frames show that it stays where it is whi
 from its place in the gripper.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from ...geometry import Array, invert, matrix_of, transform_points
+from ...geometry import Array, invert, matrix_of, project, transform_points
 from ...types import NANOSECONDS, Instance
 from ...wire import GRASPED, RELEASED
 from ..objects import Objects
 from ..stage import PerObject, Stage
-from ..step import BASE, ObjectEvent, StepFrame
+from ..step import BASE, DoubtfulPlace, ObjectEvent, StepFrame
 
 WINDOW_S = 1.5
 """Time over which an object's motion is compared with the gripper's."""
@@ -34,6 +35,16 @@ LEFT_M = 0.05
 position of a held object."""
 LEFT_FRAMES = 3
 """Frames in a row that must show that an object has left the gripper."""
+SURE_WEIGHT = 3
+"""Frames with a doubtful mask that count like one with a sure mask, when they show that an object has left."""
+REACH_M = 0.3
+"""Largest distance of an object that is held from the origin of the gripper's frame, which may be the flange."""
+START_M = 0.05
+"""Largest distance, beside half of the object's size, between its place of rest and where its lift begins."""
+EMPTY_M = 0.01
+"""Depth behind an object's place of rest from which on the place is empty. Thinner objects need a sure mask."""
+EMPTY_PX = 3
+"""Half the side in pixels of the square at the place of rest whose depth is looked at."""
 SLIP_MPS = 0.005
 """Growth of the standard deviation of a hidden object's place in the gripper."""
 DIGITS = 6
@@ -60,37 +71,80 @@ class Grip:
     """of the last frames; while it is held, the first is of the grasp, and those that contradict it are left out"""
     is_held: bool = False
     contradictions: int = 0
-    """frames in a row that contradict that it is held"""
+    """weight of the frames in a row that contradict that it is held"""
+    doubtful_ns: list[int] = field(default_factory=list)
+    """stamps of those sights that are of a doubtful mask"""
+    rest_m: list[float] = field(default_factory=list)
+    """in the base, where it last stood still by masks that are not doubtful; empty: not known"""
+    is_lifted_in_doubt: bool = False
+    """True while doubtful masks show it lifted, and its place of rest was not seen since"""
 
-    def see(self, sight: GripSight, size_m: float, ups: Array) -> None:
-        """Take the newest sight of the object, whose longest side is `size_m`. `ups` [k, 3] may be upward."""
+    def see(
+        self, sight: GripSight, size_m: float, ups: Array, has_left_rest: Callable[[], bool | None] | None
+    ) -> None:
+        """Take the newest sight of the object, whose longest side is `size_m`. `ups` [k, 3] may be upward.
+
+        The sight is of a doubtful mask if `has_left_rest` is given. It says whether the object's place of rest is empty
+        by the frame's depth; None: the place is hidden.
+        """
+        is_doubtful = has_left_rest is not None
         # the position of a large object moves more when another part of its surface is seen
         if self.is_held and self._has_left(sight, max(LEFT_M, size_m / 2)):
-            self.contradictions += 1
-            if self.contradictions == LEFT_FRAMES:
-                self.sights = []
-                self.is_held = False
-                self.contradictions = 0
+            self.contradictions += 1 if is_doubtful else SURE_WEIGHT
+            if self.contradictions >= LEFT_FRAMES * SURE_WEIGHT:
+                self._release()
             return
         self.contradictions = 0
+        self._keep(sight, is_doubtful)
+        if self.is_held:
+            return
+        if not is_doubtful:
+            self._note_rest()
+        sure = [old for old in self.sights if old.stamp_ns not in self.doubtful_ns]
+        is_held = _was_lifted(sure, ups, None, 0.0)
+        # a doubtful mask may be that of the gripper itself: then the object is still where it was
+        if not is_held and has_left_rest is not None and self.rest_m:
+            near_m = START_M + size_m / 2
+            self.is_lifted_in_doubt |= _was_lifted(self.sights, ups, self.rest_m, near_m)
+            if self.is_lifted_in_doubt:
+                has_left = has_left_rest()
+                is_held = has_left is True
+                self.is_lifted_in_doubt = has_left is None
+        if is_held:
+            self.sights = [sight]
+            self.doubtful_ns = [sight.stamp_ns] * is_doubtful
+            self.is_held = True
+            self.is_lifted_in_doubt = False
+
+    def _release(self) -> None:
+        """Forget the grasp, and all that was seen in it."""
+        self.sights = []
+        self.doubtful_ns = []
+        self.rest_m = []
+        self.is_held = False
+        self.contradictions = 0
+
+    def _keep(self, sight: GripSight, is_doubtful: bool) -> None:
+        """Add a sight, and forget old ones."""
         # the sight of the grasp stays, others while they are recent; a camera's clock may begin again
         grasp = self.sights[: int(self.is_held)]
         others = self.sights[int(self.is_held) :]
         oldest_ns = sight.stamp_ns - WINDOW_S * NANOSECONDS
         recent = [old for old in others[-MAX_SIGHTS:] if oldest_ns < old.stamp_ns < sight.stamp_ns]
+        # what was lifted in doubt must go on standing still in the gripper
+        if recent and np.linalg.norm(np.subtract(recent[-1].place_m, sight.place_m)) > STILL_M:
+            self.is_lifted_in_doubt = False
         self.sights = [*grasp, *recent, sight]
-        if not self.is_held and self._is_lifted(ups):
-            self.sights = [sight]
-            self.is_held = True
+        kept_ns = {old.stamp_ns for old in self.sights}
+        doubtful_ns = [*self.doubtful_ns, sight.stamp_ns] if is_doubtful else self.doubtful_ns
+        self.doubtful_ns = [stamp_ns for stamp_ns in doubtful_ns if stamp_ns in kept_ns]
 
-    def _is_lifted(self, ups: Array) -> bool:
-        """Return True if the object was lifted along one of `ups` [k, 3] while it stood still in the gripper."""
-        places_m = np.array([sight.place_m for sight in self.sights])
-        moved = np.flatnonzero(np.linalg.norm(places_m - places_m[-1], axis=1) > STILL_M)
-        # from the first sight on since which it has stood still
-        first = int(moved[-1]) + 1 if moved.size else 0
-        heights_m = np.array([sight.position_m for sight in self.sights[first:]]) @ ups.T
-        return bool((heights_m[-1] - heights_m.min(axis=0) > LIFT_M).any())
+    def _note_rest(self) -> None:
+        """Keep the object's place if it stood still in the base over the window."""
+        newest = self.sights[-1]
+        ways_m = _measure_ways([old.position_m for old in self.sights], newest.position_m)
+        if ways_m.max() <= STILL_M:
+            self.rest_m = list(newest.position_m)
 
     def _has_left(self, sight: GripSight, least_m: float) -> bool:
         """Return True if it moved in the gripper but not in the base, or is far from where it was grasped."""
@@ -135,10 +189,15 @@ class FindHeld(Stage):
         for instance in step.instances:
             grip = self._grips.get(instance.id)
             was_held = grip is not None and grip.is_held
-            sight = _make_sight(instance, gripper.stamp_ns, base_from_gripper)
-            if sight is not None and instance.extent_m is not None:
+            place = _find_place(instance, step)
+            if place is not None:
                 grip = self._grips.setdefault(instance.id, Grip())
-                grip.see(sight, max(instance.extent_m), ups)
+                sight = _make_sight(place, gripper.stamp_ns, base_from_gripper)
+                # what is far from the gripper is not in it, whatever the mask shows
+                if not instance.doubtful:
+                    grip.see(sight, max(place.extent_m), ups, None)
+                elif np.linalg.norm(sight.place_m) <= REACH_M or grip.is_held:
+                    grip.see(sight, max(place.extent_m), ups, partial(_is_empty, grip, step))
             is_held = grip is not None and grip.is_held
             if is_held != was_held:
                 step.events.append(ObjectEvent(GRASPED if is_held else RELEASED, instance.id))
@@ -158,12 +217,60 @@ def _list_ups(step: StepFrame, base_from_camera: Array) -> Array:
     return up[None]
 
 
-def _make_sight(instance: Instance, stamp_ns: int, base_from_gripper: Array) -> GripSight | None:
-    """Return the sight of an instance; None if it has no position."""
-    if instance.position_m is None or instance.covariance_m2 is None:
+def _find_place(instance: Instance, step: StepFrame) -> DoubtfulPlace | None:
+    """Return where an instance is in the base, by its fields or by a doubtful mask; None if it is not known."""
+    if instance.position_m is None or instance.covariance_m2 is None or instance.extent_m is None:
+        return step.doubtful.get(instance.id)
+    return DoubtfulPlace(instance.position_m, instance.covariance_m2, instance.extent_m)
+
+
+def _make_sight(place: DoubtfulPlace, stamp_ns: int, base_from_gripper: Array) -> GripSight:
+    """Return the sight of an object at a place in the base."""
+    place_m = transform_points(invert(base_from_gripper), place.position_m)
+    return GripSight(stamp_ns, place.position_m, tuple(place_m.tolist()), place.covariance_m2)
+
+
+def _was_lifted(
+    sights: Sequence[GripSight], ups: Array, rest_m: Sequence[float] | None, near_m: float
+) -> bool:
+    """Return True if an object was lifted along one of `ups` [k, 3] while it stood still in the gripper.
+
+    With `rest_m`, the lift must begin within `near_m` of it.
+    """
+    if not sights:
+        return False
+    places_m = np.array([sight.place_m for sight in sights])
+    moved = np.flatnonzero(np.linalg.norm(places_m - places_m[-1], axis=1) > STILL_M)
+    # from the first sight on since which it has stood still
+    first = int(moved[-1]) + 1 if moved.size else 0
+    positions_m = np.array([sight.position_m for sight in sights[first:]])
+    if rest_m is not None and np.linalg.norm(positions_m[0] - rest_m) > near_m:
+        return False
+    heights_m = positions_m @ ups.T
+    return bool((heights_m[-1] - heights_m.min(axis=0) > LIFT_M).any())
+
+
+def _is_empty(grip: Grip, step: StepFrame) -> bool | None:
+    """Return True if depth shows something behind an object's place of rest, None if the place is not seen."""
+    if step.depth is None or step.intrinsics is None or step.camera_pose is None:
         return None
-    place_m = transform_points(invert(base_from_gripper), instance.position_m)
-    return GripSight(stamp_ns, instance.position_m, tuple(place_m.tolist()), instance.covariance_m2)
+    in_camera_m = transform_points(invert(matrix_of(step.camera_pose)), np.array([grip.rest_m]))
+    column, row = project(in_camera_m, step.intrinsics)[0]
+    height, width = step.depth.image.shape
+    # also false for what is behind the camera, which has no pixel
+    if not (EMPTY_PX <= column < width - EMPTY_PX and EMPTY_PX <= row < height - EMPTY_PX):
+        return None
+    rows = slice(round(row) - EMPTY_PX, round(row) + EMPTY_PX + 1)
+    columns = slice(round(column) - EMPTY_PX, round(column) + EMPTY_PX + 1)
+    units = step.depth.image[rows, columns]
+    units = units[units > 0]
+    if not units.size:
+        return None
+    behind_m = float(np.median(units)) * step.depth.scale_m - in_camera_m[0, 2]
+    # nearer by more than an object's own bulge: something is in front of the place
+    if behind_m < -LEFT_M:
+        return None
+    return behind_m > EMPTY_M
 
 
 def _complete(instance: Instance, grip: Grip | None, stamp_ns: int, base_from_gripper: Array) -> Instance:

@@ -17,7 +17,7 @@ from ...settings import SpatialSettings
 from ...types import ACCELERATION_MPS2, NANOSECONDS, Instance, Mask
 from ..objects import Objects
 from ..stage import PerObject, Stage
-from ..step import BASE, CAMERA, StepFrame, list_measured
+from ..step import BASE, CAMERA, DoubtfulPlace, StepFrame, list_doubtful, list_measured
 from ..surfaces import TARGET_PIXELS, DepthMap, Float, Surfaces, measure_surfaces
 
 START_SPEED_MPS = 0.5
@@ -84,6 +84,9 @@ class MeasureObjects(Stage):
         fields: dict[int, _Fields] = {}
         if measured and step.depth is not None:
             fields = self._describe(step, measured, step.depth, base_from_camera)
+        doubtful = list_doubtful(step)
+        if doubtful and step.depth is not None and base_from_camera is not None:
+            step.doubtful = _place_doubtful(doubtful, step.depth, base_from_camera)
         step.instances = self._complete(step.instances, fields, step.frame.capture_ns)
 
     def points(self, object_id: int, count: int) -> MeasuredPoints | None:
@@ -185,6 +188,21 @@ class MeasureObjects(Stage):
                 added["velocity_age_s"] = round(velocity.age_s, DIGITS)
             completed.append(replace(instance, **added) if added else instance)
         return tuple(completed)
+
+
+def _place_doubtful(
+    instances: Sequence[Instance], depth: DepthMap, base_from_camera: Array
+) -> dict[int, DoubtfulPlace]:
+    """Return where the surfaces under the doubtful masks of these instances are in the base, by id."""
+    surfaces = measure_surfaces([instance.mask for instance in instances], depth)
+    rotation = base_from_camera[:3, :3]
+    positions_m = transform_points(base_from_camera, surfaces.positions_m)
+    upper = (rotation @ surfaces.covariances_m2 @ rotation.T)[:, *_UPPER]
+    places = zip(positions_m.tolist(), upper.tolist(), surfaces.extents_m.tolist(), strict=True)
+    return {
+        instances[index].id: DoubtfulPlace(*map(tuple, place))
+        for index, place in zip(surfaces.indices, places, strict=True)
+    }
 
 
 def _doubt_sizes(ids: Sequence[int], surfaces: Surfaces) -> str | None:
