@@ -12,8 +12,9 @@ from sam3_node.geometry import pose_of, rigid, rotation_from_vector
 from sam3_node.perception.checkpoint import pack_state, unpack_state
 from sam3_node.perception.objects import Objects
 from sam3_node.perception.stages.held import FindHeld
-from sam3_node.perception.step import StepFrame
-from sam3_node.types import Frame, FramePose, Instance, Mask, RobotState
+from sam3_node.perception.step import DoubtfulPlace, StepFrame
+from sam3_node.perception.surfaces import DepthMap
+from sam3_node.types import Frame, FramePose, Instance, Intrinsics, Mask, RobotState
 
 PERIOD_NS = 66_666_667
 REST = np.array([0.4, 0.1, 0.03])
@@ -24,6 +25,9 @@ ASIDE = np.array([0.2, 0.1, 0.12])
 LOOKS_DOWN = rigid(rotation_from_vector((np.pi, 0, 0)), (0, 0, 1))
 HIDDEN = Instance(3, "block", 0.9, "occluded", 5, 0, Mask.empty((4, 4)))
 SIZES: dict[str, Any] = {"extent_m": (0.05, 0.03, 0.02), "covariance_m2": (4e-6, 0.0, 0.0, 4e-6, 0.0, 4e-6)}
+
+
+RAYS = np.zeros((2, 64, 64), np.float32)
 
 
 class World:
@@ -138,3 +142,74 @@ def test_down_along_z_lifts_only_on_a_base_that_may_hang(mount: Any, held: bool)
     world.mount = mount
     assert world.move(-UP, GRASP, REST).held is held
     assert not World().move(ASIDE * (1, 1, 0), GRASP, REST).held
+
+
+class DoubtfulWorld(World):
+    """A world whose masks are doubtful from a frame on. `depth_m` is that of all pixels, from above."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_doubtful = False
+        self.depth_m = 0.97
+
+    def run(self, instance: Instance, gripper: FramePose | None) -> Instance:
+        frame = Frame("cam0", self.seq, self.seq * PERIOD_NS, 64, 64, "bgr8", b"")
+        mount = pose_of(self.mount, "camera", "base", frame.capture_ns, "system")
+        depth = DepthMap(np.full((64, 64), round(1000 * self.depth_m), np.uint16), 0.001, RAYS, 60.0)
+        lens = Intrinsics(60.0, 60.0, 5.0, 31.5)
+        step = StepFrame(
+            frame, robot_state=RobotState(gripper), camera_pose=mount, intrinsics=lens, depth=depth
+        )
+        if self.is_doubtful and instance.position_m is not None:
+            place = DoubtfulPlace(instance.position_m, SIZES["covariance_m2"], SIZES["extent_m"])
+            step.doubtful = {instance.id: place}
+            fields: dict[str, Any] = dict.fromkeys(("position_m", "frame", "extent_m", "covariance_m2"))
+            instance = replace(instance, doubtful=True, **fields)
+        step.instances = [instance]
+        self.held.run(step)
+        self.events += [event.op for event in step.events]
+        return step.instances[0]
+
+
+@pytest.mark.parametrize(("depth_m", "held"), [(1.0, True), (0.97, False), (0.5, False)])
+def test_doubt_in_the_gripper_does_not_hide_a_lift_once_the_place_of_rest_is_empty(
+    depth_m: float, held: bool
+) -> None:
+    """The place shows the table, the object still there, or something in front of both."""
+    world = DoubtfulWorld()
+    world.move(-UP, GRASP + UP, REST, carry=False)
+    world.is_doubtful = True
+    world.depth_m = depth_m
+    found = world.move(UP, GRASP, REST)
+    assert (found.held, found.doubtful) == (held, True)
+    found = world.move(ASIDE - UP, GRASP + UP, REST + UP)
+    assert found.held is held
+    if held:
+        assert found.position_m == pytest.approx(REST + ASIDE, abs=0.01)
+    world.depth_m = 1.0  # the place is seen to be empty
+    assert world.step(GRASP + ASIDE, REST + ASIDE).held
+
+
+def test_a_doubtful_mask_that_stays_behind_ends_the_grasp_later_than_a_sure_one() -> None:
+    world = DoubtfulWorld()
+    world.move(-UP, GRASP + UP, REST, carry=False)
+    world.is_doubtful = True
+    world.depth_m = 1.0
+    assert world.move(UP, GRASP, REST).held
+    found = [world.step(GRASP + ASIDE, REST).held for _ in range(9)]
+    assert found == [True] * 8 + [False]
+
+
+def test_doubtful_masks_far_from_the_gripper_and_pushed_ones_are_not_held() -> None:
+    world = DoubtfulWorld()
+    world.move((0, 0, 0), GRASP, REST)
+    world.is_doubtful = True
+    world.depth_m = 1.0
+    assert not world.move(ASIDE * (1, 1, 0), GRASP, REST).held
+    other = DoubtfulWorld()
+    far = np.add(GRASP, (0, 0.5, 0))
+    other.move((0, 0, 0), far, REST)
+    other.is_doubtful = True
+    other.depth_m = 1.0
+    assert not other.move(UP, far, REST).held
+    assert world.events == other.events == []

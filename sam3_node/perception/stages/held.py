@@ -270,7 +270,7 @@ def _is_empty(grip: Grip, step: StepFrame) -> bool | None:
     # nearer by more than an object's own bulge: something is in front of the place
     if behind_m < -LEFT_M:
         return None
-    return behind_m > EMPTY_M
+    return bool(behind_m > EMPTY_M)
 
 
 def _complete(instance: Instance, grip: Grip | None, stamp_ns: int, base_from_gripper: Array) -> Instance:

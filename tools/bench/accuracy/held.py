@@ -1,9 +1,11 @@
 """Measure the table, and what the gripper holds, on rendered clips of a gripper that picks and pushes, or only passes.
 
-python -m tools.bench.accuracy.held [--clips N] [--json FILE]
+python -m tools.bench.accuracy.held [--clips N] [--tracker NAME] [--json FILE]
 
 The stage gets the true masks, eroded or dilated by a pixel, the true poses, and depth with the noise of a D435, at
-320x240 and 15 Hz; no tracker runs. A screen hides a part of the way. Needs the extra `scenes`.
+320x240 and 15 Hz; no tracker runs. With --tracker, such as nano, that tracker makes the masks from rendered colour, at
+default settings, after a box around each thing on the first frame. A screen hides a part of the way. Needs the extra
+`scenes`.
 """
 
 import time
@@ -15,10 +17,14 @@ import numpy as np
 
 from sam3_node.calibration import Calibration
 from sam3_node.geometry import Array, invert, pose_of, rigid, rotation_from_vector, transform_points
+from sam3_node.models import TrackerModel, load_tracker
+from sam3_node.perception.pipeline import Pipeline, Surroundings
 from sam3_node.perception.robot import RobotPixels
-from sam3_node.settings import SpatialSettings
-from sam3_node.types import NANOSECONDS, Frame, Instance, Intrinsics, JointState, Mask, Plane
+from sam3_node.perception.step import StepFrame
+from sam3_node.settings import SpatialSettings, TrackerSettings
+from sam3_node.types import NANOSECONDS, Frame, Instance, Intrinsics, JointState, Mask, Plane, RobotState
 from sam3_node.wire import GRASPED, encode_depth
+from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.measuring import Measuring
 from tools.bench.accuracy.robot import Scene
 from tools.bench.accuracy.spatial import add_noise, compute_truth
@@ -51,6 +57,9 @@ PUSH_S = (6.9, 8.3)
 GUARD_S = 0.5
 """Time after a grasp and a release in which either answer counts as right."""
 TIMES = np.arange(0, 9.0, 1 / FPS)
+COLOURS = [(0.8, 0.1, 0.1, 1), (0.1, 0.5, 0.8, 1), (0.9, 0.8, 0.1, 1), (0.1, 0.6, 0.2, 1), (0.6, 0.2, 0.7, 1)]
+"""Of the things, red, green, blue and opacity in 0..1; the gripper is grey."""
+GREY = (0.35, 0.35, 0.35, 1)
 
 
 class Clip(NamedTuple):
@@ -69,11 +78,17 @@ def main() -> None:
     parser = make_parser(__doc__)
     text = "clips with a pick, and half as many that pass (default 40)"
     parser.add_argument("--clips", type=int, default=40, help=text)
+    parser.add_argument("--tracker", help="tracker that makes the masks, such as nano (default: true masks)")
     args = parser.parse_args()
     figures = Figures("accuracy.held")
     found = defaultdict[str, list[float]](list)
+    model = load_tracker(args.tracker) if args.tracker else None
     for seed in range(args.clips + args.clips // 2):
-        run_clip(np.random.default_rng(seed), seed >= args.clips, found)
+        random = np.random.default_rng(seed)
+        if model is None:
+            run_clip(random, seed >= args.clips, found)
+        else:
+            run_tracked_clip(model, random, seed >= args.clips, found)
     names = ("right", "wrong", "missed", "once", "strange", "passing")
     right, wrong, missed, once, strange, passing = (sum(found.pop(name, [0])) for name in names)
     figures.add("held, frames of clips with a pick: precision", right / max(1, right + wrong), "of 1", "0.95")
@@ -154,10 +169,11 @@ def build(clip: Clip) -> Any:
     spec = load_mujoco().MjSpec()
     for size, place in (*ROOM, ((0.03, 0.03, 0.05), clip.screen)):
         spec.worldbody.add_geom(type=BOX, size=size, pos=place)
-    for geoms in clip.geoms:
+    spec.worldbody.add_light(pos=(0.5, 0.5, 2), dir=(-0.2, -0.2, -1))
+    for geoms, colour in zip(clip.geoms, [*COLOURS, GREY], strict=True):
         body = spec.worldbody.add_body(mocap=True)
         for kind, size, place in geoms:
-            body.add_geom(type=kind, size=size, pos=place, contype=0, conaffinity=0)
+            body.add_geom(type=kind, size=size, pos=place, contype=0, conaffinity=0, rgba=colour)
     return spec
 
 
@@ -210,6 +226,49 @@ def run_clip(random: Rng, passes: bool, found: dict[str, list[float]]) -> None:
     count_held(np.array(held), passes, found)
     found["passing" if passes else "strange"].append(len(grasped) - (not passes) * grasped.count(0))
     found["once"].append(grasped.count(0) == 1 and not passes)
+
+
+def run_tracked_clip(model: TrackerModel, random: Rng, passes: bool, found: dict[str, list[float]]) -> None:
+    """Add the figures of one clip whose masks a tracker makes from colour, at default settings."""
+    clip = make_clip(random, passes)
+    scene = Scene(build(clip), clip.camera, SIZE, LENS)
+    mount = pose_of(clip.camera, "camera", "base", 0, "system")
+    hand_eye = {"kind": "eye_to_hand", "translation_m": mount.position_m}
+    hand_eye["rotation_quaternion_xyzw"] = mount.quaternion_xyzw
+    calibration = Calibration(intrinsics=PINHOLE, hand_eye=hand_eye)
+    pipeline = Pipeline(model, TrackerSettings(), "cam0", surroundings=Surroundings(calibration=calibration))
+    grasped = []
+    held = []
+    ids: list[int] = []
+    for seq, now_s in enumerate(TIMES):
+        for index, pose in enumerate(clip.poses):
+            scene.data.mocap_pos[index] = pose[seq, :3, 3]
+            scene.mujoco.mju_mat2Quat(scene.data.mocap_quat[index], pose[seq, :3, :3].ravel())
+        geoms, depth_m = scene.render()
+        scene.renderer.update_scene(scene.data, "camera")
+        colour = np.ascontiguousarray(scene.renderer.render()[..., ::-1])
+        packed = encode_depth(add_noise(depth_m.astype(np.float64), random), "z16", 0.001, True)
+        stamp_ns = round(now_s * NANOSECONDS)
+        frame = Frame("cam0", seq, stamp_ns, *SIZE[::-1], "bgr8", colour.tobytes(), depth=packed)
+        gripper = pose_of(clip.poses[-1][seq], "gripper", "base", stamp_ns, "system")
+        step = StepFrame(frame, robot_state=RobotState(gripper))
+        masks = pipeline.step(step)
+        # a prompt needs a frame before it; the objects come with the next one
+        if not ids:
+            boxes = [Mask.from_full(geoms == FIRST + index).box for index in range(TRACKED)]
+            ids = [pipeline.add(FramePrompt(box=box)).id for box in boxes]
+            held.append([False] * TRACKED)
+            continue
+        grasped += [event.id for event in step.events if event.op == GRASPED]
+        held.append([item.held for item in masks.instances])
+        first = masks.instances[0]
+        if first.held and first.position_m is not None:
+            error_m = np.linalg.norm(np.subtract(first.position_m, clip.poses[0][seq, :3, 3]))
+            found["position of a held object, from its middle mm"].append(1000 * float(error_m))
+    scene.renderer.close()
+    count_held(np.array(held), passes, found)
+    found["passing" if passes else "strange"].append(len(grasped) - (not passes) * grasped.count(ids[0]))
+    found["once"].append(grasped.count(ids[0]) == 1 and not passes)
 
 
 def count_held(held: np.ndarray, passes: bool, found: dict[str, list[float]]) -> None:
