@@ -44,13 +44,13 @@ class Surroundings:
 
     spatial: SpatialSettings = field(default_factory=SpatialSettings)
     calibration: Calibration | None = None
-    uncalibrated: str | None = None
-    """why no calibration file serves the camera, though there are some"""
     robot: RobotBody | None = None
     """None: the robot is not looked for"""
     robot_settings: RobotSettings = field(default_factory=RobotSettings)
     find_robot: Callable[[Frame], RobotState] = lambda _: RobotState()
     """Returns the robot at a frame's capture. It is called as late in a step as possible, so that poses may arrive."""
+    uncalibrated: str | None = None
+    """why no calibration file serves the camera, though there are some"""
 
 
 class ConfidenceLimits(NamedTuple):

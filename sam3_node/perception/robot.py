@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import cv2
 import numpy as np
@@ -28,6 +28,7 @@ from .surfaces import DepthMap, Float
 Pixels = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
+T = TypeVar("T", bound=np.generic)
 
 NEAR_M = 0.02
 """Parts are cut off at this distance in front of the camera."""
@@ -348,7 +349,7 @@ class RobotPixels(NamedTuple):
         return crop.size > 0 and float(crop.mean()) > COVERED
 
 
-def crop_to(image: Pixels, mask: Mask) -> Pixels:
+def crop_to(image: npt.NDArray[T], mask: Mask) -> npt.NDArray[T]:
     """Return the part of an image, which is not copied, in the box of a mask."""
     x0, y0, x1, y1 = mask.box
     return image[y0:y1, x0:x1]

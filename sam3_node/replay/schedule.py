@@ -25,7 +25,7 @@ from ..files import explain_os_error, read_regular
 from ..node.cameras import RobotTracks
 from ..perception.step import GRIPPER
 from ..resources import Closeable, closed_on_error
-from ..types import ROBOT, Frame, MaskFrame, RobotState
+from ..types import ROBOT, Frame, MaskFrame, RobotMessage, RobotState
 from ..wire import CAUGHT_UP, Event
 from ..wire.frame_prompt import FramePrompt, describe_clipping
 from ..wire.operations import CHANGES, AddExemplar, AddObject, Reset, SetPrompts

@@ -17,6 +17,7 @@ from sam3_node.perception.pipeline import Pipeline, Surroundings
 from sam3_node.perception.robot import RobotPixels
 from sam3_node.perception.stages.robot import Places
 from sam3_node.perception.step import StepFrame
+from sam3_node.perception.surfaces import DepthMap
 from sam3_node.settings import DetectorSettings, RobotSettings, SpatialSettings, TrackerSettings
 from sam3_node.types import JointState, Mask, MaskFrame, RobotState
 from sam3_node.wire import decode_image, encode_image
@@ -228,3 +229,37 @@ def test_a_place_is_forgotten_while_the_robot_is_not_known() -> None:
 def test_boxes_are_the_robots_where_it_fills_most_of_them() -> None:
     boxes = ((110, 70, 150, 100), (60, 70, 139, 100), (60, 70, 141, 100), (-30, -20, -5, -1))
     assert [see(100).covers(box) for box in boxes] == [True, False, True, False]
+
+
+OBJECT_M = 0.70
+TABLE_M = 0.80
+ARM_M = 0.50
+
+
+@pytest.mark.parametrize(
+    ("arm_m", "open_m", "is_hidden"),
+    [(ARM_M, OBJECT_M, True), (ARM_M, TABLE_M, False), (0.9, OBJECT_M, False), (0.0, 0.0, True)],
+)
+def test_depth_says_whether_an_object_can_be_behind_the_robot(
+    arm_m: float, open_m: float, is_hidden: bool
+) -> None:
+    """The arm is in front and the object there or gone, the arm is behind, or depth is not known."""
+    objects = Objects(4)
+    known = places(objects=objects)
+    known.observe(1, block(100), see(AWAY), make_depth(see(AWAY), ARM_M, OBJECT_M))
+    robot = see(133 - WIDE)  # over two thirds of the block
+    assert known.find_covered(robot) == frozenset({1})
+    assert known.find_covered(robot, make_depth(robot, arm_m, open_m)) == frozenset({1} if is_hidden else ())
+    objects.add(1, "block")
+    other_objects = Objects(4)
+    other = places(objects=other_objects)
+    other_objects.restore(unpack_state(pack_state(objects.state())))
+    assert other.find_covered(robot, make_depth(robot, ARM_M, TABLE_M)) == frozenset()
+
+
+def make_depth(robot: RobotPixels, arm_m: float, place_m: float) -> DepthMap:
+    """Return a depth of the table, of the block's place, and of the robot before them."""
+    z = np.full((HEIGHT, WIDTH), 1000 * TABLE_M)
+    block(100).paint(z, 1000 * place_m)
+    z[robot.inside] = 1000 * arm_m
+    return DepthMap(z.round().astype(np.uint16), 0.001, np.zeros((2, HEIGHT, WIDTH), np.float32), 300.0)

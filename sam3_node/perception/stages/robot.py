@@ -15,9 +15,10 @@ from ...tracking.host_copy import copy_to_device
 from ...tracking.tracks import Cover
 from ...types import Mask
 from ..objects import Objects
-from ..robot import LensView, Place, RobotBody, RobotPixels, crop_to
+from ..robot import COVERED, LensView, Place, RobotBody, RobotPixels, crop_to
 from ..stage import PerObject, Stage
 from ..step import StepFrame
+from ..surfaces import NOISE_PER_M, DepthMap
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +26,12 @@ GROWTH = 1.2
 """A place of more than this many times the area of the whole object has been left: the object has moved."""
 MAX_TOLD = 16
 """Lines that the log gets of joints that do not fit. A robot may send other names each time."""
+FAR_PERCENTILE = 90
+"""Percentile of the depths under an object's mask that counts as its far side: masks leak onto what is behind."""
+BEHIND_M = 0.02
+"""Distance behind an object's far side from which on a point is not of the object, beside three times its noise."""
+OPEN_SHARE = 0.2
+"""Least share of an object's place that the robot leaves open, for depth there to tell that the object has gone."""
 COVERED_VALUE = 127
 """Value of 255 above which the robot fills most of a pixel of low resolution."""
 
@@ -34,12 +41,36 @@ class Places:
 
     def __init__(self, objects: Objects) -> None:
         self._places = objects.register(PerObject("places", Place))
+        self._far_m = objects.register(PerObject("place_depths", float))
+        """depth of the far side of each object, where depth is known"""
 
-    def find_covered(self, robot: RobotPixels) -> frozenset[int]:
-        """Return the objects whose last place is mostly under the robot."""
-        return frozenset(object_id for object_id, place in self._places.items() if robot.hides(place))
+    def find_covered(self, robot: RobotPixels, depth: DepthMap | None = None) -> frozenset[int]:
+        """Return the objects whose last place is mostly under the robot, unless depth says that they are not there."""
+        hidden = [object_id for object_id, place in self._places.items() if robot.hides(place)]
+        return frozenset(object_id for object_id in hidden if not self._is_refuted(object_id, robot, depth))
 
-    def observe(self, object_id: int, mask: Mask, robot: RobotPixels | None) -> None:
+    def _is_refuted(self, object_id: int, robot: RobotPixels, depth: DepthMap | None) -> bool:
+        """Return True if depth shows that the robot is behind an object's place, or that the object has left it."""
+        place = self._places[object_id]
+        far_m = self._far_m.get(object_id)
+        if depth is None or far_m is None or depth.image.shape != place.mask.size:
+            return False
+        z = crop_to(depth.image, place.mask) * np.float64(depth.scale_m)
+        is_behind = z > far_m + BEHIND_M + 3 * NOISE_PER_M * far_m**2
+        under_robot = crop_to(robot.inside, place.mask)
+        # a robot behind the place hides nothing of it
+        in_front = place.mask.crop & under_robot & ~is_behind
+        if np.count_nonzero(in_front) <= COVERED * place.mask.area:
+            return True
+        # where the robot leaves the place open, there is what was behind the object
+        is_open = place.mask.crop & ~under_robot & (z > 0)
+        open_px = np.count_nonzero(is_open)
+        is_gone = np.count_nonzero(is_open & is_behind) > open_px / 2
+        return open_px >= OPEN_SHARE * place.mask.area and is_gone
+
+    def observe(
+        self, object_id: int, mask: Mask, robot: RobotPixels | None, depth: DepthMap | None = None
+    ) -> None:
         """Take an object's mask in view, without pixels of the robot.
 
         Its place is the mask, and what it was before where the robot is now: an arm that comes slowly hides it little
@@ -47,8 +78,14 @@ class Places:
         its place is forgotten.
         """
         before = self._places.pop(object_id, None)
+        self._far_m.pop(object_id, None)
         if robot is None:
             return
+        if depth is not None and depth.image.shape == mask.size:
+            units = crop_to(depth.image, mask)[mask.crop]
+            units = units[units > 0]
+            if units.size:
+                self._far_m[object_id] = float(np.percentile(units, FAR_PERCENTILE)) * depth.scale_m
         place = Place(mask, mask.area, robot.camera_from_base)
         if before is not None and before.mask.size == mask.size and robot.looks_at(before):
             # what the robot hides now was the object's place before, so it probably still is
@@ -102,7 +139,7 @@ class FindRobot(Stage):
                 cv2.resize(bright, self._model.mask_size[::-1], interpolation=cv2.INTER_AREA) > COVERED_VALUE
             )
             pixels = copy_to_device(low, self._model.device)
-            step.cover = Cover(pixels, self._places.find_covered(step.robot))
+            step.cover = Cover(pixels, self._places.find_covered(step.robot, step.depth))
 
     def _tell_names(self, step: StepFrame) -> None:
         """Tell which joints have no position, as the step's problem, and which names the URDF lacks, in the log."""
@@ -156,4 +193,4 @@ class CutRobot(Stage):
                 # the robot may have taken all that was left of the mask
                 seen.in_view = seen.visible and seen.mask.area > 0
             if seen.in_view:
-                self._places.observe(seen.id, seen.mask, excluded)
+                self._places.observe(seen.id, seen.mask, excluded, step.depth)
