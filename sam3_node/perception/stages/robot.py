@@ -66,7 +66,7 @@ class Places:
         is_open = place.mask.crop & ~under_robot & (z > 0)
         open_px = np.count_nonzero(is_open)
         is_gone = np.count_nonzero(is_open & is_behind) > open_px / 2
-        return open_px >= OPEN_SHARE * place.mask.area and is_gone
+        return bool(open_px >= OPEN_SHARE * place.mask.area and is_gone)
 
     def observe(
         self, object_id: int, mask: Mask, robot: RobotPixels | None, depth: DepthMap | None = None
