@@ -251,7 +251,10 @@ def _describe_point(index: int, instance: Instance, recorded: Mapping[int, Insta
     iou = None
     before = recorded.get(instance.id)
     if before is not None:
-        iou = round(mask_iou(instance.mask, before.mask), 3)
+        # an object that both results hide is the same in both: its masks agree
+        iou = 1.0
+        if instance.area or before.area:
+            iou = round(mask_iou(instance.mask, before.mask), 3)
     return index, state, round(instance.score, 3), confidence, int(instance.doubtful), iou
 
 

@@ -125,6 +125,8 @@ def test_the_report_has_the_tracks_and_their_iou_and_opens_in_a_browser(tmp_path
     ious = {key: {point[5] for point in track["points"]} for key, track in left["objects"].items()}
     assert ious["1"] == {round(16 / 24, 3)}
     assert ious["2"] == {1.0}
+    # object 3 is hidden in both results: two empty masks agree
+    assert ious["3"] == {1.0}
     assert {point[5] for point in right["objects"]["1"]["points"]} == {None}
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
