@@ -64,6 +64,18 @@ def add_commands(commands: Commands) -> None:
     parser.add_flag(
         "--with-images", "keep the frames, too: in masks.mcap, and as the files that masks.json names"
     )
+    # what becomes of doubtful objects: their common destination
+    doubt = parser.add_mutually_exclusive_group()
+    for name, value, text in (
+        ("sure-only", "left-out", "leave doubtful objects out of coco, png and lerobot"),
+        (
+            "with-doubtful",
+            "drawn",
+            "draw doubtful objects in png, too, whose pixels cannot say that they are doubtful",
+        ),
+    ):
+        doubt.add_argument(f"--{name}", dest="doubtful", action="store_const", const=value, help=text)
+    parser.set_defaults(doubtful="marked")
     parser.add_flag("--again", "delete existing results and start over; the default continues them")
     parser.add_flag(
         "--dry-run",
@@ -292,6 +304,7 @@ def _make_job(args: Namespace, settings: Settings) -> Job:
     # files named here replace the calibration that the recording carries
     files = args.calibration or settings.spatial.calibration
     outputs = args.outputs
+    _check_doubtful(args.doubtful, outputs)
     if args.with_images:
         outputs = _add_images(outputs)
     return Job(
@@ -312,6 +325,7 @@ def _make_job(args: Namespace, settings: Settings) -> Job:
         # a node that is connected knows its own names and objects
         requires_objects=not (args.allow_unfound or args.connect),
         depth_aligned=args.depth_aligned,
+        doubtful=args.doubtful,
         calibrations=tuple(load_calibration(path).model_dump_json() for path in files),
     )
 
@@ -328,6 +342,21 @@ def _read_objects(args: Namespace) -> tuple[ObjectOnFrame, ...]:
     if args.objects:
         marked = read_prompts(args.objects)
     return (*boxes, *marked)
+
+
+def _check_doubtful(doubtful: str, outputs: Sequence[str]) -> None:
+    """Raise ReplayError for an option of doubtful objects that none of the outputs follows."""
+    from ..replay.job import LABEL_OUTPUTS
+
+    options = {"left-out": ("--sure-only", LABEL_OUTPUTS), "drawn": ("--with-doubtful", ("png",))}
+    if doubtful not in options:
+        return
+    option, wanted = options[doubtful]
+    if not set(wanted) & set(outputs):
+        raise ReplayError(
+            f"{option}: expected --outputs with {' or '.join(wanted)}, found {', '.join(outputs)}; mcap, overlay and "
+            "report always have doubtful objects, and mark them"
+        )
 
 
 def _add_images(outputs: tuple[str, ...]) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import ReplayError
 from .davis_png import MaskSource
-from .job import SECTIONS, Job
+from .job import LABEL_OUTPUTS, SECTIONS, Job
 from .outputs import Sources, write_outputs
 from .schedule import Schedule, open_schedule
 from .second_pass import read_results
@@ -30,7 +30,7 @@ IDENTITY = f"{WORK}/job.json"
 """File that identifies the job of a folder."""
 SUMMARY = "summary.json"
 """File with the summary, which marks complete results."""
-FREE_FIELDS = ("out", "outputs", "allow_gaps", "requires_objects")
+FREE_FIELDS = ("out", "outputs", "allow_gaps", "requires_objects", "doubtful")
 """Fields of a job that may change when it is continued."""
 DIGESTS = ("model_digest", "detector_digest")
 """Fields of a Perception's description that identify its weights."""
@@ -77,7 +77,11 @@ class JobSession:
         `masks` are the results of the shards by default. An incomplete summary counts as one without outputs: they are
         replaced when the job is resumed.
         """
-        missing: list[str] = [kind for kind in self.schedule.job.outputs if kind not in summary.outputs]
+        job = self.schedule.job
+        missing: list[str] = [kind for kind in job.outputs if kind not in summary.outputs]
+        # labels are written anew if they treat doubtful objects in another way
+        if summary.doubtful != job.doubtful:
+            missing += [kind for kind in LABEL_OUTPUTS if kind in summary.outputs]
         # COCO names the images, so it is written anew with them
         if "images" in missing and "coco" in summary.outputs:
             missing.append("coco")
@@ -94,7 +98,7 @@ class JobSession:
                 log.warning("stopped: writing the outputs of what is done; another interrupt ends that, too")
             min_score = self.schedule.settings.detector.min_track_score
             recorded = None
-            if self.schedule.job.mode == "as-recorded":
+            if job.mode == "as-recorded":
                 recorded = self.schedule.recorded_masks
             sources = Sources(
                 masks or partial(read_results, self.store, min_score),
@@ -103,12 +107,14 @@ class JobSession:
                 has_images="images" in summary.outputs,
                 dataset=self.schedule.dataset,
                 recorded=recorded,
+                doubtful=job.doubtful,
             )
             self.store.keep(write_outputs(self.store.folder, missing, sources, on_progress))
 
         # the summary is the completion marker: it comes after everything that it promises
         if missing or self.read_finished() is None:
-            summary = replace(summary, outputs=list(dict.fromkeys([*summary.outputs, *missing])))
+            outputs = list(dict.fromkeys([*summary.outputs, *missing]))
+            summary = replace(summary, outputs=outputs, doubtful=job.doubtful)
             self.store.write(SUMMARY, summary.to_json().encode())
         # complete results are never continued, so they need no state
         if summary.complete:

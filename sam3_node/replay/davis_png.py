@@ -1,6 +1,7 @@
 """Reads and writes masks as palette PNGs in the layout of DAVIS: <camera>/<seq>.png, with object indices as pixels.
 
-Pixels are 0 for the background. <camera>/objects.json lists the objects as {index, id, label, first_seq}.
+Pixels are 0 for the background. <camera>/objects.json lists the objects as {index, id, label, first_seq, doubtful}.
+`doubtful`, if it is there, has the first and last seq of each run of frames on which the object was doubtful.
 """
 
 import json
@@ -140,10 +141,21 @@ def paint_indices(masks: MaskFrame) -> Labels:
     return image
 
 
-def write_palette_pngs(folder: Path, masks: Iterable[MaskFrame], progress: Callable[[int], None]) -> None:
+def add_to_runs(runs: list[list[int]], number: int) -> None:
+    """Add a number to a list of runs [first, last] of consecutive numbers, as JSON has them."""
+    if runs and runs[-1][1] == number - 1:
+        runs[-1][1] = number
+    else:
+        runs.append([number, number])
+
+
+def write_palette_pngs(
+    folder: Path, masks: Iterable[MaskFrame], progress: Callable[[int], None], with_doubtful: bool = False
+) -> None:
     """Write the PNGs and object tables of all cameras into `folder`.
 
-    If several frames have one camera and seq, the last one stays.
+    Doubtful objects are drawn only `with_doubtful`, because a pixel cannot say that it is doubtful. If several frames
+    have one camera and seq, the last one stays.
     """
     tables: dict[str, dict[int, dict[str, Any]]] = {}
     for count, frame in enumerate(masks, start=1):
@@ -153,7 +165,11 @@ def write_palette_pngs(folder: Path, masks: Iterable[MaskFrame], progress: Calla
         table = tables.setdefault(frame.camera, {})
         for instance in frame.instances:
             row = {"index": palette_index(instance.id), "id": instance.id, "label": instance.label}
-            table.setdefault(instance.id, {**row, "first_seq": frame.seq})
+            known = table.setdefault(instance.id, {**row, "first_seq": frame.seq})
+            if instance.doubtful:
+                add_to_runs(known.setdefault("doubtful", []), frame.seq)
+        if not with_doubtful:
+            frame = frame.without_doubtful()
         (camera_folder / f"{frame.seq:05d}.png").write_bytes(encode_labels(paint_indices(frame)))
         progress(count)
     for camera, table in tables.items():

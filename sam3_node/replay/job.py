@@ -35,6 +35,15 @@ Output = Literal["mcap", "mcap-images", "coco", "png", "overlay", "images", "ler
 MODES: tuple[Mode, ...] = get_args(Mode)
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 OUTPUTS: tuple[Output, ...] = get_args(Output)
+Doubtful = Literal["marked", "drawn", "left-out"]
+"""What outputs do with doubtful objects.
+
+marked    all outputs but `png` have them, and say which they are; `png`, which cannot say so, has no pixels of them
+drawn     `png` has their pixels, too
+left-out  none of LABEL_OUTPUTS has them
+"""
+LABEL_OUTPUTS: tuple[Output, ...] = ("coco", "png", "lerobot")
+"""The outputs that others train on and measure with."""
 MAX_OBJECTS_BYTES = 16 << 20
 """Size of the largest file with objects on frames. A larger one is refused."""
 NAMES = ("camera", "frame", "label", "box", "points", "labels", "mask", "value")
@@ -105,10 +114,13 @@ class Job:
     """Segment everything on the first frame of each camera, and track it."""
     requires_objects: bool = False
     """Refuse a name that the detector lacks, and a job that follows no object, before the first frame."""
+    doubtful: Doubtful = "marked"
+    """What the outputs do with doubtful objects."""
 
     def __post_init__(self) -> None:
         _check_choice("mode", self.mode, MODES)
         _check_choice("strategy", self.strategy, STRATEGIES)
+        _check_choice("doubtful", self.doubtful, get_args(Doubtful))
         for output in self.outputs:
             _check_choice("output", output, OUTPUTS)
         for section in self.settings:

@@ -3,7 +3,8 @@
 The feature `observation.masks.<camera>` is a lossless PNG in the table, of the size of the camera's frames. Its pixels
 are (label, object, score x 255), and 0 for the background. They have three channels, so that policies take the feature
 as any camera. Labels are numbered over the whole dataset, objects over their episode and camera, both from 1.
-meta/sam3_masks.json names them. The statistics are exact, in 0..1 as the loader gives the pixels.
+meta/sam3_masks.json names them, and lists the frames of the episode on which each object was doubtful, as runs of
+[first, last]. The statistics are exact, in 0..1 as the loader gives the pixels.
 """
 
 import json
@@ -24,7 +25,7 @@ from ..bags.isolated import IsolatedCalls
 from ..bags.samples import split_selection
 from ..errors import BagError, ReplayError, find_version, install_advice
 from ..types import Instance, MaskFrame
-from .davis_png import MaskSource, NumberTable, palette_index
+from .davis_png import MaskSource, NumberTable, add_to_runs, palette_index
 
 FOLDER = "lerobot"
 """Folder of the copy, in that of the outputs."""
@@ -134,6 +135,8 @@ class _DatasetWriter:
             _ = self._numbers[label]
         # labels by id, in the order of the objects' numbers, by camera and episode
         self._objects: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
+        # frames on which an object was doubtful, by camera, episode and id
+        self._doubtful: dict[tuple[str, int, int], list[list[int]]] = defaultdict(list)
         self._missing: Counter[int] = Counter()  # frames without masks, by episode
         self._statistics = {camera: PixelStatistics() for camera in self._cameras}
         self._lengths = {episode.number: episode.length for episode in self._layout.episodes}
@@ -214,6 +217,8 @@ class _DatasetWriter:
             self._progress(self._written)
             for instance in sorted(masks.instances, key=lambda instance: instance.paint_order):
                 self._paint(image, instance, self._objects[camera, number])
+                if instance.doubtful and episode is not None:
+                    add_to_runs(self._doubtful[camera, number, instance.id], row - episode.first_row)
         self._statistics[camera].add(number, image)
         return cv2.imencode(".png", image[..., ::-1])[1].tobytes()
 
@@ -259,12 +264,22 @@ class _DatasetWriter:
             "channels": CHANNELS,
             "labels": {number: label for label, number in self._numbers},
             "objects": [
-                {"episode": episode, "camera": camera, "index": index, "id": object_id, "label": label}
+                self._describe_object(camera, episode, index, object_id, label)
                 for (camera, episode), labels in sorted(self._objects.items())
                 for index, (object_id, label) in enumerate(labels.items(), start=1)
             ],
             "frames_without_masks": dict(sorted(self._missing.items())),
         }
+
+    def _describe_object(
+        self, camera: str, episode: int, index: int, object_id: int, label: str
+    ) -> dict[str, Any]:
+        row: dict[str, Any] = {"episode": episode, "camera": camera, "index": index, "id": object_id}
+        row["label"] = label
+        runs = self._doubtful.get((camera, episode, object_id))
+        if runs:
+            row["doubtful"] = runs
+        return row
 
     def _describe_episode(self, number: int, names: Collection[str]) -> dict[str, dict[str, Any]]:
         """Return the statistics with these names of all features in an episode."""

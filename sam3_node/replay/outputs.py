@@ -27,6 +27,7 @@ from ..visualization import PALETTE, VideoWriter, overlay
 from ..wire import decode_image, encode_mask, pack_masks
 from ..wire.images import CHANNELS
 from .davis_png import MaskSource, NumberTable, write_palette_pngs
+from .job import Doubtful
 from .lerobot_dataset import write_lerobot
 
 T = TypeVar("T", MaskFrame, Frame)
@@ -58,6 +59,7 @@ class Sources(NamedTuple):
     """Masks, frames and name of a recording that outputs are made from, and its recorded masks if there are any.
 
     `has_images` is True if the images were written before. The kind lerobot needs the `dataset` that was replayed.
+    `doubtful` says what the labels do with doubtful objects.
     """
 
     masks: MaskSource
@@ -66,6 +68,14 @@ class Sources(NamedTuple):
     has_images: bool = False
     dataset: Dataset | None = None
     recorded: MaskSource | None = None
+    doubtful: Doubtful = "marked"
+
+    @property
+    def labels(self) -> MaskSource:
+        """The masks that become labels."""
+        if self.doubtful == "left-out":
+            return lambda: (masks.without_doubtful() for masks in self.masks())
+        return self.masks
 
 
 def write_outputs(
@@ -152,7 +162,7 @@ def _no_masks() -> Iterator[MaskFrame]:
 
 def _write_png(folder: Path, sources: Sources, progress: Callable[[int], None]) -> None:
     (folder / "png").mkdir()
-    write_palette_pngs(folder / "png", sources.masks(), progress)
+    write_palette_pngs(folder / "png", sources.masks(), progress, sources.doubtful == "drawn")
 
 
 def _write_overlays(folder: Path, sources: Sources, progress: Callable[[int], None]) -> None:
@@ -176,7 +186,7 @@ def _write_overlays(folder: Path, sources: Sources, progress: Callable[[int], No
 def _write_lerobot(folder: Path, sources: Sources, progress: Callable[[int], None]) -> None:
     if sources.dataset is None:
         raise ReplayError("the output lerobot: expected a LeRobot dataset to add masks to, found none")
-    write_lerobot(folder, sources.dataset.path, sources.masks, progress, sources.dataset.prompts)
+    write_lerobot(folder, sources.dataset.path, sources.labels, progress, sources.dataset.prompts)
 
 
 def _write_report(folder: Path, sources: Sources, progress: Callable[[int], None]) -> None:
@@ -263,11 +273,12 @@ def _write_coco(folder: Path, sources: Sources, progress: Callable[[int], None])
 
     The fields that join images to videos follow TAO (Dave et al. 2020). `videos` are cameras. Images and annotations
     have a `video_id`, images a `frame_index`. `tracks` are objects. Additional fields are `seq` and `capture_ns` of a
-    frame, `instance_id`, which is the object's id on its camera, and `score` in 0..1. `file_name` is the path of the
+    frame, `instance_id`, which is the object's id on its camera, and `score` in 0..1. `confidence`, `name_confidence`
+    (null where unknown) and `doubtful` say how far the mask and the name can be trusted. `file_name` is the path of the
     frame's image beside the JSON file; without images it is the place RECORDING#CAMERA/SEQ. An object without a mask on
     a frame has no annotation there. pycocotools loads each image on its own.
     """
-    masks = sources.masks
+    masks = sources.labels
     names: Iterator[str | None] = repeat(None)
     if sources.has_images:
         names = (name for name, _ in name_images(masks, sources.frames))
@@ -350,6 +361,9 @@ def _make_region(instance: Instance) -> dict[str, Any]:
     mask = encode_mask(instance.mask, "rle")
     return {
         "score": instance.score,
+        "confidence": instance.confidence,
+        "name_confidence": instance.name_confidence,
+        "doubtful": instance.doubtful,
         "iscrowd": 0,
         "area": instance.area,
         "bbox": [x0, y0, x1 - x0, y1 - y0],

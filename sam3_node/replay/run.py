@@ -23,7 +23,7 @@ from ..types import Instance, Mask, MaskFrame
 from ..wire import decode_image, encode_image
 from . import completion, second_pass
 from .event_log import Action, Edit, Step
-from .job import Job, Strategy, calibrations_for, describe_differences, have_equal_sections
+from .job import LABEL_OUTPUTS, Job, Strategy, calibrations_for, describe_differences, have_equal_sections
 from .planning import check_request
 from .player import Player
 from .schedule import open_schedule
@@ -91,6 +91,9 @@ def read_finished_summary(job: Job) -> Summary | None:
     """Return the summary of a finished job, None for another one."""
     summary = completion.read_complete_summary(open_store(job.out))
     if summary is None or not set(job.outputs) <= set(summary.outputs):
+        return None
+    # labels that treat doubtful objects in another way are written anew
+    if summary.doubtful != job.doubtful and set(LABEL_OUTPUTS) & set(summary.outputs):
         return None
     return summary
 

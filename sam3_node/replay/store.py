@@ -159,6 +159,8 @@ class Summary:
     stages_ms: dict[str, float] = field(default_factory=dict)
     """Mean time of each stage in the last run."""
     outputs: list[str] = field(default_factory=list)
+    doubtful: str = "marked"
+    """What these outputs do with doubtful objects, as in the job."""
     complete: bool = True
     """False if the replay was stopped. Outputs hold the frames until then. The same command resumes it."""
 

@@ -109,6 +109,26 @@ def test_masks_are_exact_and_everything_else_stays(version: str, tmp_path: Path)
     assert files == source | {Path(NAMES)}
 
 
+def test_the_names_list_the_frames_with_doubtful_objects(tmp_path: Path) -> None:
+    def masks() -> Iterator[MaskFrame]:
+        for found in all_masks():
+            doubted = (replace(item, doubtful=found.seq in (5, 6, 8, 10)) for item in found.instances)
+            yield replace(found, instances=tuple(doubted))
+
+    dataset = Dataset(DATA / "v3.0", ("cup", "mug"))
+    for doubtful, runs, score in (("marked", [[1, 2], [4, 4]], 204), ("left-out", None, 0)):
+        sources = Sources(masks, lambda: iter(()), dataset=dataset, doubtful=doubtful)  # type: ignore[arg-type]
+        (written,) = write_outputs(tmp_path, ["lerobot"], sources, lambda *_: None)
+        names = json.loads((written / NAMES).read_text())
+        found = {(row["episode"], row["camera"], row["id"]): row.get("doubtful") for row in names["objects"]}
+        # the second episode begins with row 4
+        assert found[1, "front", MUG[1]] == runs
+        assert found[0, "front", MUG[0]] is None
+        data = read_rows(written)[6]["observation.masks.front"]["bytes"]
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), -1)
+        assert image[..., 0].max() == score
+
+
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 def test_the_description_names_the_features_and_their_statistics(version: str, tmp_path: Path) -> None:
     written = write(tmp_path, version)

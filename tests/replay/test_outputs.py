@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -284,6 +285,57 @@ def test_png_have_the_ids_in_davis_colours_and_a_table(tmp_path: Path) -> None:
     assert np.array_equal(bgr[..., ::-1], colours()[labels])
     table = json.loads((right / "objects.json").read_text())
     assert table[1] == {"index": 2, "id": 2, "label": "bowl", "first_seq": 1}
+
+
+def doubtful_masks() -> Iterator[MaskFrame]:
+    """Yield the masks of the left camera. The bowl, object 2, is doubtful on the frames 3 to 5 and on 8."""
+    for masks in all_masks():
+        mug, bowl, hidden = masks.instances
+        is_doubtful = masks.seq in (3, 4, 5, 8)
+        bowl = replace(bowl, confidence=0.3 if is_doubtful else 0.9, doubtful=is_doubtful)
+        if masks.camera == "left":
+            yield replace(masks, instances=(mug, bowl, hidden))
+
+
+def test_coco_says_which_annotations_are_doubtful(tmp_path: Path) -> None:
+    write_outputs(tmp_path, ["coco"], Sources(doubtful_masks, all_frames), told)
+    rows = json.loads((tmp_path / "masks.json").read_text())["annotations"]
+    bowls = [row for row in rows if row["instance_id"] == 2]
+    assert [seq for seq, row in enumerate(bowls) if row["doubtful"]] == [3, 4, 5, 8]
+    assert {row["confidence"] for row in bowls if row["doubtful"]} == {0.3}
+    assert {(row["confidence"], row["doubtful"]) for row in rows if row["instance_id"] == 1} == {
+        (None, False)
+    }
+
+
+def test_labels_may_leave_doubtful_objects_out(tmp_path: Path) -> None:
+    write_outputs(
+        tmp_path, ["coco", "png", "mcap"], Sources(doubtful_masks, all_frames, doubtful="left-out"), told
+    )
+    found = json.loads((tmp_path / "masks.json").read_text())
+    seq_of = {image["id"]: image["seq"] for image in found["images"]}
+    assert len(seq_of) == 12
+    shown = [seq_of[row["image_id"]] for row in found["annotations"] if row["instance_id"] == 2]
+    assert shown == [0, 1, 2, 6, 7, 9, 10, 11]
+    assert not any(row["doubtful"] for row in found["annotations"])
+    assert painted_frames(tmp_path) == shown
+    # the recording of the masks is complete
+    assert sum(one.doubtful for masks in read_masks(tmp_path / "masks.mcap") for one in masks.instances) == 4
+
+
+@pytest.mark.parametrize("doubtful", ["marked", "drawn"])
+def test_png_have_doubtful_objects_only_when_asked(doubtful: Any, tmp_path: Path) -> None:
+    write_outputs(tmp_path, ["png"], Sources(doubtful_masks, all_frames, doubtful=doubtful), told)
+    sure = [0, 1, 2, 6, 7, 9, 10, 11]
+    assert painted_frames(tmp_path) == (sure if doubtful == "marked" else list(range(12)))
+    table = json.loads((tmp_path / "png/left/objects.json").read_text())
+    assert [row.get("doubtful") for row in table] == [None, [[3, 5], [8, 8]], None]
+
+
+def painted_frames(out: Path) -> list[int]:
+    """Return the frames of the left camera whose PNG has a pixel of object 2."""
+    files = {int(path.stem): path for path in (out / "png/left").glob("*.png")}
+    return [seq for seq, path in sorted(files.items()) if (decode_labels(path.read_bytes()) == 2).any()]
 
 
 def test_ids_above_the_palette_repeat_and_are_never_background() -> None:

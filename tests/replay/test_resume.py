@@ -1,12 +1,14 @@
 """Replays killed with SIGKILL at random moments end with the results of one uninterrupted run."""
 
 import hashlib
+import json
 import multiprocessing
 import random
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,41 @@ def outputs_of(job: Job) -> dict[str, str]:
 
 def summary_of(job: Job) -> Summary:
     return Summary.from_json((Path(job.out) / "summary.json").read_bytes())
+
+
+def test_labels_are_written_anew_without_doubtful_objects(bag: Path, tmp_path: Path) -> None:
+    def reading(what: str, done: int, total: int | None) -> None:
+        assert what.startswith("writing")
+
+    # the strictest limit makes each mask doubtful
+    settings = {"tracker": {"min_confidence": 1.0}}
+    job = Job((str(bag),), str(tmp_path / "out"), outputs=OUTPUTS, settings=settings)
+    run_job(job)
+    before = outputs_of(job)
+    assert any(row["doubtful"] for row in annotations_of(job))
+    # no frame is stepped again, and only the labels change
+    sure = replace(job, doubtful="left-out")
+    assert read_finished_summary(sure) is None
+    run_job(sure, progress=reading)
+    assert not any(row["doubtful"] for row in annotations_of(sure))
+    assert read_finished_summary(sure)
+    run_job(job, progress=reading)
+    assert outputs_of(job) == before
+
+
+def annotations_of(job: Job) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((Path(job.out) / "masks.json").read_text())["annotations"]
+    return rows
+
+
+def test_an_option_of_doubtful_objects_needs_an_output_that_follows_it(
+    bag: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for option, wanted in (("--sure-only", "coco"), ("--with-doubtful", "png")):
+        assert main(["replay", str(bag), "-o", str(tmp_path / "out"), option]) == 2
+        message = capsys.readouterr().err
+        assert option in message
+        assert wanted in message
 
 
 @pytest.mark.timeout(1200)

@@ -7,7 +7,8 @@ from sam3_node.replay.job import OUTPUTS
 _FILES = {
     "mcap": "`masks.mcap`: masks messages, and annotations for Foxglove",
     "mcap-images": "`masks.mcap` with the frames, so that a viewer needs no other file",
-    "coco": "`masks.json`: COCO with RLE masks, with `videos` and `tracks` beside",
+    "coco": "`masks.json`: COCO with RLE masks, with `videos` and `tracks` beside; each annotation has `confidence` "
+    "and `doubtful`",
     "png": "or `davis`: `png/<camera>/00000.png`: palette masks in DAVIS' layout; `objects.json` names each index",
     "overlay": "`overlay-<camera>.mp4`",
     "images": "`images/<camera>/00000.jpg` or `.png`: the frames; `masks.json` names them",
