@@ -5,6 +5,7 @@ Heavy modules are imported inside the functions that need them, so that other co
 
 from __future__ import annotations
 
+import math
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -28,7 +29,8 @@ from .parser import FAILED, CommandParser, Commands, parse_box, parse_count, par
 from .progress import ProgressBar, align_rows, format_duration, printable
 
 if TYPE_CHECKING:
-    from ..replay.cluster.scheduler import RunProgress, UsageReport
+    from ..replay.cluster.bill import UsageReport
+    from ..replay.cluster.scheduler import RunProgress
     from ..replay.job import Job, ObjectOnFrame
     from ..replay.store import Summary
 
@@ -40,8 +42,6 @@ INTERRUPTED = 130
 """Exit code after a signal, as shells have it. The same command continues."""
 OF_ALL_RECORDINGS = (DeviceError, ModelError, VocabularyError, SettingsError)
 """Errors that the next recording would meet, too. They end a replay of several recordings."""
-REPORT = "bill.json"
-"""File with the time and cost of a run over many recordings."""
 
 
 def add_commands(commands: Commands) -> None:
@@ -157,7 +157,7 @@ def _add_ray(parser: CommandParser) -> None:
     add("--workers N", "maximum number of workers [number of GPUs; local without GPUs: 2]", parse_count)
     text = "GPUs of each worker: 0 for the CPU, a fraction of 1 to share one [1; local without GPUs: 0]"
     add("--gpus-per-worker N", text, float)
-    add("--price-per-hour P", "price of one worker; adds the cost to the table", float)
+    add("--price-per-hour P", "price of one worker; adds the cost to the table", _parse_price)
     group.add_argument(
         "--by-camera", action="store_true", help="replay each camera separately, in a subfolder"
     )
@@ -189,8 +189,8 @@ def replay(args: Namespace, settings: Settings) -> int:
     if args.dry_run:
         return _plan(args, job)
     stop = stop_on_signals(once=True)
-    if not args.ray and (args.by_camera or args.segment_frames):
-        raise ReplayError("--by-camera, --segment-frames: expected --ray with them, such as --ray local")
+    if not args.ray:
+        _check_alone(args)
     jobs = job.split_by_recording()
     # of one recording alone, its replay says the same before its first frame
     if not args.connect and (args.ray or len(jobs) > 1):
@@ -240,6 +240,18 @@ def _plan(args: Namespace, job: Job) -> int:
     if plan.refused:
         return FAILED
     return 1 if plan.bad else 0
+
+
+def _check_alone(args: Namespace) -> None:
+    """Raise ReplayError for an option that a replay without Ray would ignore."""
+    options = ("by_camera", "segment_frames", "workers", "gpus_per_worker", "price_per_hour")
+    # a value of 0 is given, too
+    given = [name for name in options if getattr(args, name) not in (None, False)]
+    if given:
+        shown = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ReplayError(
+            f"{shown}: expected --ray with it, such as --ray local; this replay has no workers that take and cost time"
+        )
 
 
 def _make_runner(args: Namespace, settings: Settings, stop: Event) -> Callable[..., Summary]:
@@ -379,6 +391,13 @@ def _parse_time(text: str) -> int:
     return parse_time(text)
 
 
+def _parse_price(text: str) -> float:
+    price = float(text)
+    if not 0 <= price < math.inf:
+        raise ValueError(f"expected a price of 0 or more, found {text!r}")
+    return price
+
+
 def _parse_names(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
@@ -392,10 +411,16 @@ def _parse_outputs(text: str) -> tuple[str, ...]:
 
 def _replay_many(args: Namespace, job: Job, stop: Event) -> int:
     """Replay the recordings of a job on workers. Returns 0 if all are done, 1 if one failed, 130 if stopped."""
+    from ..replay.cluster.bill import read_bill, save_bill, write_bill
     from ..replay.cluster.scheduler import run_many
     from ..replay.cluster.tasks import Split
     from ..replay.store import open_store
 
+    # what earlier runs took is paid, too, unless their results are deleted
+    store = open_store(job.out)
+    earlier = None
+    if not args.again:
+        earlier = read_bill(store)
     with closing(ProgressBar("recordings")) as bar:
         report = run_many(
             job.split_by_recording(),
@@ -407,10 +432,12 @@ def _replay_many(args: Namespace, job: Job, stop: Event) -> int:
             stop,
             Split(args.by_camera, args.segment_frames, args.overlap),
             args.again,
+            earlier=earlier,
+            save=partial(save_bill, store),
         )
     # the table for people, the file for programs
     _print_report(report)
-    open_store(job.out).write(REPORT, report.to_json().encode())
+    write_bill(store, report)
     if report.is_complete:
         return 0
     return INTERRUPTED if report.is_stopped else 1

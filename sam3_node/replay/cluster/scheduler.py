@@ -7,7 +7,6 @@ counted.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -19,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +27,7 @@ from ...resources import Closeable
 from ..job import Job
 from ..shards import LIMITS, ShardLimits
 from ..store import Summary
+from .bill import BagResult, UsageReport
 from .tasks import (
     NOT_STARTED,
     WHOLE,
@@ -40,7 +40,6 @@ from .tasks import (
     Worker,
 )
 
-HOUR_S = 3600.0
 LOCAL = "local"
 """Address of a new Ray on this machine."""
 AUTH_MODE = "RAY_AUTH_MODE"
@@ -57,6 +56,8 @@ RETRIES = 5
 """Number of workers that a task may lose, and of workers in a row that may fail to start."""
 POLL_S = 0.2
 """Time between two looks at running tasks."""
+SAVE_S = 1.0
+"""Time between two reports of a run that goes on. A driver that is killed loses the time of its workers since."""
 
 _log = logging.getLogger(__name__)
 _ADDRESS = re.compile(r"(ray://)?\[?(?P<host>[^/\]]+)\]?:(?P<port>\d{1,5})")
@@ -145,93 +146,6 @@ class ThroughputMeter:
         task.total = task.last
 
 
-@dataclass(slots=True)
-class BagResult:
-    """The result of one recording."""
-
-    bag: str
-    out: str
-    state: str = "stopped"
-    """done, failed or stopped."""
-    error: str | None = None
-    frames: int = 0
-    worker_s: float = 0.0
-    """Seconds that workers spent on it in this run, including lost workers and failed attempts."""
-    losses: int = 0
-    """Number of workers lost."""
-    notes: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class UsageReport:
-    """The results of all recordings of one run, with the time of workers and its cost."""
-
-    bags: list[BagResult]
-    seconds: float
-    held_s: float
-    """Seconds of all workers together, each from when it was ready until its end."""
-    gpu_s: float
-    """The same for all GPUs; 0 without GPUs."""
-    price_per_hour: float | None = None
-    """Price of one worker, None if it is unknown."""
-
-    @property
-    def is_complete(self) -> bool:
-        """True if all recordings are done."""
-        return all(bag.state == "done" for bag in self.bags)
-
-    @property
-    def is_stopped(self) -> bool:
-        """True if the run was stopped before all recordings were done."""
-        return any(bag.state == "stopped" for bag in self.bags)
-
-    @property
-    def frames(self) -> int:
-        """Frames of all recordings that are done."""
-        return sum(bag.frames for bag in self.bags)
-
-    def cost(self, worker_s: float) -> float | None:
-        """Return the cost of this time of one worker, None if the price is unknown."""
-        if self.price_per_hour is None:
-            return None
-        return round(worker_s / HOUR_S * self.price_per_hour, 6)
-
-    def to_json(self) -> str:
-        """Return the report as indented JSON."""
-        bags = []
-        for bag in self.bags:
-            rounded_s = round(bag.worker_s, 1)
-            bags.append({**asdict(bag), "worker_s": rounded_s, "cost": self.cost(bag.worker_s)})
-        whole = {**asdict(self), "frames": self.frames, "cost": self.cost(self.held_s), "bags": bags}
-        return json.dumps(whole, indent=2) + "\n"
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """Return the report as rows of a table. The row `waiting` has the time that workers were idle."""
-        busy_s = sum(bag.worker_s for bag in self.bags)
-        cost = ""
-        if self.price_per_hour is not None:
-            cost = f"{'cost':>9}"
-        rows: list[tuple[str, ...]] = [("", f"{'frames':>8}", f"{'worker s':>10}", cost, "")]
-        rows += [self._make_row(bag.bag, bag.frames, bag.worker_s, _describe_state(bag)) for bag in self.bags]
-        rows.append(self._make_row("waiting", "", max(self.held_s - busy_s, 0.0), ""))
-        rows.append(self._make_row("all", self.frames, max(self.held_s, busy_s), f"in {self.seconds:.0f} s"))
-        return rows
-
-    def _make_row(self, name: str, frames: int | str, worker_s: float, state: str) -> tuple[str, ...]:
-        cost = self.cost(worker_s)
-        cost_text = "" if cost is None else f"{cost:>9.4f}"
-        return name, f"{frames:>8}", f"{worker_s:>10.1f}", cost_text, state
-
-
-def _describe_state(bag: BagResult) -> str:
-    text = bag.state
-    if bag.losses:
-        text += f", {bag.losses} workers lost"
-    if bag.error:
-        text += f": {bag.error}"
-    return text
-
-
 def run_many(
     jobs: Sequence[Job],
     ray_address: str = "auto",
@@ -244,6 +158,8 @@ def run_many(
     again: bool = False,
     retries: int = RETRIES,
     limits: ShardLimits = LIMITS,
+    earlier: UsageReport | None = None,
+    save: Callable[[UsageReport], None] = lambda _: None,
 ) -> UsageReport:
     """Replay jobs of one recording each, as `run_job` does, on several workers.
 
@@ -252,8 +168,9 @@ def run_many(
 
     A lost worker is replaced up to `retries` times, and its job continues from its last complete shard. An error in one
     recording does not end the others; the report has it. After `stop` is set, workers write what they have done, and
-    the same call continues from there, as it does after a kill. Raises ReplayError if jobs cannot be split like this,
-    if there is no cluster or no GPU in it, or if workers do not start; MissingExtraError without Ray.
+    the same call continues from there, as it does after a kill. The report counts the runs of an `earlier` one, too;
+    `save` gets it every SAVE_S, for the case that this process is killed. Raises ReplayError if jobs cannot be split
+    like this, if there is no cluster or no GPU in it, or if workers do not start; MissingExtraError without Ray.
     """
     # refuse all before the first one costs time of machines
     for job in jobs:
@@ -263,10 +180,24 @@ def run_many(
         count, gpus = _choose_resources(ray, ray_address, workers, gpus_per_worker)
         with WorkerPool(ray, count, gpus, retries) as pool:
             run = _Run(pool, progress, [JobPlan(job, split, again, limits) for job in jobs])
-            bags = run.run_until_done(stop or threading.Event())
-        held_s = pool.held_s
-    seconds = time.monotonic() - begin_s
-    return UsageReport(bags, round(seconds, 1), round(held_s, 1), round(held_s * gpus, 1), price_per_hour)
+
+            def describe() -> UsageReport:
+                seconds = time.monotonic() - begin_s
+                held_s = pool.held_s
+                report = UsageReport(
+                    run.describe_bags(),
+                    round(seconds, 1),
+                    round(held_s, 1),
+                    round(held_s * gpus, 1),
+                    price_per_hour,
+                )
+                if earlier is None:
+                    return report
+                return report.after(earlier)
+
+            run.run_until_done(stop or threading.Event(), lambda: save(describe()))
+    # all workers have ended
+    return describe()
 
 
 def _choose_resources(ray: Any, address: str, workers: int | None, gpus: float | None) -> tuple[int, float]:
@@ -312,19 +243,40 @@ class _Run:
         self._tasks: dict[Future[TaskResult], tuple[_BagState, PoolTask]] = {}
         """The tasks that are queued or running."""
 
-    def run_until_done(self, stop: threading.Event) -> list[BagResult]:
-        """Run all steps, or until `stop` is set and the workers have written what they have done."""
+    def run_until_done(self, stop: threading.Event, save: Callable[[], None]) -> None:
+        """Run all steps, or until `stop` is set and the workers have written what they have done.
+
+        Calls `save` every SAVE_S.
+        """
+        saved_s = time.monotonic()
         # the first steps of all recordings are queued; each end of a step starts the next one of its recording
         for bag in self._bags:
             self._start_step(bag, None)
         while self._tasks:
             self._add_results(wait(self._tasks, POLL_S, FIRST_COMPLETED).done)
+            if time.monotonic() - saved_s >= SAVE_S:
+                save()
+                saved_s = time.monotonic()
             # workers end their tasks as stopped, with what they have done
             if stop.is_set():
                 self._pool.stop()
                 self._add_results(wait(self._tasks, STOP_TIMEOUT_S).done)
                 break
-        return [bag.result for bag in self._bags]
+
+    def describe_bags(self) -> list[BagResult]:
+        """Return the results of all recordings so far, with the time and losses of tasks that are not over."""
+        results = []
+        for bag in self._bags:
+            tasks = [task for owner, task in self._tasks.values() if owner is bag]
+            result = replace(
+                bag.result,
+                worker_s=bag.result.worker_s + sum(task.spent_s for task in tasks),
+                losses=bag.result.losses + sum(task.losses for task in tasks),
+            )
+            if any(task.begun_s is not None for task in tasks):
+                result.state = "running"
+            results.append(result)
+        return results
 
     def _start_step(self, bag: _BagState, values: list[Any] | None) -> None:
         """Start the next step. `values` come from the previous step's tasks, None for the first step."""
@@ -482,11 +434,23 @@ class PoolTask:
 
     task: Task
     seconds: float = 0.0
-    """Time that workers spent on it."""
+    """Time that workers spent on it, in attempts that are over."""
+    begun_s: float | None = None
+    """Time when the current attempt began, None between attempts."""
     losses: int = 0
-    """Number of workers lost."""
+    """Number of workers lost, also while they started."""
+    failures: int = 0
+    """Number of workers lost while they worked on it."""
     progress: TaskProgress = NOT_STARTED
     result: TaskResult | None = None
+
+    @property
+    def spent_s(self) -> float:
+        """Time that workers spent on it, with the current attempt."""
+        begun_s = self.begun_s
+        if begun_s is None:
+            return self.seconds
+        return self.seconds + time.monotonic() - begun_s
 
 
 @dataclass(slots=True, eq=False)
@@ -520,7 +484,7 @@ class WorkerPool(Closeable):
         self._workers: list[_WorkerHandle] = []
         self._idle: list[_WorkerHandle] = []
         self._failed_starts = 0
-        self.held_s = 0.0
+        self._ended_s = 0.0
         """Seconds of all workers that have ended, each since it was ready."""
         self._stopping = threading.Event()
 
@@ -528,6 +492,13 @@ class WorkerPool(Closeable):
     def ready(self) -> int:
         """Number of workers that are ready."""
         return sum(worker.ready_s is not None for worker in list(self._workers))
+
+    @property
+    def held_s(self) -> float:
+        """Seconds of all workers so far, each since it was ready."""
+        now_s = time.monotonic()
+        ready = [worker.ready_s for worker in list(self._workers) if worker.ready_s is not None]
+        return self._ended_s + sum(now_s - ready_s for ready_s in ready)
 
     def submit(self, task: PoolTask) -> Future[TaskResult]:
         """Queue a task. The result raises ReplayError if workers cannot be started."""
@@ -592,6 +563,7 @@ class WorkerPool(Closeable):
             worker.ready_s = time.monotonic()
             self._failed_starts = 0
         begin_s = time.monotonic()
+        task.begun_s = begin_s
         try:
             call = worker.actor.run.remote(task.task)
             while not self._ray.wait([call], timeout=POLL_S)[0]:
@@ -601,6 +573,7 @@ class WorkerPool(Closeable):
             result: TaskResult = self._ray.get(call)
             return result
         finally:
+            task.begun_s = None
             task.seconds += time.monotonic() - begin_s
 
     def _count_loss(self, worker: _WorkerHandle, task: PoolTask, error: Exception) -> TaskResult | None:
@@ -610,6 +583,7 @@ class WorkerPool(Closeable):
         """
         # a worker that never was ready says nothing about the task
         reason = str(error).strip().splitlines()[-1]
+        task.losses += 1
         if worker.ready_s is None:
             self._failed_starts += 1
             if self._failed_starts > self._retries:
@@ -617,16 +591,15 @@ class WorkerPool(Closeable):
                     f"expected workers to start, found that {self._failed_starts} did not: {reason}"
                 )
             return None
-        task.losses += 1
-        if task.losses <= self._retries:
+        task.failures += 1
+        if task.failures <= self._retries:
             return None
-        return TaskResult(
-            error=f"lost {task.losses} workers, the last: {reason}; results so far are kept, the same command continues"
-        )
+        lost = f"lost {task.failures} workers, the last: {reason}"
+        return TaskResult(error=f"{lost}; results so far are kept, the same command continues")
 
     def _end_worker(self, worker: _WorkerHandle) -> None:
         with suppress(ValueError):  # another thread has ended it
             self._workers.remove(worker)
             if worker.ready_s is not None:
-                self.held_s += time.monotonic() - worker.ready_s
+                self._ended_s += time.monotonic() - worker.ready_s
             self._ray.kill(worker.actor)

@@ -19,6 +19,7 @@ from sam3_node.bags.native.writer import RecordingWriter
 from sam3_node.cli import main as cli
 from sam3_node.errors import ReplayError
 from sam3_node.geometry import mask_intersection
+from sam3_node.replay.cluster.bill import UsageReport
 from sam3_node.replay.cluster.scheduler import RunProgress, connect_ray, run_many
 from sam3_node.replay.cluster.tasks import Split
 from sam3_node.replay.job import Job, ObjectOnFrame
@@ -191,9 +192,17 @@ def test_lost_and_stopped_jobs_continue(
     assert any(mentions(bag.error or "", "saved") for bag in stopped.bags)
 
     seen: list[RunProgress] = []
-    bill = run(job, progress=seen.append)
+    saved: list[UsageReport] = []
+    bill = run(job, progress=seen.append, earlier=stopped.after(lost), save=saved.append)
     assert bill.is_complete
     assert seen[-1].frames < bill.frames == 3 * FRAMES
+    # the bill has all three runs, and the worker that was killed
+    assert bill.runs == 3
+    assert bill.held_s > stopped.held_s + lost.held_s
+    assert sum(bag.losses for bag in bill.bags) == 1
+    assert sum(bag.worker_s for bag in bill.bags) <= bill.held_s + 1
+    assert all(report.held_s <= bill.held_s and report.runs == 3 for report in saved)
+    assert any(bag.state == "running" for report in saved for bag in report.bags)
     for name in "abc":
         assert_same(out / name, expected / name)
 
@@ -232,6 +241,11 @@ def test_the_command_reports_the_cost_of_each_recording(
     command = ["replay", str(bags[0]), str(tmp_path / "none.mcap"), "-o", str(out), *options]
     command += ["--objects", str(objects), "--by-camera"]
     assert cli.main(command) == 2
+    # an option that would be ignored is refused
+    for option in ("--price-per-hour", "--workers", "--gpus-per-worker"):
+        capsys.readouterr()
+        assert cli.main(["replay", str(bags[0]), "-o", str(out), option, "1"]) == 2
+        assert mentions(capsys.readouterr().err, option, "--ray")
     assert cli.main([*command, "--ray", "local", "--price-per-hour", "1"]) == 1
     assert mentions(capsys.readouterr().out, "failed", "recording")
     bill = json.loads((out / "bill.json").read_text())

@@ -13,7 +13,8 @@ import pytest
 
 from sam3_node.cli.progress import align_rows
 from sam3_node.errors import ReplayError
-from sam3_node.replay.cluster.scheduler import BagResult, ThroughputMeter, UsageReport, connect_ray
+from sam3_node.replay.cluster.bill import BagResult, UsageReport
+from sam3_node.replay.cluster.scheduler import ThroughputMeter, connect_ray
 from sam3_node.replay.cluster.tasks import JobPlan, ProbeResult, Split
 from sam3_node.replay.job import Job, ObjectOnFrame
 from tests.support.command_line import command_parser
@@ -110,6 +111,40 @@ def test_a_usage_report_adds_up() -> None:
     assert lines[3].split() == ["waiting", "900.0", "0.7500"]
     assert lines[4].split()[:4] == ["all", "100", "3600.0", "3.0000"]
     assert "cost" not in UsageReport([done], 1.0, 1.0, 0.0).rows()[0]
+
+
+def test_a_resumed_run_adds_to_the_bill() -> None:
+    killed = BagResult("a.mcap", "out/a", "running", None, 0, 100.0, losses=1)
+    other = BagResult("c.mcap", "out/c", "done", None, 50, 30.0)
+    first = UsageReport.from_json(UsageReport([killed, other], 120.0, 150.0, 0.0, 2.0).to_json().encode())
+    done = BagResult("a.mcap", "out/a", "done", None, 100, 20.0)
+    fresh = BagResult("b.mcap", "out/b", "done", None, 10, 5.0)
+    bill = UsageReport([done, fresh], 30.0, 50.0, 0.0, 4.0).after(first)
+    assert [(bag.bag, bag.worker_s, bag.losses) for bag in bill.bags] == [
+        ("a.mcap", 120.0, 2),
+        ("b.mcap", 5.0, 0),
+    ]
+    assert [bag.bag for bag in bill.others] == ["c.mcap"]
+    assert (bill.seconds, bill.held_s, bill.runs) == (150.0, 200.0, 2)
+    # each run at its own price
+    assert bill.cost(bill.held_s) == pytest.approx((150.0 * 2 + 50.0 * 4) / 3600, abs=1e-5)
+    assert bill.is_complete
+    lines = align_rows(bill.rows())
+    assert "2 workers lost" in lines[1]
+    assert lines[3].startswith("c.mcap")
+    assert lines[-1].endswith("of 2 runs")
+    third = UsageReport([], 0.0, 0.0, 0.0).after(UsageReport.from_json(bill.to_json().encode()))
+    assert (third.runs, third.price_per_hour) == (3, bill.price_per_hour)
+    assert {bag.bag for bag in third.others} == {"a.mcap", "b.mcap", "c.mcap"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"bags": [3], "seconds": 1, "held_s": 1, "gpu_s": 1}', '{"bags": [], "seconds": "a"}'],
+)
+def test_a_file_that_is_no_bill_is_refused(text: str) -> None:
+    with refuses(ReplayError, field="bill.json"):
+        UsageReport.from_json(text.encode())
 
 
 def test_frames_of_earlier_runs_are_not_counted_again() -> None:
