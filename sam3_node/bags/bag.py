@@ -102,6 +102,10 @@ class Bag(Closeable):
         """Topics of another program's recording that the frames are made of."""
         return ()
 
+    def frame_names(self, camera: str) -> tuple[str, ...]:
+        """Return the names of a camera's images without their suffix, in order; empty if frames have no names."""
+        return ()
+
     def robot(self) -> Iterator[RobotMessage]:
         """Yield the robot's poses and joints with the stamps and the clock of the recording, if it has any."""
         with reading(self._path):
@@ -249,6 +253,12 @@ class _ForeignBag(Bag):
     def close(self) -> None:
         super().close()
         self._reader.close()
+
+    def frame_names(self, camera: str) -> tuple[str, ...]:
+        if not isinstance(self._reader, ImagesBag):
+            return ()
+        topics = {found.name: found.colour for found in self._cameras}
+        return self._reader.frame_names(topics.get(camera, ""))
 
     def _frames(self) -> Iterator[Frame]:
         # `lost` and `notes` report the pairing of the newest iteration

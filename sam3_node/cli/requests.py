@@ -427,11 +427,13 @@ def _describe(segmentation: Segmentation) -> str:
 
 
 def _read_mask(path: Path | None) -> Mask | None:
-    """Read a mask from an image file. Pixels other than 0 are inside."""
+    """Read a mask from an image file. The opaque part is inside; without a transparent part, pixels other than 0."""
     if path is None:
         return None
     import cv2
     import numpy as np
+
+    from ..replay.davis_png import find_opaque
 
     try:
         data = read_regular(path, MAX_MASK_FILE)
@@ -445,10 +447,18 @@ def _read_mask(path: Path | None) -> Mask | None:
     image = None
     # an empty file is an error of OpenCV's own
     if data:
-        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_GRAYSCALE)
+        encoded = np.frombuffer(data, np.uint8)
+        # 16-bit values as they are: in 8 bits, the labels of segment-everything would be 0
+        image = cv2.imdecode(encoded, cv2.IMREAD_GRAYSCALE | cv2.IMREAD_ANYDEPTH)
     if image is None:
         raise RequestError(f"mask {path}: expected a readable image file")
-    return Mask.from_full(image > 0)
+    # a cut-out of an editor: what its transparent part hides may have any colour
+    unchanged: Any = cv2.imdecode(encoded, cv2.IMREAD_UNCHANGED)
+    opaque = find_opaque(unchanged)
+    inside = image > 0
+    if opaque is not None:
+        inside = opaque
+    return Mask.from_full(inside)
 
 
 def _label_image(masks: Sequence[Mask]) -> Any:

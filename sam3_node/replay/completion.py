@@ -159,6 +159,10 @@ def _build_identity(schedule: Schedule) -> dict[str, Any]:
     """Collect, as JSON values, what must be equal for masks to be equal, except the weights."""
     # all of the job but what may change, and all settings that masks depend on
     fixed = {name: value for name, value in asdict(schedule.job).items() if name not in FREE_FIELDS}
+    # results of versions without this field stay the same job
+    for marked in fixed["objects"]:
+        if marked["frame_name"] is None:
+            del marked["frame_name"]
     sections = {name: getattr(schedule.settings, name).model_dump(mode="json") for name in SECTIONS}
     # a recording of another size is another one; a folder has no size that would tell
     size = None

@@ -21,14 +21,20 @@ from ..types import Buffer, Mask, MaskFrame
 from ..wire.images import MAX_FRAME_PIXELS, check_png_pixels, read_png_header
 
 Labels = npt.NDArray[np.uint8]
+AnyLabels = npt.NDArray[np.unsignedinteger[Any]]
+"""Labels of 8 or 16 bits."""
 MaskSource = Callable[[], Iterator[MaskFrame]]
 """Each call yields all masks from the beginning, each camera's in the order of its frames."""
 K = TypeVar("K", bound=Hashable)
 
 MAX_IMAGE_FILE = 64 << 20
 """Bytes of an image file that a job names: a mask, or the photo of an exemplar. A larger one is refused."""
-INDICES = 255
-"""Number of palette indices that objects may have; 0 is the background."""
+VOID = 255
+"""Palette index of pixels that belong to nothing known, as in DAVIS and Pascal VOC."""
+INDICES = 254
+"""Number of palette indices that objects may have; 0 is the background, and VOID is no object."""
+MAX_LABELS = 256
+"""Number of labels that a 16-bit image may have, as `segment-everything` writes at most. Depth has more."""
 TABLE = "objects.json"
 """Name of the file that lists a camera's objects."""
 
@@ -65,20 +71,35 @@ def encode_labels(labels: Labels) -> bytes:
     return _SIGNATURE + b"".join(chunks)
 
 
-def decode_labels(data: Buffer) -> Labels:
-    """Decode a palette PNG to its indices, or an 8-bit grey PNG to its values, as uint8 [h, w].
+def decode_labels(data: Buffer) -> AnyLabels:
+    """Decode a palette PNG to its indices, or an 8-bit or 16-bit grey PNG to its values, as [h, w].
 
-    In a grey PNG with no values but 0 and 255, 255 becomes 1. Raises WireError for anything else.
+    In a grey PNG with no values but 0 and the largest one, that becomes 1. In a PNG with a transparent part, as image
+    editors save a cut-out, the opaque part is 1. Raises WireError for anything else.
     """
-    pixels = _decode_png(data)
-    if pixels is None or pixels.dtype != np.uint8:
-        raise WireError(f"expected a palette or 8-bit grey PNG, found {_describe(pixels)}")
-    # grey: a mask of one object has the values 0 and 255, other images have the indices themselves
+    pixels: Any = _decode_png(data)
+    if pixels is None or pixels.dtype not in (np.uint8, np.uint16):
+        raise WireError(f"expected a palette, 8-bit or 16-bit grey PNG, found {_describe(pixels)}")
+    # grey: a mask of one object has the values 0 and the largest one, other images have the indices themselves
     if pixels.ndim == 2:
-        if np.isin(pixels, (0, 255)).all():
-            return np.where(pixels == 255, 1, pixels).astype(np.uint8)
-        return pixels
+        largest = np.iinfo(pixels.dtype).max
+        if np.isin(pixels, (0, largest)).all():
+            whole: AnyLabels = np.equal(pixels, largest).astype(np.uint8)
+            return whole
+        found = len(np.unique(pixels))
+        if pixels.dtype == np.uint16 and found > MAX_LABELS + 1:
+            raise WireError(
+                f"expected at most {MAX_LABELS} labels in a 16-bit PNG, found {found} values: is it a depth image?"
+            )
+        labels: AnyLabels = pixels
+        return labels
 
+    # a palette's indices count, whatever their colours
+    opaque = None
+    if not is_palette(data):
+        opaque = find_opaque(pixels)
+    if opaque is not None:
+        return opaque.astype(np.uint8)
     # OpenCV has turned the palette's indices into colours: look these up
     table = _pack_rgb(_read_palette(bytes(data)))
     order = np.argsort(table, kind="stable")
@@ -86,14 +107,41 @@ def decode_labels(data: Buffer) -> Labels:
     return order[np.minimum(position, len(order) - 1)].astype(np.uint8)
 
 
+def is_palette(data: Buffer) -> bool:
+    """Return True if a PNG has a palette."""
+    return len(data) > _TYPE_PLACE and data[_TYPE_PLACE] == _PALETTE_TYPE
+
+
+def find_opaque(pixels: npt.NDArray[Any]) -> npt.NDArray[np.bool_] | None:
+    """Return the opaque part [h, w] of an image [h, w, 4]; None for an image without a transparent part."""
+    if pixels.ndim != 3 or pixels.shape[2] != 4:
+        return None
+    # an editor makes the edge of a cut-out half transparent
+    alpha = pixels[..., 3]
+    opaque: npt.NDArray[np.bool_] = alpha > np.iinfo(alpha.dtype).max // 2
+    if opaque.all():
+        return None
+    return opaque
+
+
+def find_objects(labels: AnyLabels) -> list[int]:
+    """Return the values of the objects in a label image. VOID is none, unless it is the only value."""
+    values: list[int] = np.unique(labels[labels > 0]).tolist()
+    if labels.dtype == np.uint8 and len(values) > 1:
+        values = [value for value in values if value != VOID]
+    return values
+
+
 def read_mask(path: Path, value: int | None = None) -> Mask:
     """Read the pixels of a label image that equal `value`; without a value, all nonzero pixels.
 
-    Raises ReplayError if there are none.
+    In a palette PNG without a value, VOID is no object. Raises ReplayError if there are no pixels.
     """
-    labels = read_labels(path)
+    data, labels = _read_labels(path)
     if value is None:
         pixels = labels != 0
+        if is_palette(data):
+            pixels = np.isin(labels, find_objects(labels))
         wanted = "an object"
     else:
         pixels = labels == value
@@ -104,10 +152,16 @@ def read_mask(path: Path, value: int | None = None) -> Mask:
     return mask
 
 
-def read_labels(path: Path) -> Labels:
+def read_labels(path: Path) -> AnyLabels:
     """Decode a file with `decode_labels`. Raises ReplayError with the file's name."""
+    return _read_labels(path)[1]
+
+
+def _read_labels(path: Path) -> tuple[bytes, AnyLabels]:
+    """Return the content of a file, and its labels."""
     try:
-        return decode_labels(read_regular(path, MAX_IMAGE_FILE))
+        data = bytes(read_regular(path, MAX_IMAGE_FILE))
+        return data, decode_labels(data)
     except OSError as error:
         raise ReplayError(f"mask {path}: expected a PNG, found none to read ({error.strerror})") from error
     except WireError as error:
@@ -128,7 +182,7 @@ class NumberTable(Generic[K]):
 
 
 def palette_index(object_id: int) -> int:
-    """Return the palette index of an object, 1..255. It is the id up to 255; above, indices repeat."""
+    """Return the palette index of an object, 1..254. It is the id up to 254; above, indices repeat."""
     return 1 + (object_id - 1) % INDICES
 
 
@@ -208,7 +262,9 @@ def _read_palette(data: bytes) -> Labels:
     # OpenCV gives no palette: take it from its chunk, which stands before the pixels
     start = data.find(b"PLTE")
     if start < 0 or data[_TYPE_PLACE] != _PALETTE_TYPE:
-        raise WireError("expected a palette or 8-bit grey PNG, found one of full colour")
+        raise WireError(
+            "expected a palette, 8-bit or 16-bit grey PNG, or one with a transparent part, found one of full colour"
+        )
     (length,) = struct.unpack(">I", data[start - 4 : start])
     return np.frombuffer(data[start + 4 : start + 4 + length], np.uint8).reshape(-1, 3)
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
-import numpy as np
 from pydantic import ValidationError
 
 from ..bags.pairing import TimeSpan
@@ -27,7 +26,7 @@ from ..settings import Settings, describe_faults
 from ..wire import Fields
 from ..wire.codec import Schema, integer
 from ..wire.frame_prompt import FramePrompt, check_parts
-from .davis_png import read_labels, read_mask
+from .davis_png import VOID, find_objects, read_labels, read_mask
 
 Mode = Literal["as-recorded", "every"]
 Strategy = Literal["forward", "bidirectional", "multi-shot"]
@@ -78,6 +77,8 @@ class ObjectOnFrame:
     label: str = "object"
     like: int | None = None
     photo: str | None = None
+    frame_name: str | None = None
+    """Name of an annotation without its suffix: that of its frame's image, or the frame's number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,15 +315,16 @@ def read_prompts(path: Path) -> tuple[ObjectOnFrame, ...]:
     box | points and labels | mask, value?}. `frame` is a seq or "first", the default. `box` [x0, y0, x1, y1] and
     `points` [[x, y], ...] are in frame pixels. `labels` are 1 inside and 0 outside. `mask` is a palette or grey PNG of
     the frame's size, with a path relative to the file. Its pixels of this `value` (default: all nonzero pixels) are the
-    object.
+    object. In a PNG with a transparent part, the opaque part is the object.
 
-    A folder is a DAVIS sequence, whose first PNG is read, or holds such folders, each named like its camera. Objects of
-    a PNG are on the first frame. Raises ReplayError that names the object, also for a missing mask.
+    A folder is a sequence of DAVIS or YouTube-VOS, or holds such folders, each named like its camera. A PNG belongs to
+    the frame of its name. Each object begins on the first PNG that has it. 255, void, is no object. Raises
+    ReplayError that names the object, also for a missing mask.
     """
     if path.is_dir():
         return tuple(_read_folder(path))
     if path.suffix.lower() == ".png":
-        return tuple(_read_annotation(path, None))
+        return tuple(_read_sequence([path], None))
     return tuple(
         _read_object(f"{path}, object {number}", path.parent, entry)
         for number, entry in enumerate(_read_entries(path))
@@ -331,29 +333,38 @@ def read_prompts(path: Path) -> tuple[ObjectOnFrame, ...]:
 
 def _read_folder(folder: Path) -> Iterator[ObjectOnFrame]:
     # a sequence of DAVIS itself, else one for each camera
-    if first := _first_png(folder):
-        yield from _read_annotation(first, None)
+    pictures = _list_pngs(folder)
+    if pictures:
+        yield from _read_sequence(pictures, None)
         return
-    sequences = {inner.name: _first_png(inner) for inner in sorted(folder.iterdir()) if inner.is_dir()}
+    sequences = {inner.name: _list_pngs(inner) for inner in sorted(folder.iterdir()) if inner.is_dir()}
     if not any(sequences.values()):
         raise ReplayError(
             f"{folder}: expected palette PNGs, or folders of them named like cameras, found none"
         )
-    for camera, first in sequences.items():
-        if first is not None:
-            yield from _read_annotation(first, camera)
+    for camera, pictures in sequences.items():
+        if pictures:
+            yield from _read_sequence(pictures, camera)
 
 
-def _first_png(folder: Path) -> Path | None:
-    return min(folder.glob("*.png"), key=natural_order, default=None)
+def _list_pngs(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.png"), key=natural_order)
 
 
-def _read_annotation(path: Path, camera: str | None) -> Iterator[ObjectOnFrame]:
-    indices = np.unique(read_labels(path))
-    if not indices.any():
-        raise ReplayError(f"{path}: expected at least one object, found only background")
-    for index in indices[indices > 0]:
-        yield ObjectOnFrame(camera=camera, mask=str(path), value=int(index))
+def _read_sequence(pictures: Sequence[Path], camera: str | None) -> Iterator[ObjectOnFrame]:
+    """Yield the objects of label images in their order, each on the first image that has it."""
+    known: set[int] = set()
+    for path in pictures:
+        # void may be the only value of an image, but then of all
+        found = find_objects(read_labels(path))
+        if known and found == [VOID]:
+            continue
+        for value in found:
+            if value not in known:
+                yield ObjectOnFrame(camera=camera, mask=str(path), value=value, frame_name=path.stem)
+        known.update(found)
+    if not known:
+        raise ReplayError(f"{pictures[0]}: expected at least one object, found only background")
 
 
 def _read_entries(path: Path) -> list[Any]:
@@ -428,7 +439,7 @@ _OBJECT = Schema(
         "label?": Fields.text,
         "mask?": Fields.text,
         "frame?": _read_frame,
-        "value?": integer(1, 255),
+        "value?": integer(1, 65535),
     }
 )
 

@@ -89,7 +89,37 @@ class Schedule(Closeable):
         # the first frames show the size of each camera's images, which objects must fit
         self._bag = open_bag(path, job.topics, job.span, job.depth_aligned)
         with closed_on_error(self):
-            check_extents(job.objects, islice(self.frames(), MAX_FIRST_FRAMES))
+            self.objects = tuple(self._place_annotations(job.objects))
+            check_extents(self.objects, islice(self.frames(), MAX_FIRST_FRAMES))
+
+    def _place_annotations(self, objects: Sequence[ObjectOnFrame]) -> Iterator[ObjectOnFrame]:
+        """Yield the objects, those of an annotation on the frame of its name.
+
+        An annotation whose name is neither that of an image nor a number is on the first frame. So is the number 0.
+        Raises ReplayError for a later one of a sequence.
+        """
+        unnamed: dict[str | None, str | None] = {}
+        for item in objects:
+            name = item.frame_name
+            if name is None:
+                yield item
+                continue
+            # the images of a folder have names, which need not count from 0 or by 1
+            camera = item.camera
+            if camera is None and len(self.cameras) == 1:
+                camera = self.cameras[0]
+            names = self._bag.frame_names(camera) if camera else ()
+            if name in names:
+                yield replace(item, seq=names.index(name))
+            elif name.isdecimal():
+                number = int(name)
+                yield replace(item, seq=number or None)
+            elif unnamed.setdefault(item.camera, item.mask) == item.mask:
+                yield item
+            else:
+                raise ReplayError(
+                    f"{item.mask}: expected the name of an image, or a frame's number, found neither"
+                )
 
     @property
     def cameras(self) -> tuple[str, ...]:
@@ -130,7 +160,7 @@ class Schedule(Closeable):
             return
         if self.names:
             yield event_log.Edit.of(SetPrompts(prompts=self.names))
-        yield from (_make_exemplar_edit(marked) for marked in self.job.objects if marked.photo)
+        yield from (_make_exemplar_edit(marked) for marked in self.objects if marked.photo)
 
         # what the job asks for replaces the recorded edits
         has_prompts = bool(self.job.names or self.job.objects or self.job.everything)
@@ -148,7 +178,7 @@ class Schedule(Closeable):
             frames,
             self.notes,
             edits,
-            objects=self.job.objects,
+            objects=self.objects,
             everything=self.job.everything,
             episode_starts=self.episode_starts,
             prompts=self.dataset.prompts,

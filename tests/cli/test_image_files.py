@@ -65,3 +65,34 @@ def test_masks_of_other_kinds_are_read(tmp_path: Path, monkeypatch: pytest.Monke
         cv2.imwrite(str(path), mask)
         found = requests._read_mask(path)
         assert np.array_equal(found.full(), cv2.imread(str(path), cv2.IMREAD_GRAYSCALE) > 0)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
+def test_a_cut_out_is_its_opaque_part(kind: type[np.uint8], tmp_path: Path) -> None:
+    inside = np.zeros((40, 60), np.bool_)
+    inside[10:20, 30:50] = True
+    largest = np.iinfo(kind).max
+    alpha = np.where(inside, largest, 0).astype(kind)
+    # white all over, and black all over: only the alpha channel tells
+    for value in (largest, 0):
+        path = tmp_path / "cut.png"
+        cv2.imwrite(str(path), np.dstack([np.full((40, 60, 3), value, kind), alpha]))
+        found = requests._read_mask(path)
+        assert found is not None
+        assert np.array_equal(found.full(), inside)
+    # without a transparent part, the colours count
+    opaque = np.dstack([np.where(inside, largest, 0).astype(kind)] * 3 + [np.full((40, 60), largest, kind)])
+    cv2.imwrite(str(path), opaque)
+    found = requests._read_mask(path)
+    assert found is not None
+    assert np.array_equal(found.full(), inside)
+
+
+def test_labels_of_16_bits_are_a_mask(tmp_path: Path) -> None:
+    labels = np.zeros((40, 60), np.uint16)
+    labels[10:20, 30:50] = 3
+    labels[30:35, 5:9] = 256
+    cv2.imwrite(str(tmp_path / "labels.png"), labels)
+    found = requests._read_mask(tmp_path / "labels.png")
+    assert found is not None
+    assert np.array_equal(found.full(), labels > 0)

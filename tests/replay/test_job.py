@@ -17,7 +17,7 @@ from sam3_node.replay.davis_png import MAX_IMAGE_FILE, encode_labels, read_mask
 from sam3_node.replay.event_log import Notes
 from sam3_node.replay.job import OUTPUTS, Job, ObjectOnFrame, chosen_settings, read_prompts, settings_for
 from sam3_node.replay.outputs import KINDS
-from sam3_node.replay.schedule import step_all_frames
+from sam3_node.replay.schedule import open_schedule, step_all_frames
 from sam3_node.settings import load_settings
 from sam3_node.types import Frame
 from sam3_node.wire import decode_mask
@@ -210,12 +210,71 @@ def test_an_object_becomes_the_operation_that_adds_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("at", ["", "bear", "bear/00000.png"])
 def test_an_annotation_gives_an_object_for_each_index(tmp_path: Path, at: str) -> None:
     first = annotation(tmp_path / "bear/00000.png")
-    (tmp_path / "bear/00001.png").write_bytes(encode_labels(np.full((48, 64), 9, np.uint8)))
     found = read_prompts(tmp_path / at)
     camera = None if at else "bear"
-    assert found == tuple(ObjectOnFrame(camera, mask=str(first), value=value) for value in (1, 7))
+    assert found == tuple(
+        ObjectOnFrame(camera, mask=str(first), value=value, frame_name="00000") for value in (1, 7)
+    )
     for shown in found:
         assert np.array_equal(read_mask(Path(shown.mask or ""), shown.value).full(), labels() == shown.value)
+
+
+def test_each_object_of_a_sequence_is_on_the_first_annotation_that_has_it(tmp_path: Path) -> None:
+    """YouTube-VOS: objects appear later. Void, 255, is none."""
+    annotation(tmp_path / "00005.png")
+    for name, value in (("00010", 255), ("00015", 9)):
+        image = labels().copy()
+        image[:4] = value
+        (tmp_path / f"{name}.png").write_bytes(encode_labels(image))
+    found = read_prompts(tmp_path)
+    assert [(shown.value, shown.frame_name) for shown in found] == [(1, "00005"), (7, "00005"), (9, "00015")]
+
+
+def test_annotations_go_to_the_frames_of_their_names(tmp_path: Path) -> None:
+    folder = tmp_path / "seq"
+    folder.mkdir()
+    for name in ("00000", "00005", "00010"):
+        cv2.imwrite(str(folder / f"{name}.png"), np.zeros((48, 64, 3), np.uint8))
+    # the name of an image, a number, neither
+    for name, seq in (("00005", 1), ("00010", 2), ("00002", 2), ("mug", None)):
+        marked = read_prompts(annotation(tmp_path / f"{name}.png"))
+        with open_schedule(Job((str(folder),), str(tmp_path / "out"), objects=marked)) as schedule:
+            assert [shown.seq for shown in schedule.objects] == [seq, seq]
+    later = tmp_path / "later"
+    annotation(later / "one.png")
+    (later / "two.png").write_bytes(encode_labels(np.full((48, 64), 9, np.uint8)))
+    job = Job((str(folder),), str(tmp_path / "out"), objects=read_prompts(later))
+    with refuses(ReplayError, field="two.png"), open_schedule(job):
+        pass
+
+
+def test_labels_of_16_bits_and_cut_outs_are_read(tmp_path: Path) -> None:
+    wide = np.where(labels() == 7, 256, labels().astype(np.uint16)).astype(np.uint16)
+    cv2.imwrite(str(tmp_path / "wide.png"), wide)
+    assert [shown.value for shown in read_prompts(tmp_path / "wide.png")] == [1, 256]
+    assert np.array_equal(read_mask(tmp_path / "wide.png", 256).full(), labels() == 7)
+    cv2.imwrite(str(tmp_path / "depth.png"), np.arange(64 * 48, dtype=np.uint16).reshape(48, 64))
+    with refuses(ReplayError, field=("depth.png", "256")):
+        read_prompts(tmp_path / "depth.png")
+    # the colour below the transparent part means nothing
+    white = np.full((48, 64, 3), 255, np.uint8)
+    for kind in (np.uint8, np.uint16):
+        alpha = (labels() > 0).astype(kind) * np.iinfo(kind).max
+        cv2.imwrite(str(tmp_path / "cut.png"), np.dstack([white.astype(kind), alpha.astype(kind)]))
+        (shown,) = read_prompts(tmp_path / "cut.png")
+        assert np.array_equal(read_mask(Path(shown.mask or ""), shown.value).full(), labels() > 0)
+
+
+def test_void_is_no_object(tmp_path: Path) -> None:
+    image = np.where(labels() == 7, 255, labels()).astype(np.uint8)
+    (tmp_path / "void.png").write_bytes(encode_labels(image))
+    assert [shown.value for shown in read_prompts(tmp_path / "void.png")] == [1]
+    assert np.array_equal(read_mask(tmp_path / "void.png").full(), labels() == 1)
+    assert np.array_equal(read_mask(tmp_path / "void.png", 255).full(), labels() == 7)
+    # a soft edge of a grey mask has all values: 255 is its inside
+    soft = np.where(labels() == 7, 255, labels() * 100).astype(np.uint8)
+    cv2.imwrite(str(tmp_path / "soft.png"), soft)
+    assert np.array_equal(read_mask(tmp_path / "soft.png").full(), labels() > 0)
 
 
 def test_an_annotation_of_255_is_one_object(tmp_path: Path) -> None:
@@ -247,7 +306,7 @@ def test_an_annotation_of_255_is_one_object(tmp_path: Path) -> None:
         ({"mask": "none.png"}, "PNG"),
         ({"mask": "prompts.json"}, ("8-bit", "PNG")),
         ({"mask": "two.png", "value": 3}, ("3", "none")),
-        ({"mask": "two.png", "value": 0}, ("value", "1..255", "0")),
+        ({"mask": "two.png", "value": 0}, ("value", "1..65535", "0")),
     ],
 )
 def test_errors_name_the_object_and_what_was_expected(

@@ -156,9 +156,12 @@ def _write_frames(folder: Path, clip: Clip, quality: int) -> None:
 
 def _read_labels(path: Path) -> Labels:
     try:
-        return decode_labels(path.read_bytes())
+        labels = decode_labels(path.read_bytes())
     except (OSError, WireError) as error:
         raise CameraError(f"{path}: {error}") from error
+    if labels.max(initial=0) > np.iinfo(np.uint8).max:
+        raise CameraError(f"{path}: expected ids of 8 bits, found {labels.max()}")
+    return labels.astype(np.uint8)
 
 
 def _read(path: Path, flags: int) -> Any:

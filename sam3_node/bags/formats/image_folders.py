@@ -125,6 +125,13 @@ class ImagesBag(SampleReader):
         text = self._notes.text()
         return () if text is None else (text,)
 
+    def frame_names(self, topic: str) -> tuple[str, ...]:
+        """Return the names of the colour images of a topic, without their suffix, in their order."""
+        for sequence in self._sequences:
+            if topic == f"/{sequence.name}/image":
+                return tuple(file.path.stem for file in sequence.files if file.kind == "colour")
+        return ()
+
     def _read(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
         """Yield the images of these topics. Depth comes before the colour of its time."""
         sequences = [
