@@ -187,9 +187,16 @@ def test_a_policy_needs_no_other_package(site: Path) -> None:
     assert (seen, again) == ([7, 1, area, area], ["fine", 1])
 
 
-@pytest.mark.parametrize("command", ["run", "doctor"])
-def test_the_command_names_the_extra(site: Path, command: str) -> None:
-    error = fail(site, "-m", "sam3_node", command)
+def test_help_and_doctor_work_without_the_extra(site: Path) -> None:
+    for arguments in (("--help",), ("doctor",)):
+        with start(site, "-m", "sam3_node", *arguments) as process:
+            out, error = process.communicate(timeout=120)
+        assert (process.returncode, error) == (0, ""), arguments
+        assert "client" in out
+
+
+def test_the_command_names_the_extra(site: Path) -> None:
+    error = fail(site, "-m", "sam3_node", "run")
     assert "Traceback" not in error
     assert mentions(error, "pip install 'sam3-node[cli]'")
     assert mentions(error, "'node,bags'")

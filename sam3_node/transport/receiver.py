@@ -271,7 +271,7 @@ class CameraReceiver(Receiver[C]):
         text = reason[:MAX_REASON_CHARACTERS].encode("utf-8", "backslashreplace").decode()
         self._refused[camera] = RefusedFrames(count, text, source.endpoint, now_s)
         # one line now and then: a camera sends 30 a second, and a flood of names would fill the log
-        if now_s >= self._next_log_s:
+        if now_s >= self._next_log_s and not self.names.has_told(camera, source.endpoint):
             self._next_log_s = now_s + LOG_REFUSED_S
             name = camera or "(no camera's topic)"
             log.warning(
@@ -560,6 +560,10 @@ class CameraNames:
         if binding is None or binding.source is None:
             return None
         return time.monotonic() - binding.heard_s
+
+    def has_told(self, camera: str, endpoint: str) -> bool:
+        """Return True if the log has a line that the camera of an endpoint is refused because of its name."""
+        return (camera, endpoint) in self._warned
 
     def _crowd_out(self, camera: str) -> WireError:
         # logged once: a flood of names would fill the log

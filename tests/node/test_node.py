@@ -349,7 +349,7 @@ def assert_ends_with_the_frame_in_hand(rig: Rig, node: Process) -> None:
         last = -1
         while masks.poll(500):
             last = unpack_masks(masks.recv_multipart()).seq
-    stepped = re.findall(r"camera cam0: .*'last_seq': (\d+)", node.log.read_text())
+    stepped = re.findall(r"camera cam0: .*last_seq (\d+)", node.log.read_text())
     assert last == int(stepped[-1])
 
 
