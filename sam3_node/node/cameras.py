@@ -394,7 +394,7 @@ class RobotTracks:
 
     @property
     def restarts(self) -> int:
-        """How often the robot's clock stepped back, so that a track began anew."""
+        """Number of times that the robot's clock stepped back, at each of which a track began anew."""
         poses = sum(track.restarts for track in self.poses.values())
         return poses + sum(track.restarts for track in self.joints.values())
 

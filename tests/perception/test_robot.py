@@ -192,7 +192,7 @@ def test_a_joint_without_a_position_is_at_zero(body: RobotBody) -> None:
 
 
 def test_joints_with_numbers_as_names_are_counted_along_the_tree(body: RobotBody) -> None:
-    """Those of all joints, or of all that turn: a gripper's fingers are often left out."""
+    """Drivers number all joints, or all that turn, and leave out the gripper's fingers."""
     assert body.joints == ("shoulder", "elbow", "wrist", "finger")
     for named in (dict(zip(body.joints, (0.3, 0.4, 0.2, 0.1), strict=True)), {"shoulder": 0.3, "elbow": 0.4}):
         numbered = {str(number): at for number, at in enumerate(named.values())}

@@ -98,7 +98,8 @@ def test_what_is_printed_beside_the_log_has_its_format(capsys: pytest.CaptureFix
     logs.announce("node ready: nano")
     signals.print_notice('watch: no "camera"')
     printed = capsys.readouterr()
-    ready, notice = json.loads(printed.out), json.loads(printed.err)
+    ready = json.loads(printed.out)
+    notice = json.loads(printed.err)
     assert (ready["level"], ready["message"]) == ("info", "node ready: nano")
     assert (notice["level"], notice["message"]) == ("warning", 'watch: no "camera"')
     # a group names the process of each line, and wraps what is no object

@@ -109,7 +109,7 @@ def test_too_many_joints_leave_the_rate_of_poses_alone() -> None:
 
 
 def test_a_robot_that_sends_faster_than_it_is_read_is_disconnected_for_a_while() -> None:
-    """What waits is discarded, so that it cannot fill the memory."""
+    """The subscriber discards what waits, so that it cannot fill the memory."""
     count = 20_000
     flood = pack_pose(make_joints(7))
     with open_robot() as robot, PoseSubscriber(place_of(robot), TOPICS) as subscriber:
