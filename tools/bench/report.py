@@ -199,7 +199,7 @@ def format_overview(results: Results) -> str:
     for title, headlines in HEADLINES.items():
         rows = []
         for text, file, figure in headlines:
-            record = next(record for record in results[file] if record["figure"] == figure)
+            record = _find_figure(results[file], figure)
             link = f"[{text}](../tools/bench/results/{file}.json)"
             rows.append((link, f"{format_value(record)} {record['unit']}".strip(), record.get("target", "")))
         sections.append(f"## {title}\n\n{table(('figure', 'value', 'target'), rows)}\n")
@@ -207,6 +207,15 @@ def format_overview(results: Results) -> str:
     sections += [f"![{plot.title}](images/{plot.name})\n\n{plot.caption}\n" for plot in PLOTS]
     sections.append(f"## All benchmarks\n\n{', '.join(map(code, group_records(results)))}.\n")
     return "\n".join(sections)
+
+
+def _find_figure(records: list[Record], figure: str) -> Record:
+    """Return the record of a figure. Its name may end with what varies from run to run, in parentheses."""
+    return next(
+        record
+        for record in records
+        if record["figure"] == figure or record["figure"].startswith(f"{figure} (")
+    )
 
 
 def _describe_bench(name: str) -> str:
