@@ -18,7 +18,7 @@ from tests.support.paths import ROOT
 from tests.support.processes import Team
 from tests.support.repeats import repetitions
 from tests.support.transport_peer import peer
-from tests.transport.test_restart import free_endpoint
+from tools.bench.processes import free_endpoints
 
 HOLD_MS = 700
 """Time for which the policy keeps all its threads from running, after each masks message."""
@@ -65,7 +65,7 @@ class Robot(Team):
 @pytest.fixture(scope="module")
 def robot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Robot]:
     rig = Rig(tmp_path_factory.mktemp("robot"))
-    endpoints = [free_endpoint() for _ in range(3)]
+    endpoints = free_endpoints(3)
     rig.frames = (endpoints[0],)
     rig.masks, rig.control = endpoints[1:]
     for name, endpoint in zip(("FRAMES", "MASKS", "CONTROL"), endpoints, strict=True):

@@ -9,14 +9,16 @@ import pytest
 
 from sam3_node.transport.control_server import ControlServer
 from tests.support.key_rig import Keys, serve
-from tests.support.transport_peer import TCP
+from tools.bench.processes import free_endpoints
 
 
 @pytest.fixture(params=["tcp", "ipc"])
 def new_endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]:
     """Return a function that gives another endpoint to bind at each call, of each scheme."""
     numbers = count()
-    return lambda: TCP if request.param == "tcp" else f"ipc://{tmp_path}/{next(numbers)}"
+    if request.param == "tcp":
+        return lambda: free_endpoints(1)[0]
+    return lambda: f"ipc://{tmp_path}/{next(numbers)}"
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from tests.support.transport_peer import (
     wait_until,
     waiting_bodies,
 )
+from tools.bench.processes import free_endpoints
 
 
 @contextmanager
@@ -115,8 +116,7 @@ def answered(client: ControlClient) -> bool:
 
 
 def test_without_a_server_a_call_fails_in_time_and_is_not_executed_later() -> None:
-    with ControlServer(TCP) as server:
-        endpoint = server.endpoint
+    (endpoint,) = free_endpoints(1)
     with ControlClient(endpoint, timeout_ms=200) as client:
         with refuses(errors.TransportError, field=str(endpoint)):
             client.call("add_object")
@@ -125,8 +125,7 @@ def test_without_a_server_a_call_fails_in_time_and_is_not_executed_later() -> No
 
 
 def test_a_client_reconnects_to_a_killed_server() -> None:
-    with ControlServer(TCP) as server:
-        endpoint = server.endpoint
+    (endpoint,) = free_endpoints(1)
     with ControlClient(endpoint, timeout_ms=1000) as client:
         for number in range(3):
             with peer("server", endpoint) as process:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -38,6 +38,7 @@ from tests.support.transport_peer import (
     wait_until,
 )
 from tests.support.wire_examples import golden
+from tools.bench.processes import free_endpoints, free_ports
 
 GREETINGS = {
     "http": b"HTTP/1.1 400 Bad Request\r\n\r\n",
@@ -50,12 +51,7 @@ DELIVERIES: tuple[Delivery, ...] = ("newest", "every")
 @pytest.fixture(params=["tcp", "ipc"])
 def endpoint(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Return an endpoint that is not in use."""
-    return free_endpoint() if request.param == "tcp" else f"ipc://{tmp_path}/frames"
-
-
-def free_endpoint() -> str:
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        return f"tcp://127.0.0.1:{server.getsockname()[1]}"
+    return free_endpoints(1)[0] if request.param == "tcp" else f"ipc://{tmp_path}/frames"
 
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
@@ -109,8 +105,8 @@ def test_a_hung_camera_is_detected_and_received_again_when_it_continues(endpoint
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 @pytest.mark.parametrize("greeting", GREETINGS.values(), ids=GREETINGS)
 def test_a_camera_is_received_after_another_program_used_its_port(greeting: bytes, host: str) -> None:
-    server = socket.create_server(("127.0.0.1", 0))
-    port = server.getsockname()[1]
+    (port,) = free_ports(1)
+    server = socket.create_server(("127.0.0.1", port))
     with transport.FrameSubscriber([f"tcp://{host}:{port}"]) as subscriber:
         connection, _ = server.accept()
         connection.sendall(greeting)
@@ -220,9 +216,7 @@ def test_an_idle_client_whose_handshakes_fail_stops_no_other_socket(monkeypatch:
 
 
 def test_a_hung_node_is_noticed_by_masks_and_tap_and_received_again(tmp_path: Path) -> None:
-    frames = free_endpoint()
-    masks = free_endpoint()
-    control = free_endpoint()
+    frames, masks, control = free_endpoints(3)
     with (
         peer("node", frames, masks, control) as node,
         transport.MaskSubscriber(masks) as subscriber,
@@ -345,9 +339,8 @@ PROGRESS = {"node": "", "policy": "", "recorder": "masks/", "asker": "answer"}
 @contextmanager
 def robot(folder: Path) -> Iterator[Team]:
     """Run a camera, a node, a policy that holds the interpreter, a recorder and a client of control."""
-    frames = free_endpoint()
+    frames, control = free_endpoints(2)
     masks = f"ipc://{folder}/masks"
-    control = free_endpoint()
     with ExitStack() as stack:
 
         def run(*role: object) -> Callable[[], Process]:

@@ -1,18 +1,36 @@
 """sam3-node commands as processes on endpoints of their own, and the client calls that benchmarks repeat."""
 
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from functools import cache
+from itertools import cycle, islice
 from multiprocessing import get_context
 from typing import Any, Self
 
 from sam3_node.client import PerceptionClient
 from sam3_node.types import MaskFrame
+
+FIRST_PORT = 20_000
+"""First TCP port that `free_ports` returns."""
+
+END_PORT = 32_000
+"""End of the ports that `free_ports` returns. Linux takes 32768 and more for connections, at times that none knows."""
+
+BLOCK_PORTS = 120
+"""Ports of a process. It gets one again after as many draws; more ports mean fewer processes at once."""
+
+MAX_TRIES = 3 * BLOCK_PORTS
+"""Ports that one call of `free_ports` tries before it gives up."""
+
+_leases: list[socket.socket] = []
+"""Names that tell other processes which block is this process's own. They stay open until its end."""
 
 
 class Processes:
@@ -95,15 +113,50 @@ def spawned(function: Callable[..., None], *arguments: object) -> Iterator[None]
 
 
 def free_ports(count: int) -> list[int]:
-    """Return TCP ports on which no process listens now."""
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in sockets]
+    """Return different TCP ports on which no process listens now.
+
+    No other caller of this machine gets them soon: each process draws from a block of its own, in turn, and the
+    system itself gives the ports of the blocks to nobody.
+    """
+    ports: list[int] = []
+    for port in islice(_own_ports(), MAX_TRIES):
+        if len(ports) == count:
+            return ports
+        if _is_free(port):
+            ports.append(port)
+    raise SystemExit(f"expected {count} free TCP ports, found {len(ports)}; end the processes that listen")
 
 
 def free_endpoints(count: int) -> list[str]:
     """Return TCP endpoints on which no process listens now."""
     return [f"tcp://127.0.0.1:{port}" for port in free_ports(count)]
+
+
+@cache
+def _own_ports() -> Iterator[int]:
+    """Return the ports of a block that no other process has, again and again from a first one of chance."""
+    blocks = [range(first, first + BLOCK_PORTS) for first in range(FIRST_PORT, END_PORT, BLOCK_PORTS)]
+    chance = random.SystemRandom()
+    chance.shuffle(blocks)
+    for block in blocks:
+        # the system frees an abstract name when the process ends, however it ends
+        lease = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            lease.bind(f"\0sam3-node-ports-{block.start}")
+        except OSError:
+            lease.close()
+            continue
+        _leases.append(lease)
+        return cycle(chance.sample(block, len(block)))
+    raise SystemExit(f"every block of TCP ports is taken by another process; end some of {len(blocks)}")
+
+
+def _is_free(port: int) -> bool:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
 
 
 def drain(client: PerceptionClient) -> None:

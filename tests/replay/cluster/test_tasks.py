@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from tests.support.command_line import command_parser
 from tests.support.paths import ROOT
 from tests.support.processes import PATIENCE_S
 from tests.support.refuses import mentions, refuses
+from tools.bench.processes import free_ports
 
 CLOUD = ROOT / "launch" / "cloud"
 JOB = Job(("a.mcap",), "out", names=("mug",))
@@ -221,9 +221,7 @@ def test_documented_commands_are_valid() -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1:{}", "ray://127.0.0.1:{}"])
 def test_an_address_without_ray_is_an_error_at_once(address: str) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     with refuses(ReplayError, field=("Ray", "cluster")), connect_ray(address.format(port), 1):
         pass
 
