@@ -59,7 +59,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
         rig.camera()
         edit(rig)
         assert recorder.terminate() == 0
-        output = list(recorder.lines.queue)
+        output = recorder.take_lines()
     return Session(path, messages, output)
 
 

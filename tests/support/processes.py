@@ -27,6 +27,8 @@ PRELOADED = [
 
 T = TypeVar("T")
 READY_S = PATIENCE_S = 300.0
+PAUSE_S = 0.005
+"""Seconds between two looks of `until`."""
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(PRELOADED)
@@ -39,19 +41,22 @@ def until(find: Callable[[], T | None], what: str, timeout_s: float = PATIENCE_S
         result = find()
         if result:
             return result
+        # the others need the cores
+        time.sleep(PAUSE_S)
     raise AssertionError(f"did not come in time: {what}")
 
 
 class Process:
     """A process whose lines are read as they come. The end of a `with` block kills it.
 
-    lines: those that `next_line` has not returned. seen: all lines so far. log: the file that stderr goes to, if any.
+    seen: all lines so far. log: the file that stderr goes to, if any.
     """
 
     def __init__(self, process: CommandProcess | subprocess.Popen[str], log: Path | None = None) -> None:
         self.process = process
         self.log = log
-        self.lines: queue.Queue[str] = queue.Queue()
+        # None stands behind the last line
+        self._lines: queue.Queue[str | None] = queue.Queue()
         self.seen: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -62,27 +67,48 @@ class Process:
         return cls(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=ROOT))
 
     def next_line(self) -> str:
-        """Return the next line; fail if none comes."""
+        """Return the next line. Fail at once if the process has ended, else if none comes."""
         try:
-            return self.lines.get(timeout=READY_S)
+            line = self._lines.get(timeout=READY_S)
         except queue.Empty:
-            raise AssertionError(f"silent process; its log: {self.log and self.log.read_text()}") from None
+            raise AssertionError(f"silent process; {self._story()}") from None
+        if line is None:
+            self._lines.put(None)
+            raise AssertionError(f"the process ended, exit code {self.process.poll()}; {self._story()}")
+        return line
 
     def new_line(self, text: str = "") -> None:
         """Wait for a line that has this text among those that come from now on."""
-        while not self.lines.empty():
-            self.lines.get()
+        self.take_lines()
         until(lambda: text in self.next_line(), f"a line with {text!r}")
 
+    def take_lines(self) -> list[str]:
+        """Return the lines that have come and that `next_line` has not returned."""
+        taken = []
+        while not self._lines.empty():
+            line = self._lines.get()
+            if line is None:
+                self._lines.put(None)
+                break
+            taken.append(line)
+        return taken
+
     def line_with(self, text: str) -> str:
-        """Wait for a line that has this text, and return it."""
-        return until(lambda: next((line for line in self.seen if text in line), None), text, READY_S)
+        """Wait for a line that has this text, and return it. Fail at once if the process ends without it."""
+
+        def find() -> str | None:
+            has_ended = not self._reader.is_alive()
+            found = next((line for line in self.seen if text in line), None)
+            assert found or not has_ended, f"the process ended without {text!r}; {self._story()}"
+            return found
+
+        return until(find, text, READY_S)
 
     def terminate(self) -> int:
         """Send SIGTERM; return the exit code once every line has come."""
         self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(timeout=PATIENCE_S)
-        self._reader.join(20)
+        self._reader.join(PATIENCE_S)
         return code
 
     def kill(self) -> None:
@@ -97,9 +123,16 @@ class Process:
         self.kill()
 
     def _read(self) -> None:
-        for line in self.process.stdout:
-            self.seen.append(line.rstrip("\n"))
-            self.lines.put(self.seen[-1])
+        try:
+            for line in self.process.stdout:
+                self.seen.append(line.rstrip("\n"))
+                self._lines.put(self.seen[-1])
+        finally:
+            self._lines.put(None)
+
+    def _story(self) -> str:
+        log = self.log.read_text() if self.log else None
+        return f"its last lines: {self.seen[-20:]}; its log: {log}"
 
 
 class Team:

@@ -1,4 +1,4 @@
-"""Ports that processes draw at the same time: each gets others."""
+"""What starts processes for tests and benchmarks: their ports differ, and the end of one is told at once."""
 
 import subprocess
 import sys
@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.processes import Process
 from tools.bench.processes import BLOCK_PORTS, free_ports
 
 DRAW = "from tools.bench.processes import free_ports; print(*free_ports(20), flush=True); input()"
@@ -34,3 +35,15 @@ def test_processes_that_live_at_the_same_time_draw_different_ports() -> None:
 def test_more_ports_than_a_process_has_are_refused() -> None:
     with pytest.raises(SystemExit, match="free TCP ports"):
         free_ports(10 * BLOCK_PORTS)
+
+
+def test_a_process_that_ended_is_not_waited_for() -> None:
+    with Process.spawn(
+        [sys.executable, "-c", "print('one')\nprint('two')\nraise SystemExit('no port')"]
+    ) as ended:
+        assert ended.line_with("two") == "two"
+        assert ended.next_line() == "one"
+        for wait in (ended.new_line, ended.next_line, lambda: ended.line_with("three")):
+            with pytest.raises(AssertionError, match=r"ended.*no port"):
+                wait()
+        assert ended.take_lines() == []
