@@ -15,7 +15,7 @@ from sam3_node.node.monitoring import HealthServer, Page
 from sam3_node.settings import load_settings
 from tests.support.command_line import command_parser
 from tests.support.paths import ROOT
-from tests.support.processes import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions
 
 FOLDER = ROOT / "launch" / "container"

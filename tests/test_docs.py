@@ -30,7 +30,7 @@ from sam3_node.wire.operations import OPERATIONS
 from tests.support.command_line import command_parser
 from tests.support.node_rig import Rig
 from tests.support.paths import ROOT
-from tests.support.processes import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.support.wire_examples import golden
 from tools.docs.command_line import commands
 from tools.docs.errors import ADVICE, error_classes

@@ -11,7 +11,7 @@ import pytest
 
 from sam3_node import files
 from sam3_node.errors import OutputError
-from tests.support.processes import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.support.refuses import refuses
 
 

@@ -14,7 +14,7 @@ from sam3_node.settings import load_settings
 from sam3_node.transport.security import KeyFolder
 from tests.support.command_line import command_parser
 from tests.support.paths import ROOT
-from tests.support.processes import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.support.refuses import refuses
 
 yaml = pytest.importorskip("yaml")

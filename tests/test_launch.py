@@ -22,7 +22,7 @@ from sam3_node.settings import load_settings
 from sam3_node.transport.security import is_local
 from tests.support.command_line import command_parser
 from tests.support.paths import ROOT
-from tests.support.processes import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions
 
 LAUNCH = ROOT / "launch"

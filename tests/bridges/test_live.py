@@ -20,7 +20,8 @@ from sam3_node.settings import Settings
 from sam3_node.transport import FramePublisher, MaskPublisher
 from sam3_node.transport.mask_pairing import MaskPair
 from sam3_node.types import Frame, MaskFrame
-from tests.support.node_rig import PATIENCE_S, until
+from tests.support.node_rig import until
+from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions, refuses
 
 SIZE = (24, 32)

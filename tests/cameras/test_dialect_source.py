@@ -25,7 +25,6 @@ from sam3_node.types import NANOSECONDS, Image
 from tests.support.camera_servers import (
     BLUE,
     PERIOD_S,
-    READY_S,
     RED,
     StubServer,
     bare_jpeg,
@@ -38,6 +37,7 @@ from tests.support.camera_servers import (
     opened,
     picture,
 )
+from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions, refuses
 from tests.support.threads import in_thread
 from tests.support.transport_peer import open_peer, sockets_of, wait_until
@@ -68,7 +68,7 @@ def is_close(image: Image, colour: tuple[int, int, int]) -> bool:
 
 
 def until(condition: Callable[[], object]) -> None:
-    wait_until(condition, READY_S)
+    wait_until(condition, PATIENCE_S)
 
 
 def test_each_camera_of_a_message_comes_under_its_own_name_with_its_stamp() -> None:
@@ -251,7 +251,7 @@ def test_the_rate_is_limited_for_each_camera() -> None:
 def send(source: ServerSource, parts: list[bytes]) -> bytes:
     """Send a message to a hub as a REQ socket, and return the answer."""
     with open_peer(zmq.REQ, source.endpoint) as socket:
-        socket.rcvtimeo = int(READY_S * 1000)
+        socket.rcvtimeo = int(PATIENCE_S * 1000)
         socket.send_multipart(parts)
         return socket.recv()
 
@@ -265,7 +265,7 @@ def test_a_hub_answers_every_message_also_those_that_it_cannot_read() -> None:
 
 
 def test_two_senders_do_not_mix_under_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dialect_source, "_SHARED_S", READY_S)
+    monkeypatch.setattr(dialect_source, "_SHARED_S", PATIENCE_S)
     with opened(HUB, "imagezmq-hub") as source:
         send(source, imagezmq("pi", picture(RED)))
         image_where(source)

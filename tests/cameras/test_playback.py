@@ -24,7 +24,7 @@ from sam3_node.settings import CameraSettings, load_settings
 from sam3_node.types import Frame, FramePose, JointState
 from sam3_node.wire import decode_depth, decode_image, encode_depth, pack_pose
 from tests.support.paths import SHARED
-from tests.support.processes import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.support.recordings import INTRINSICS, MS, frame_at, write_film, write_recording
 from tests.support.refuses import mentions, refuses
 

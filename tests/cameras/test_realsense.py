@@ -26,10 +26,10 @@ from sam3_node.transport.channels import FrameSubscriber
 from sam3_node.types import Intrinsics
 from sam3_node.wire import decode_depth
 from tests.support.node_rig import until
+from tests.support.patience import PATIENCE_S
 from tests.support.realsense_rig import FPS, SIZE, START_MS, SoftCamera, load_rs, record
 from tests.support.refuses import mentions, refuses
 
-PATIENCE_S = 300.0
 FRAMES = 30
 LOST = (11, 12)
 MS = 1_000_000

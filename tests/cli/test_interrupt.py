@@ -11,7 +11,8 @@ from typing import TextIO
 
 import pytest
 
-from tests.support.node_rig import PATIENCE_S, until
+from tests.support.node_rig import until
+from tests.support.patience import PATIENCE_S
 
 Moment = Callable[[subprocess.Popen[str]], object]
 

@@ -26,7 +26,7 @@ from sam3_node.transport.control_server import ControlServer
 from sam3_node.types import Mask
 from sam3_node.wire import Reply, Request, encode_mask
 from tests.support.command_line import command_parser
-from tests.support.processes import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions
 from tools.bench.processes import free_ports
 from tools.docs.command_line import commands

@@ -20,7 +20,7 @@ from sam3_node.transport.mask_pairing import MaskPair, MaskPairing
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.visualization import Image, overlay
 from tests.cli.test_watch import frame_at, masks_at, send_until, settings_for
-from tests.support.processes import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions
 from tests.support.threads import repeating
 

@@ -18,11 +18,11 @@ from sam3_node.transport.control_server import ControlServer
 from sam3_node.wire import Reply, frame_topic, unpack_frame
 from tests.client.test_diagnosis import NOBODY, SENDING, SILENT, TCP, describing_node
 from tests.support.node_rig import until
+from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions
 from tests.support.threads import Running, in_thread
 from tests.support.transport_peer import open_peer
 
-PATIENCE_S = 300.0
 SMALL = "scene:shapes?width=96&height=64&fps=30"
 
 

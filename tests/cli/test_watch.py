@@ -18,7 +18,7 @@ from sam3_node.settings import Settings, load_settings
 from sam3_node.transport.channels import FramePublisher, MaskPublisher
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from tests.cli.test_progress import Terminal
-from tests.support.processes import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions, refuses
 from tests.support.threads import Running, in_thread
 

@@ -17,10 +17,10 @@ from sam3_node.transport import MaskPublisher
 from sam3_node.transport.control_server import ControlServer
 from sam3_node.types import MaskFrame
 from sam3_node.wire import Reply, Request
+from tests.support.patience import PATIENCE_MS
 from tests.support.refuses import refuses
 from tests.support.transport_peer import NOBODY, TCP, make_masks
 
-LONG_MS = 120_000
 SYNC_ONLY = {"on_masks", "closed"}
 
 
@@ -61,7 +61,9 @@ def test_it_has_the_methods_and_arguments_of_the_client() -> None:
 async def test_masks_requests_and_the_loop_go_on_together() -> None:
     """A request that is not answered yet stops neither masks nor the loop."""
     with ControlServer(TCP) as control, MaskPublisher(TCP) as publisher, ThreadPoolExecutor(1) as thread:
-        async with AsyncPerceptionClient(publisher.endpoint, control.endpoint, timeout_ms=LONG_MS) as client:
+        async with AsyncPerceptionClient(
+            publisher.endpoint, control.endpoint, timeout_ms=PATIENCE_MS
+        ) as client:
             assert client.newest() is None
             assert await client.latest(20) is None
             with request_id("shelf-3"):
@@ -97,9 +99,9 @@ async def test_waiting_for_an_object_and_iteration() -> None:
         async with AsyncPerceptionClient(publisher.endpoint, NOBODY, timeout_ms=100) as client:
             with refuses(TransportError, field=("20", "within")):
                 await client.wait_for("cup", 20)
-            found = await send_until(publisher, make_masks(1, epoch=1), client.wait_for("cup", LONG_MS))
+            found = await send_until(publisher, make_masks(1, epoch=1), client.wait_for("cup", PATIENCE_MS))
             assert found.instance.label == "cup"
-            held = client.wait_for_held(found.instance.id, LONG_MS)
+            held = client.wait_for_held(found.instance.id, PATIENCE_MS)
             carried = replace(found.masks, instances=(replace(found.instance, held=True),))
             assert (await send_until(publisher, carried, held)).instance.held
             with refuses(NotSeenError, field="plate"):
@@ -151,7 +153,7 @@ async def test_a_camera_is_awaited_while_the_loop_runs(tmp_path: Path) -> None:
 
     with ControlServer(TCP, answer) as control, MaskPublisher(TCP) as publisher:
         async with AsyncPerceptionClient(publisher.endpoint, control.endpoint) as client:
-            camera = asyncio.create_task(client.wait_for_camera(LONG_MS))
+            camera = asyncio.create_task(client.wait_for_camera(PATIENCE_MS))
             while not camera.done():
                 await asyncio.sleep(0.02)
             assert camera.result() == "cam0"

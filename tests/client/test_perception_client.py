@@ -25,7 +25,7 @@ from sam3_node.transport.channels import NewestMasks
 from sam3_node.transport.control_server import ControlServer
 from sam3_node.types import Depth, Mask
 from sam3_node.wire import Reply, Request, decode_mask, encode_mask
-from tests.support.processes import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions, refuses
 from tests.support.transport_peer import NOBODY, TCP, make_frame, make_masks, wait_until
 

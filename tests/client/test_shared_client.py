@@ -20,10 +20,9 @@ from sam3_node.types import MaskFrame
 from sam3_node.wire import Reply, Request
 from tests.client.test_perception_client import node
 from tests.support.node_rig import until
+from tests.support.patience import PATIENCE_MS
 from tests.support.refuses import mentions, refuses
 from tests.support.transport_peer import NOBODY, TCP, make_masks, wait_until
-
-LONG_MS = 120_000
 
 
 @pytest.fixture
@@ -58,7 +57,7 @@ def test_the_newest_are_looked_at_without_waiting_and_stay(
     assert client.newest("other") is None
     found = client.newest("cam0")
     assert found is client.newest("cam0")  # nothing takes them
-    assert client.latest(LONG_MS) is not None  # nor do they take anything
+    assert client.latest(PATIENCE_MS) is not None  # nor do they take anything
     last = client.newest()
     assert (found.seq, last.camera, last.seq) == (1, "left", 2)
     send_until(publisher, masks_of(3), lambda: getattr(client.newest("cam0"), "seq", 0) == 3)
@@ -71,8 +70,8 @@ def test_age_epoch_and_doubt_are_values() -> None:
         line |= {"age": 3, "frames_since_seen": 0}
         send_until(masks, doubtful, client.newest)
         seen = client.newest()
-        assert 0 <= seen.age_ms < LONG_MS
-        assert not seen.is_stale(LONG_MS)
+        assert 0 <= seen.age_ms < PATIENCE_MS
+        assert not seen.is_stale(PATIENCE_MS)
         until(lambda: seen.is_stale(10), "staleness")
         assert (seen.epoch, seen.instances[0].confidence, seen.instances[0].doubtful) == (1, 0.25, True)
         cup, other = client.list_objects()
@@ -173,7 +172,7 @@ def test_lossless_delivery_calls_back_with_every_frame(tmp_path: Path) -> None:
     ):
         client.on_masks(lambda masks: seen.append(masks.seq))
         for seq in range(30):
-            assert publisher.send(masks_of(seq), LONG_MS)
+            assert publisher.send(masks_of(seq), PATIENCE_MS)
         wait_until(lambda: len(seen) == 30, 60)
         assert seen == list(range(30))
         for look in (client.newest, lambda: client.wait_for("cup", 0)):
@@ -206,7 +205,7 @@ def test_threads_share_a_client(publisher: MaskPublisher) -> None:
 
     with (
         ControlServer(TCP, answer) as control,
-        PerceptionClient(publisher.endpoint, control.endpoint, timeout_ms=LONG_MS) as client,
+        PerceptionClient(publisher.endpoint, control.endpoint, timeout_ms=PATIENCE_MS) as client,
         ThreadPoolExecutor(8) as threads,
     ):
         work = [threads.submit(take, mine) for mine in taken] + [
@@ -230,12 +229,12 @@ def test_waiting_for_an_object_ends_when_it_is_tracked(
 ) -> None:
     send_until(publisher, masks_of(1, state="tentative"), client.newest)
     with ThreadPoolExecutor(1) as thread:
-        waiting = thread.submit(client.wait_for, "Cup", LONG_MS)
+        waiting = thread.submit(client.wait_for, "Cup", PATIENCE_MS)
         publisher.send(masks_of(2, state="occluded"))
         send_until(publisher, masks_of(3), waiting.done)
         found = waiting.result()
     assert (found.masks.seq, found.instance.id, found.instance.state) == (3, 7, "tracked")
-    assert client.latest(LONG_MS) is not None  # they were not taken
+    assert client.latest(PATIENCE_MS) is not None  # they were not taken
 
 
 def test_more_objects_than_were_asked_for_are_refused(
@@ -245,16 +244,16 @@ def test_more_objects_than_were_asked_for_are_refused(
     other = replace(one.instances[0], id=9, score=0.99, name_confidence=0.6)
     both = replace(one, seq=2, instances=(*one.instances, other))
     send_until(publisher, one, client.newest)
-    assert client.wait_for("cup", LONG_MS, most=1).instance.id == 7
+    assert client.wait_for("cup", PATIENCE_MS, most=1).instance.id == 7
     send_until(publisher, both, lambda: getattr(client.newest(), "seq", 0) == 2)
     with refuses(AmbiguousError, field=("1", "cup", "7", "9")):
-        client.wait_for("cup", LONG_MS, most=1)
-    assert client.wait_for("cup", LONG_MS, most=2).instance.id == 9
-    assert client.wait_for("cup", LONG_MS).instance.id == 9
+        client.wait_for("cup", PATIENCE_MS, most=1)
+    assert client.wait_for("cup", PATIENCE_MS, most=2).instance.id == 9
+    assert client.wait_for("cup", PATIENCE_MS).instance.id == 9
     doubtful = replace(both, seq=3, instances=(one.instances[0], replace(other, doubtful=True)))
     with PerceptionClient(publisher.endpoint, NOBODY, timeout_ms=100, sure_only=True) as sure:
         send_until(publisher, doubtful, sure.newest)
-        assert sure.wait_for("cup", LONG_MS, most=1).instance.id == 7
+        assert sure.wait_for("cup", PATIENCE_MS, most=1).instance.id == 7
     for most in (0, True):
         with refuses(RequestError, field="most"):
             client.wait_for("cup", 0, most=most)
@@ -267,7 +266,7 @@ def test_waiting_for_a_held_object_ends_when_it_is_held(
     with refuses(NotSeenError, field=("object 7", "not held", "7 cup (tracked)", "spatial.poses")):
         client.wait_for_held(7, 0)
     with ThreadPoolExecutor(1) as thread:
-        waiting = thread.submit(client.wait_for_held, 7, LONG_MS)
+        waiting = thread.submit(client.wait_for_held, 7, PATIENCE_MS)
         send_until(publisher, masks_of(2, state="occluded", held=True), waiting.done)
         assert waiting.result().masks.seq == 2
 
@@ -341,7 +340,7 @@ def test_a_node_that_was_away_is_not_noticed(tmp_path: Path) -> None:
     """It continues its ids, as one with a snapshot does."""
     endpoints = f"ipc://{tmp_path}/masks", f"ipc://{tmp_path}/control"
     seen: list[int] = []
-    with PerceptionClient(*endpoints, timeout_ms=LONG_MS) as client:
+    with PerceptionClient(*endpoints, timeout_ms=PATIENCE_MS) as client:
         client.on_masks(lambda masks: seen.append(masks.seq))
         for seq in (1, 2):
             with (
@@ -350,7 +349,7 @@ def test_a_node_that_was_away_is_not_noticed(tmp_path: Path) -> None:
             ):
                 send_until(publisher, masks_of(seq), lambda seq=seq: seq in seen)
                 assert client.status() == {"paused": False}
-                found = client.wait_for("cup", LONG_MS)
+                found = client.wait_for("cup", PATIENCE_MS)
                 assert found.masks.seq == seq
             wait_until(lambda: not client.connected, 60)
 
@@ -373,7 +372,7 @@ def test_masks_are_decoded_when_their_pixels_are_used(
     decompress = codec.decompress
     monkeypatch.setattr(codec, "decompress", lambda *args: decoded.append(args[1]) or decompress(*args))
     send_until(publisher, masks_of(1), client.newest)
-    (instance,) = client.latest(LONG_MS).instances
+    (instance,) = client.latest(PATIENCE_MS).instances
     mask = instance.mask
     truth = make_masks(1).instances[0].mask
     assert (mask.box, mask.area, instance.box) == (truth.box, truth.area, truth.box)

@@ -26,8 +26,9 @@ from sam3_node.visualization import VideoWriter
 from sam3_node.wire.images import decode_depth, decode_image
 from tests.support.node_rig import Rig
 from tests.support.paths import ROOT
+from tests.support.patience import PATIENCE_S
 from tests.support.policy_servers import graspgen_pack, graspgen_unpack, serve
-from tests.support.processes import PATIENCE_S, Process
+from tests.support.processes import Process
 
 CAMERAS = re.compile(r"webcam:0|realsense\b")
 STAND_IN = "scene:tabletop --camera.loop"

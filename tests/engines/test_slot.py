@@ -35,7 +35,7 @@ from sam3_node.settings import EngineSettings, ModelSettings, Settings, TrackerS
 from tests.engines.test_store import KEY
 from tests.engines.test_validation import ALWAYS, CountedClock, disturbed
 from tests.support.node_rig import Rig, ids, masks_where
-from tests.support.processes import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.support.rectangles import rectangle_clip
 from tests.support.refuses import refuses
 from tests.support.tabletop import TABLETOP, truth

@@ -21,7 +21,8 @@ from sam3_node.transport import ReceivedFrame
 from sam3_node.types import Frame, MaskFrame
 from tests.support.hostility import MEGABYTE, limited_memory
 from tests.support.near_node import NearNode
-from tests.support.node_rig import PATIENCE_S, until
+from tests.support.node_rig import until
+from tests.support.patience import PATIENCE_S
 
 
 def send_endless(peer: socket.socket) -> None:

@@ -19,7 +19,8 @@ from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import decode_image, encode_image
 from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.near_node import NearNode
-from tests.support.node_rig import PATIENCE_S, Rig, picture
+from tests.support.node_rig import Rig, picture
+from tests.support.patience import PATIENCE_S
 
 FRAMES = 8
 

@@ -13,8 +13,9 @@ import psutil
 import pytest
 
 from sam3_node.types import MaskFrame
-from tests.support.node_rig import PATIENCE_S, Rig, until, unworried_client
+from tests.support.node_rig import Rig, until, unworried_client
 from tests.support.paths import ROOT
+from tests.support.patience import PATIENCE_S
 from tests.support.processes import Team
 from tests.support.repeats import repetitions
 from tests.support.transport_peer import peer

@@ -23,7 +23,8 @@ from sam3_node.wire.frame_prompt import FramePrompt
 from sam3_node.wire.operations import HandOver
 from tests.node.test_warm_restart import keeper, served, with_object
 from tests.support.near_node import ask
-from tests.support.node_rig import READY_S, Process, Rig, ids, masks_where, picture, until, unworried_client
+from tests.support.node_rig import Process, Rig, ids, masks_where, picture, until, unworried_client
+from tests.support.patience import PATIENCE_S
 from tests.support.refuses import refuses
 from tests.support.threads import repeating
 
@@ -161,8 +162,8 @@ class Cell:
         doomed: list[Process] = []
         self.relay.cut_at(request, reply, then=lambda: doomed[0].process.kill())
         doomed.append(self.taker())
-        assert self.relay.was_cut.wait(READY_S), doomed[0].log.read_text()
-        doomed[0].process.wait(READY_S)
+        assert self.relay.was_cut.wait(PATIENCE_S), doomed[0].log.read_text()
+        doomed[0].process.wait(PATIENCE_S)
 
     def of_taker(self) -> PerceptionClient:
         return unworried_client(self._masks, self._control)
@@ -358,7 +359,7 @@ def test_a_taker_that_is_started_again_continues_and_a_second_one_is_refused(cel
             name: f"ipc://{cell.rig.folder}/{name}3" for name in ("TRANSPORT__MASKS", "TRANSPORT__CONTROL")
         }
         second = cell.taker(**others, SNAPSHOT__PATH=str(cell.rig.folder / "second.snapshot"))
-        assert second.process.wait(READY_S) == 2
+        assert second.process.wait(PATIENCE_S) == 2
         assert "this node was handed over to " in second.log.read_text()
         assert find_hand_over(client) == "confirmed"
         (address,) = re.findall(r"health at (\S+)", node.log.read_text())

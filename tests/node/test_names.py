@@ -13,7 +13,7 @@ from sam3_node.errors import RequestError
 from sam3_node.models.yolo.network import save_yolo_world
 from sam3_node.types import MaskFrame
 from tests.support.node_rig import Rig, ids, masks_where
-from tests.support.processes import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.support.refuses import refuses
 from tests.support.tiny_detectors import write_tiny_grounding_dino, write_tiny_sam3
 from tests.support.tiny_yolo import phrases, tiny_yolo

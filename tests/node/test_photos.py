@@ -23,11 +23,11 @@ from sam3_node.wire.images import MAX_PHOTO_FILE
 from tests.support.hostility import MEGABYTE, large_jpeg, large_png
 from tests.support.near_node import NearNode
 from tests.support.node_rig import until
+from tests.support.patience import PATIENCE_S
 from tests.support.refuses import refuses
 from tests.support.tiny_detectors import picture, write_tiny_sam3
 from tests.support.transport_peer import open_peer
 
-PATIENCE_S = 300
 BOX = [10, 20, 60, 70]
 PHOTO = cv2.imencode(".jpg", picture())[1].tobytes()
 HOSTILE = {"png": large_png, "grey png": lambda: large_png(colour=0), "jpeg": lambda: large_jpeg(PHOTO)}

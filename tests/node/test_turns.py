@@ -24,10 +24,10 @@ from sam3_node.transport import ControlClient, control_server
 from sam3_node.wire import Request, pack_request, unpack_reply
 from tests.support.near_node import NearNode
 from tests.support.node_rig import picture, until
+from tests.support.patience import PATIENCE_MS
 from tests.support.refuses import refuses
 from tests.support.transport_peer import open_peer, take_error
 
-PATIENCE_MS = 300_000
 # random weights are sure of nothing
 ALL = {"min_iou": 0.0, "min_stability": 0.0, "max_overlap": 1.0, "most": 256}
 

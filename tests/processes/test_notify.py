@@ -19,11 +19,11 @@ from sam3_node.processes.supervisor import Group, Process, list_processes
 from sam3_node.settings import load_settings
 from tests.processes.test_group import ENDS_ON_SIGTERM, python
 from tests.support.paths import ROOT
+from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions
 from tests.support.repeats import repetitions
 from tests.support.transport_peer import wait_until
 
-PATIENCE_S = 120.0
 WATCHDOG_S = 3.0
 ROUNDS = repetitions(1, 5)
 

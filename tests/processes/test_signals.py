@@ -9,6 +9,7 @@ import pytest
 
 from sam3_node.processes import signals
 from sam3_node.processes.signals import WaitingNotice
+from tests.support.patience import PATIENCE_S
 
 WAITS = """
 from sam3_node.processes.signals import stop_on_signals
@@ -57,9 +58,6 @@ def test_the_second_signal_interrupts_and_others_do_not_stop() -> None:
     finally:
         process.kill()
         process.communicate()
-
-
-PATIENCE_S = 300.0
 
 
 @pytest.fixture(autouse=True)

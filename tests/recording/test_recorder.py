@@ -47,7 +47,8 @@ from sam3_node.wire import (
     pack_masks,
     pack_pose,
 )
-from tests.support.node_rig import PATIENCE_S, READY_S, until
+from tests.support.node_rig import until
+from tests.support.patience import PATIENCE_S
 from tests.support.processes import Process
 from tests.support.refuses import mentions, refuses
 from tests.support.repeats import repetitions
@@ -134,7 +135,7 @@ def send_until(send: Callable[[int], object], done: Callable[[], bool], what: st
         time.sleep(0.01)
         return done()
 
-    until(sent_and_done, what, READY_S)
+    until(sent_and_done, what, PATIENCE_S)
 
 
 def send_until_recorded(send: Callable[[int], object], path: Path, size: int) -> None:
@@ -185,7 +186,7 @@ def test_a_recording_without_a_node_is_one_of_frames(
     monkeypatch.setattr("sam3_node.recording.recorder.ABSENT_S", 0.1)
     with Camera(tmp_path), recording(settings_for(tmp_path)) as out:
         until(lambda: "no node answers at ipc://" in out.getvalue(), "the report of an absent node")
-        until(has_grown(path, 3 * FRAME_BYTES), "frames on the disk", READY_S)
+        until(has_grown(path, 3 * FRAME_BYTES), "frames on the disk", PATIENCE_S)
     assert "no node answered at ipc://" in out.getvalue()
     assert NODE not in RecordingReader([path]).metadata()
     assert len(read_seqs(path)) >= 3
@@ -211,8 +212,8 @@ def test_poses_and_joints_of_the_robot_are_recorded_and_replayed(tmp_path: Path,
             found = list(reader.robot())
             return all(message in found for message in (tool, *poses, *states))
 
-        until(send_all, "the poses on the disk", READY_S)
-        until(lambda: len(read_seqs(path)) > 2, "frames", READY_S)
+        until(send_all, "the poses on the disk", PATIENCE_S)
+        until(lambda: len(read_seqs(path)) > 2, "frames", PATIENCE_S)
     counts = RecordingReader([path]).metadata()[RECORDING][0]
     assert counts["poses"] >= 6
     assert counts["rejected"] >= 2
@@ -252,7 +253,7 @@ def test_a_node_that_comes_later_or_again_is_asked(tmp_path: Path, path: Path) -
         send_until_recorded(lambda n: node.send_event(Event(n, "pause")), path, 1500)
         # each answer has been recorded before anything ends, however long it takes
         with ControlServer(f"ipc://{tmp_path}/control", answer):
-            until(read_models, "the answer", READY_S)
+            until(read_models, "the answer", PATIENCE_S)
             model = "after the restart"
             restart = lambda _: node.send_event(Event(0, "pause"))  # noqa: E731
             send_until(restart, lambda: model in read_models(), "the answer of the node that came again")
@@ -392,11 +393,11 @@ def test_a_signal_writes_what_was_and_what_follows_each_time_to_a_file(tmp_path:
         assert mentions(verb.line_with("record frames from"), "ring", "60")
         for number in (1, 2):
             begin = camera.sent
-            until(lambda begin=begin: camera.sent > begin + 30, "frames for the ring", READY_S)
+            until(lambda begin=begin: camera.sent > begin + 30, "frames for the ring", PATIENCE_S)
             assert len(list(out.iterdir())) == number - 1
             sent = camera.sent
             verb.process.send_signal(signal.SIGUSR1)
-            until(lambda number=number: recorded(verb) == number, "the file", READY_S)
+            until(lambda number=number: recorded(verb) == number, "the file", PATIENCE_S)
             newest = max(out.iterdir(), key=lambda path: path.stat().st_mtime_ns)
             seqs = read_seqs(newest)
             assert seqs[0] < sent - 10
@@ -410,7 +411,7 @@ def test_a_signal_writes_what_was_and_what_follows_each_time_to_a_file(tmp_path:
 
 def test_without_a_trigger_nothing_is_written(tmp_path: Path) -> None:
     with Camera(tmp_path) as camera, recording(settings_for(tmp_path, ring_s=5)):
-        until(lambda: camera.sent > 10, "frames", READY_S)
+        until(lambda: camera.sent > 10, "frames", PATIENCE_S)
     assert not list(tmp_path.glob("*.mcap"))
 
 
@@ -434,7 +435,7 @@ def test_a_late_beginning_is_not_replayed_as_recorded(tmp_path: Path) -> None:
         is_over = lambda: time.monotonic() > begin + 1  # noqa: E731
         send_until(lambda n: node.send(masks()), is_over, "masks beyond the ring")
         trigger.fire()
-        until(lambda: "\nrecorded " in out.getvalue(), "the file", READY_S)
+        until(lambda: "\nrecorded " in out.getvalue(), "the file", PATIENCE_S)
     (path,) = tmp_path.glob("*.mcap")
     assert path.name.startswith("r-")
     assert RecordingReader([path]).metadata()[RING][0]["dropped"] > 0
@@ -503,7 +504,7 @@ def test_a_replay_says_that_a_lossy_recording_is_not_exact(tmp_path: Path, path:
 
 def test_compressed_frames_are_recorded_as_they_came(tmp_path: Path, path: Path) -> None:
     with Camera(tmp_path), recording(settings_for(tmp_path, colour="jpeg")):
-        until(lambda: path.exists() and path.stat().st_size > 5 * FRAME_BYTES, "frames", READY_S)
+        until(lambda: path.exists() and path.stat().st_size > 5 * FRAME_BYTES, "frames", PATIENCE_S)
     assert COLOUR not in RecordingReader([path]).metadata()
 
 
@@ -512,7 +513,7 @@ def test_the_rate_is_stated_after_some_seconds_and_at_the_end(
 ) -> None:
     monkeypatch.setattr("sam3_node.recording.recorder.RATE_S", 0.5)
     with Camera(tmp_path), recording(settings_for(tmp_path)) as out:
-        until(lambda: "rate: " in out.getvalue(), "the rate", READY_S)
+        until(lambda: "rate: " in out.getvalue(), "the rate", PATIENCE_S)
     line = r"rate: ([\d.]+) MB/s, cam0 ([\d.]+) frames/s; the disk is full in [\d.]+ hours"
     rates = re.findall(line, out.getvalue())
     assert len(rates) == 2
@@ -588,7 +589,7 @@ def test_a_recorder_keeps_to_its_quota_and_splits_for_it(
     monkeypatch.setattr("sam3_node.recording.recorder.PROGRESS_S", 0.05)
     settings = settings_for(tmp_path, max_total_gb=20 * FRAME_BYTES / 1e9)
     with Camera(tmp_path, rate=100), recording(settings) as out:
-        until(lambda: out.getvalue().count("deleted ") > 5, "deleted files", READY_S)
+        until(lambda: out.getvalue().count("deleted ") > 5, "deleted files", PATIENCE_S)
         assert sum(path.stat().st_size for path in tmp_path.glob("*.mcap")) < 40 * FRAME_BYTES
     assert not (tmp_path / "r.mcap").exists()
     assert all(read_seqs(path) for path in tmp_path.glob("*.mcap"))
@@ -612,7 +613,7 @@ def test_a_kill_costs_less_than_one_and_a_half_mebibytes(tmp_path: Path, batch: 
         verbs = [opened.enter_context(Process.spawn(arguments(tmp_path, path))) for path in paths]
         for verb, path in zip(verbs, paths, strict=True):
             verb.line_with("record frames from")
-            until(has_grown(path, FRAME_BYTES), "frames on the disk", READY_S)
+            until(has_grown(path, FRAME_BYTES), "frames on the disk", PATIENCE_S)
         for verb, path in zip(verbs, paths, strict=True):
             node.send(masks())
             time.sleep(rng.uniform(0, 1.5))
@@ -631,7 +632,7 @@ def test_after_a_kill_a_new_recording_works(tmp_path: Path) -> None:
     with Camera(tmp_path):
         for name, end in (("a.mcap", signal.SIGKILL), ("b.mcap", signal.SIGTERM)):
             with Process.spawn(arguments(tmp_path, tmp_path / name)) as verb:
-                until(has_grown(tmp_path / name, 5 * FRAME_BYTES), "frames on the disk", READY_S)
+                until(has_grown(tmp_path / name, 5 * FRAME_BYTES), "frames on the disk", PATIENCE_S)
                 verb.process.send_signal(end)
                 assert verb.process.wait(timeout=120) == (-end if end == signal.SIGKILL else 0)
     assert read_seqs(tmp_path / "b.mcap")[0] > read_seqs(tmp_path / "a.mcap")[-1]
@@ -641,7 +642,7 @@ def test_after_a_kill_a_new_recording_works(tmp_path: Path) -> None:
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_finishes_the_file(tmp_path: Path, path: Path, end: signal.Signals) -> None:
     with Camera(tmp_path), Process.spawn(arguments(tmp_path, path, record__split_mb=0.2)) as verb:
-        until(has_grown(tmp_path / "r_0002.mcap", FRAME_BYTES), "a third file", READY_S)
+        until(has_grown(tmp_path / "r_0002.mcap", FRAME_BYTES), "a third file", PATIENCE_S)
         verb.process.send_signal(end)
         assert verb.process.wait(timeout=120) == 0
     paths = sorted(tmp_path.glob("*.mcap"), key=lambda found: (len(found.name), found.name))
@@ -657,7 +658,7 @@ def test_a_signal_finishes_the_file(tmp_path: Path, path: Path, end: signal.Sign
 def test_a_full_disk_ends_it_and_spares_what_is_there(tmp_path: Path, path: Path) -> None:
     limited = ["bash", "-c", 'ulimit -f 2500; exec "$@"', "bash", *arguments(tmp_path, path)]
     with Camera(tmp_path, rate=60) as camera, Process.spawn(limited) as verb:
-        assert verb.process.wait(timeout=READY_S) == 2
+        assert verb.process.wait(timeout=PATIENCE_S) == 2
         assert camera.sent > 0
         verb.line_with(" MB in ")
         verb.line_with(f"cannot write {path}: File too large; the recording ends here")
@@ -673,10 +674,10 @@ def test_what_a_stopped_recorder_misses_is_counted(tmp_path: Path, path: Path) -
         Camera(tmp_path, rate=100, size=100_000) as camera,
         Process.spawn(arguments(tmp_path, path)) as verb,
     ):
-        until(has_grown(path, 500_000), "frames on the disk", READY_S)
+        until(has_grown(path, 500_000), "frames on the disk", PATIENCE_S)
         verb.process.send_signal(signal.SIGSTOP)
         begin = camera.sent
-        until(lambda: camera.sent > begin + 250, "frames that nobody takes", READY_S)
+        until(lambda: camera.sent > begin + 250, "frames that nobody takes", PATIENCE_S)
         verb.process.send_signal(signal.SIGCONT)
         verb.line_with("; lost: cam0")  # said at once, not only at the end
         assert verb.terminate() == 0
@@ -693,7 +694,7 @@ def test_nobody_has_to_read_its_lines(tmp_path: Path, path: Path) -> None:
         process = subprocess.Popen(arguments(tmp_path, path), **pipes)
         try:
             process.stdout.close()
-            until(has_grown(path, 5 * FRAME_BYTES), "frames on the disk", READY_S)
+            until(has_grown(path, 5 * FRAME_BYTES), "frames on the disk", PATIENCE_S)
         finally:
             process.terminate()
             assert process.wait(timeout=120) == 0

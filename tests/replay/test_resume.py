@@ -22,7 +22,7 @@ from sam3_node.replay.shards import ShardLimits
 from sam3_node.replay.store import Summary
 from tests.support.live import record_edits, tiny_settings
 from tests.support.node_rig import until
-from tests.support.processes import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.support.repeats import repetitions
 
 KILLS = repetitions(4, 20)

@@ -25,7 +25,7 @@ from sam3_node.types import Instance, Mask
 from tests.support.live import BOX, SIZE, Live, masks_of, moving_frame, tiny_settings
 from tests.support.observations import make_frame, make_instance
 from tests.support.paths import ROOT
-from tests.support.processes import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions, refuses
 
 SMALL = ShardLimits(frames=5)

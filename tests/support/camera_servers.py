@@ -18,10 +18,10 @@ from sam3_node.cameras.camera_source import CapturedImage
 from sam3_node.cameras.server_source import ServerSource, open_server
 from sam3_node.settings import CameraSettings
 from sam3_node.types import Image
+from tests.support.patience import PATIENCE_S
 from tests.support.threads import repeating
 
 PERIOD_S = 0.01
-READY_S = 300.0
 # BGR
 RED = (0, 0, 255)
 BLUE = (255, 0, 0)
@@ -104,9 +104,9 @@ class StubServer(ExitStack):
 
 @contextmanager
 def opened(uri: str, dialect: str, **settings: Any) -> Iterator[ServerSource]:
-    """Open a source of camera.dialect. Its iteration ends, and so fails the test, if nothing comes in READY_S."""
+    """Open a source of camera.dialect. Its iteration ends, and so fails the test, if nothing comes in PATIENCE_S."""
     stop = threading.Event()
-    timer = threading.Timer(READY_S, stop.set)
+    timer = threading.Timer(PATIENCE_S, stop.set)
     timer.daemon = True
     timer.start()
     source = open_server(uri, CameraSettings(dialect=dialect, **settings), stop)  # type: ignore[arg-type]

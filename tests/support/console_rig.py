@@ -13,11 +13,11 @@ import pytest
 from sam3_node.types import Mask
 from tests.support.node_rig import Process, Rig, ids, masks_where
 from tests.support.paths import ROOT
+from tests.support.patience import PATIENCE_MS
 from tests.support.tabletop import iou, true_instance, truth
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 VIEWPORT = {"width": 1280, "height": 720}
-PATIENCE_MS = 60_000
 CLIP_FRAMES = 225
 PAINTED = """() => {
     const overlay = document.querySelector("#main-tile .overlay");

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
+
 PROTOCOL = "foxglove.sdk.v1"
-PATIENCE_S = 120.0
 MESSAGE_DATA = 1
 
 

@@ -21,10 +21,9 @@ from sam3_node.processes.notify import Watchdog
 from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber
 from sam3_node.types import Delivery, MaskFrame
 from tests.support.node_rig import picture, until
+from tests.support.patience import PATIENCE_S
 from tests.support.threads import in_thread
 from tests.support.tiny import random_source
-
-PATIENCE_S = 300.0
 
 
 class NearNode(ExitStack):

@@ -10,10 +10,10 @@ import numpy as np
 
 from sam3_node.client import PerceptionClient
 from sam3_node.types import Frame, MaskFrame
-from tests.support.processes import PATIENCE_S, READY_S, CommandProcess, Process, until
+from tests.support.processes import CommandProcess, Process, until
 from tests.support.tiny import random_source
 
-__all__ = ["PATIENCE_S", "READY_S", "Process", "Rig", "ids", "masks_where", "until"]
+__all__ = ["Process", "Rig", "ids", "masks_where", "until"]
 
 
 def tiny_environment(folder: Path, frames: str, masks: str, control: str) -> dict[str, str]:

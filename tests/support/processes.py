@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tests.support.paths import ROOT
+from tests.support.patience import PATIENCE_S
 
 PRELOADED = [
     "sam3_node.node.node",
@@ -26,7 +27,6 @@ PRELOADED = [
 ]
 
 T = TypeVar("T")
-READY_S = PATIENCE_S = 300.0
 PAUSE_S = 0.005
 """Seconds between two looks of `until`."""
 
@@ -69,7 +69,7 @@ class Process:
     def next_line(self) -> str:
         """Return the next line. Fail at once if the process has ended, else if none comes."""
         try:
-            line = self._lines.get(timeout=READY_S)
+            line = self._lines.get(timeout=PATIENCE_S)
         except queue.Empty:
             raise AssertionError(f"silent process; {self._story()}") from None
         if line is None:
@@ -102,7 +102,7 @@ class Process:
             assert found or not has_ended, f"the process ended without {text!r}; {self._story()}"
             return found
 
-        return until(find, text, READY_S)
+        return until(find, text, PATIENCE_S)
 
     def terminate(self) -> int:
         """Send SIGTERM; return the exit code once every line has come."""

@@ -40,7 +40,8 @@ from sam3_node.bags import LabelledClip
 from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.types import Depth
 from tests.support.paths import ROOT
-from tests.support.processes import PATIENCE_S, Process, until
+from tests.support.patience import PATIENCE_S
+from tests.support.processes import Process, until
 
 RELEASES = {"humble": Stores.ROS2_HUMBLE, "jazzy": Stores.ROS2_JAZZY}
 DEFINITIONS = tomllib.loads((ROOT / "launch/ros2/definitions.toml").read_text())

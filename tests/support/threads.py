@@ -4,7 +4,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-PATIENCE_S = 300.0
+from tests.support.patience import PATIENCE_S
+
 Running = tuple[threading.Thread, threading.Event]
 
 

@@ -17,7 +17,8 @@ from sam3_node.transport.limits import ConnectionGuard
 from sam3_node.transport.tap import StreamTap
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import Reply, Request, unpack_reply
-from tests.support.processes import PATIENCE_S, Process
+from tests.support.patience import PATIENCE_S
+from tests.support.processes import Process
 
 TCP = "tcp://127.0.0.1:*"
 NOBODY = "tcp://127.0.0.1:9"

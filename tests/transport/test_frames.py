@@ -16,7 +16,7 @@ from sam3_node.transport import FramePublisher, FrameSubscriber, choose_replaced
 from sam3_node.transport.control_server import ControlServer, poll
 from sam3_node.types import Delivery, Depth, Frame, Intrinsics
 from sam3_node.wire import pack_frame, unpack_frame
-from tests.support.processes import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions
 from tests.support.transport_peer import TCP, bound_cameras, make_frame, peer, take_frame, wait_until
 

@@ -21,6 +21,7 @@ from sam3_node.transport.tap import StreamTap
 from sam3_node.types import Delivery
 from sam3_node.wire import Reply, Request, pack_frame, pack_request
 from tests.support.key_rig import Keys, revoke
+from tests.support.patience import PATIENCE_MS, PATIENCE_S
 from tests.support.processes import Process, Team, until
 from tests.support.raw_zmtp import frame, ping, raw_peer, reset
 from tests.support.refuses import refuses
@@ -128,12 +129,11 @@ def test_a_camera_is_received_again_after_a_part_that_was_too_large(monkeypatch:
         wait_until(lambda: publisher.send_multipart(pack_frame(make_frame(0))) or subscriber.take(20))
 
 
-PATIENT_MS = 120_000
 """Longer than a test may take: a call that ends before has not waited for its timeout."""
 
 
 def next_request(server: ControlServer) -> tuple[Peer, Request]:
-    return until(lambda: server.receive(100), "a request", PATIENT_MS / 2000)
+    return until(lambda: server.receive(100), "a request", PATIENCE_S / 2)
 
 
 @pytest.mark.parametrize("op", ["list_objects", "add_object"])
@@ -142,8 +142,8 @@ def test_a_request_in_flight_when_another_key_is_revoked(keys: Keys, endpoint: s
     node = keys.machine("node", "node")
     with (
         ControlServer(endpoint, security=node) as server,
-        transport.ControlClient(server.endpoint, PATIENT_MS, keys.machine("policy", "policy")) as client,
-        transport.ControlClient(server.endpoint, PATIENT_MS, keys.machine("watcher", "watcher")),
+        transport.ControlClient(server.endpoint, PATIENCE_MS, keys.machine("policy", "policy")) as client,
+        transport.ControlClient(server.endpoint, PATIENCE_MS, keys.machine("watcher", "watcher")),
         ThreadPoolExecutor(1) as thread,
     ):
         wait_until(lambda: len(server._bound.authenticator._admitted) == 2, 60)
@@ -167,7 +167,7 @@ def test_a_request_in_flight_when_another_key_is_revoked(keys: Keys, endpoint: s
 
 def test_a_request_is_repeated_to_the_next_node(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/control"
-    with transport.ControlClient(endpoint, PATIENT_MS) as client, ThreadPoolExecutor(1) as thread:
+    with transport.ControlClient(endpoint, PATIENCE_MS) as client, ThreadPoolExecutor(1) as thread:
         with ControlServer(endpoint) as server:
             call = thread.submit(client.call, "status")
             next_request(server)

@@ -15,7 +15,7 @@ from sam3_node.transport.tap import PoseSubscriber
 from sam3_node.types import JointState, RobotMessage
 from sam3_node.wire import joints_topic, pack_pose, pose_topic
 from tests.support.hostility import limited_memory
-from tests.support.threads import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.support.transport_peer import TCP, place_of, sockets_of, wait_until
 from tests.support.wire_examples import gripper_pose
 

@@ -21,6 +21,7 @@ from sam3_node.transport.sockets import BoundSocket, receive_parts
 from sam3_node.types import Delivery
 from sam3_node.wire import Reply, Request, pack_frame, pack_masks, pack_request
 from tests.support.hostility import mutations
+from tests.support.patience import PATIENCE_S
 from tests.support.raw_zmtp import connect, frame, ping, raw_peer
 from tests.support.transport_peer import (
     TCP,
@@ -36,7 +37,6 @@ from tests.support.transport_peer import (
 from tests.transport.test_restart import publishes
 
 MEBIBYTE = 1 << 20
-PATIENCE_S = 300
 
 
 def read_to_end(stranger: socket.socket) -> None:

@@ -16,7 +16,7 @@ from sam3_node.errors import NodeRestarted, PolicyError, WireError
 from sam3_node.transport import MaskPublisher
 from sam3_node.types import NANOSECONDS, Mask, MaskFrame, Shed
 from tests.support.observations import T0, Client, make_frame, make_instance
-from tests.support.processes import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions, refuses
 
 SIZE = (48, 64)

@@ -18,7 +18,7 @@ from sam3_node.replay.cluster.tasks import JobPlan, ProbeResult, Split
 from sam3_node.replay.job import Job, ObjectOnFrame
 from tests.support.command_line import command_parser
 from tests.support.paths import ROOT
-from tests.support.processes import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions, refuses
 from tools.bench.processes import free_ports
 

@@ -31,7 +31,7 @@ from tests.support.live import (
     tiny_settings,
 )
 from tests.support.node_rig import Rig
-from tests.support.processes import PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions, refuses
 
 SMALL = ShardLimits(frames=5)
