@@ -30,7 +30,7 @@ from sam3_node.wire.operations import OPERATIONS
 from tests.support.command_line import command_parser
 from tests.support.node_rig import Rig
 from tests.support.paths import ROOT
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_MS, PATIENCE_S
 from tests.support.wire_examples import golden
 from tools.docs.command_line import commands
 from tools.docs.errors import ADVICE, error_classes
@@ -353,7 +353,7 @@ def test_a_policy_and_a_reader_without_this_package_run(tmp_path: Path) -> None:
         rig.node()
         rig.camera()
         with rig.client() as client:
-            assert client.latest(timeout_ms=30_000) is not None
+            assert client.latest(timeout_ms=PATIENCE_MS) is not None
         policy = block_with("README.md", "PerceptionClient(")
         for written, used in (
             ("PerceptionClient(", f"PerceptionClient({rig.masks!r}, {rig.control!r}, "),

@@ -39,8 +39,9 @@ from sam3_node.replay.store import FolderStore
 from sam3_node.settings import load_settings
 from sam3_node.transport.security import KeyFolder
 from tests.support.hostility import limited_memory
+from tests.support.patience import PATIENCE_S
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(PATIENCE_S)
 
 HUGE_BYTES = 1 << 40
 """Size of a sparse file that takes no disk. To read it whole would take all memory."""

@@ -132,7 +132,7 @@ def test_every_unit_is_valid(unit: Path, tmp_path: Path) -> None:
     copy = tmp_path / unit.name
     copy.write_text(unit.read_text().replace("/opt/sam3-node/.venv/bin/sam3-node", sys.executable))
     done = subprocess.run(
-        ["systemd-analyze", "verify", copy], capture_output=True, text=True, timeout=120, check=True
+        ["systemd-analyze", "verify", copy], capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     assert unit.name not in done.stdout + done.stderr, "unknown keys are warnings only"
 
@@ -170,7 +170,7 @@ def started(profile: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.
 
 
 def have_ended(processes: list[psutil.Process]) -> bool:
-    return not psutil.wait_procs(processes, timeout=120)[1]
+    return not psutil.wait_procs(processes, timeout=PATIENCE_S)[1]
 
 
 def write_profile(folder: Path, *processes: str) -> Path:
@@ -196,7 +196,7 @@ def test_start_runs_camera_node_and_watcher_and_stops_them(tmp_path: Path) -> No
         settings = {process.environ().get("PYTORCH_ALLOC_CONF") for process in processes}
         assert settings == {os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True")}
         starter.send_signal(signal.SIGTERM)
-        rest = starter.communicate(timeout=120)[0]
+        rest = starter.communicate(timeout=PATIENCE_S)[0]
         assert starter.returncode == 0
         assert mentions(rest, "watch |", "summary")
         assert have_ended(processes)
@@ -205,7 +205,7 @@ def test_start_runs_camera_node_and_watcher_and_stops_them(tmp_path: Path) -> No
 def test_the_end_of_one_process_ends_the_group_with_its_exit_code(tmp_path: Path) -> None:
     with started(write_profile(tmp_path, "camera", "watch")) as (starter, processes):
         processes[0].kill()
-        rest = starter.communicate(timeout=120)[0]
+        rest = starter.communicate(timeout=PATIENCE_S)[0]
         assert mentions(rest, "camera", "SIGKILL")
         assert starter.returncode == 128 + signal.SIGKILL
         assert have_ended(processes)
@@ -221,7 +221,7 @@ def test_killing_start_leaves_no_orphan(tmp_path: Path) -> None:
 def test_a_profile_that_does_not_validate_is_explained(tmp_path: Path) -> None:
     profile = tmp_path / "profile.toml"
     profile.write_text('[group]\nprocesses = ["kamera"]\n')
-    done = subprocess.run([LAUNCH / "start", profile], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([LAUNCH / "start", profile], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 2
     assert "group.processes" in done.stderr
     assert "kamera" in done.stderr
@@ -234,7 +234,7 @@ def test_a_setting_that_only_a_process_can_check_ends_the_group(tmp_path: Path) 
         + 'restart = "on-failure"\n'
     )
     done = subprocess.run(
-        [sys.executable, LAUNCH / "start", profile], capture_output=True, text=True, timeout=300
+        [sys.executable, LAUNCH / "start", profile], capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 2
     assert f"found no file at {tmp_path}/missing.mcap" in done.stdout
@@ -249,6 +249,6 @@ def test_make_names_missing_programs(tmp_path: Path) -> None:
     old.chmod(0o755)
     for python, message in ((old, "found Python 3.9.2"), (tmp_path / "none", "apt-get install python3")):
         command = ["make", "-C", str(ROOT), "lint", f"PYTHON={python}", f"VENV={tmp_path}/venv"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode != 0
         assert message in done.stderr

@@ -22,6 +22,7 @@ from sam3_node.settings import Settings
 from tests.support.near_node import HealthyNode, ask
 from tests.support.node_rig import until
 from tests.support.paths import ROOT
+from tests.support.patience import PATIENCE_S
 from tests.support.transport_peer import open_peer
 
 MONITORING = ROOT / "launch" / "monitoring"
@@ -49,7 +50,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HealthyNode]:
 
 def promtool(*arguments: str, text: str | None = None) -> str:
     done = subprocess.run(
-        ["promtool", *arguments], input=text, capture_output=True, text=True, timeout=120, cwd=MONITORING
+        ["promtool", *arguments],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        cwd=MONITORING,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr

@@ -21,6 +21,7 @@ from sam3_node.transport import MaskPublisher
 from sam3_node.transport.control_server import ControlServer
 from sam3_node.wire import Reply, Request
 from tests.support.paths import ROOT
+from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions
 from tests.support.transport_peer import make_masks
 
@@ -97,7 +98,7 @@ def start(site: Path, *arguments: str) -> subprocess.Popen[str]:
 def fail(site: Path, *arguments: str) -> str:
     """Return what a program that fails writes to stderr."""
     with start(site, *arguments) as process:
-        error = process.communicate(timeout=120)[1]
+        error = process.communicate(timeout=PATIENCE_S)[1]
     assert process.returncode
     return error
 
@@ -190,7 +191,7 @@ def test_a_policy_needs_no_other_package(site: Path) -> None:
 def test_help_and_doctor_work_without_the_extra(site: Path) -> None:
     for arguments in (("--help",), ("doctor",)):
         with start(site, "-m", "sam3_node", *arguments) as process:
-            out, error = process.communicate(timeout=120)
+            out, error = process.communicate(timeout=PATIENCE_S)
         assert (process.returncode, error) == (0, ""), arguments
         assert "client" in out
 
@@ -219,7 +220,7 @@ def test_a_group_without_the_package_says_how_to_install_it(tmp_path: Path) -> N
         env={name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 2
     assert done.stderr.endswith("run make demo, or in a checkout pip install '.[node,bags,console]'\n")

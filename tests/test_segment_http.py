@@ -18,6 +18,7 @@ import pytest
 
 from tests.support.hostility import MEGABYTE, large_jpeg, large_png, limited_memory
 from tests.support.paths import ROOT
+from tests.support.patience import PATIENCE_S
 
 pytest.importorskip("starlette", reason="the extra console is not installed")
 
@@ -105,7 +106,7 @@ def test_requests_are_carried_out_one_at_a_time_and_too_many_are_refused(
 
     def find(body: bytearray) -> list[str]:
         assert running.acquire(blocking=False)
-        assert go.wait(60)
+        assert go.wait(PATIENCE_S)
         running.release()
         return []
 

@@ -18,6 +18,7 @@ from sam3_node.transport import FramePublisher, FrameSubscriber
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import decode_depth
 from tests.support import ros2
+from tests.support.patience import PATIENCE_MS, PATIENCE_S
 from tests.support.processes import until
 
 pytestmark = pytest.mark.verifies(
@@ -66,7 +67,7 @@ def bag(robot: ros2.Robot) -> Path:
     ]
     options = ["--ros-args", "-p", "loop:=false", "-p", "rate:=4.0", "-p", "stamps_as_recorded:=true"]
     process = robot.start(sys.executable, str(ros2.BIN / "player"), *options)
-    assert process.process.wait(120) == 0
+    assert process.process.wait(PATIENCE_S) == 0
     for end in ends:
         robot.ros.destroy_subscription(end)
     with Writer(path, version=9, storage_plugin=StoragePlugin.MCAP) as writer:
@@ -115,7 +116,7 @@ class Twins:
         self.direct = FramePublisher(f"ipc://{robot.folder}/direct", "newest")
         self.clients = {
             name: PerceptionClient(
-                robot.places["masks"], robot.places["control"], cameras=[name], timeout_ms=20_000
+                robot.places["masks"], robot.places["control"], cameras=[name], timeout_ms=PATIENCE_MS
             )
             for name in ("wrist", "direct")
         }
@@ -151,7 +152,7 @@ class Twins:
             nonlocal begin_ns
             begin_ns = time.perf_counter_ns()
             self.send_ros(frame)
-            masks = self.clients["wrist"].latest(20_000)
+            masks = self.clients["wrist"].latest(PATIENCE_MS)
             return masks if masks and masks.capture_ns == frame.capture_ns else None
 
         masks = until(attempt, "masks over ROS")

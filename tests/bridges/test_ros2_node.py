@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sam3_node.transport.tap import PoseSubscriber
+from tests.support.patience import PATIENCE_S
 from tests.support.processes import until
 from tests.support.refuses import mentions
 from tests.support.ros2 import DEPTH, IMAGE, INFO, Robot, import_type, make_box, make_header, stamp_ns
@@ -257,7 +258,7 @@ def test_a_second_node_on_the_same_endpoint_stays_unconfigured_and_ends_on_sigte
     is_told = lambda one: one.level == 40 and robot.places["frames"] in one.msg  # noqa: E731
     until(lambda: any(map(is_told, robot.received["/rosout"])), "its error")
     second.process.send_signal(signal.SIGTERM)
-    assert second.process.wait(60) == 0
+    assert second.process.wait(PATIENCE_S) == 0
 
 
 def test_an_error_in_a_transition_releases_all_and_shutdown_is_final(robot: Robot) -> None:
@@ -269,4 +270,4 @@ def test_an_error_in_a_transition_releases_all_and_shutdown_is_final(robot: Robo
     assert robot.trigger("shutdown_inactive", name="third")
     assert robot.state("third") == "finalized"
     third.process.send_signal(signal.SIGINT)
-    assert third.process.wait(60) == 0
+    assert third.process.wait(PATIENCE_S) == 0

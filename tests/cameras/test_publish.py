@@ -28,6 +28,7 @@ from sam3_node.transport.channels import FrameSubscriber, ReceivedFrame
 from sam3_node.types import Intrinsics
 from sam3_node.wire import decode_depth, decode_image, encode_depth
 from tests.support.paths import ROOT, SHARED
+from tests.support.patience import PATIENCE_MS, PATIENCE_S
 from tests.support.processes import Process
 from tests.support.recordings import write_film
 from tests.support.refuses import mentions, refuses
@@ -58,7 +59,7 @@ def camera_process(**fields: str) -> Iterator[tuple[Process, str]]:
 
 
 def take(subscriber: FrameSubscriber, count: int) -> list[ReceivedFrame]:
-    taken = [subscriber.take(timeout_ms=10_000) for _ in range(count)]
+    taken = [subscriber.take(timeout_ms=PATIENCE_MS) for _ in range(count)]
     return [received for received in taken if received is not None]
 
 
@@ -86,7 +87,7 @@ def test_lossless_delivery_gives_every_frame_from_zero_then_the_process_ends() -
         out = process.next_line()
         assert out.startswith("camera cam0 captured 40 frames in ")
         assert out.endswith("0 not sent")
-        assert process.process.wait(120) == 0
+        assert process.process.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.parametrize("options", [{}, {"transport__delivery": "every"}, {"camera__fps": "0.05"}])
@@ -145,7 +146,7 @@ def test_output_that_goes_to_a_full_disk_does_not_end_a_camera() -> None:
     with open("/dev/full", "w") as full:
         options = ("--camera.wait", "false", "--transport.frames", "tcp://127.0.0.1:0")
         command = (sys.executable, "-m", "sam3_node", "camera", SMALL + "&frames=4", *options)
-        assert subprocess.run(command, stdout=full, stderr=full, timeout=300).returncode == 0
+        assert subprocess.run(command, stdout=full, stderr=full, timeout=PATIENCE_S).returncode == 0
 
 
 @pytest.mark.parametrize(

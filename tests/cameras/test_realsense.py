@@ -26,7 +26,7 @@ from sam3_node.transport.channels import FrameSubscriber
 from sam3_node.types import Intrinsics
 from sam3_node.wire import decode_depth
 from tests.support.node_rig import until
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_MS, PATIENCE_S
 from tests.support.realsense_rig import FPS, SIZE, START_MS, SoftCamera, load_rs, record
 from tests.support.refuses import mentions, refuses
 
@@ -183,7 +183,7 @@ def test_frames_of_a_camera_that_is_plugged_in_again_are_counted_on(
         process = threading.Thread(target=run_camera, args=(settings, stop))
         process.start()
         try:
-            received = [subscriber.take(timeout_ms=10_000)]
+            received = [subscriber.take(timeout_ms=PATIENCE_MS)]
             plugged[0].close()
             end = time.monotonic() + PATIENCE_S
             while received[-1] is None or received[-1].frame.times["hardware_clock_ns"] < 100_000 * MS:

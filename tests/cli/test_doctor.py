@@ -12,6 +12,7 @@ from sam3_node.cli import doctor
 from sam3_node.settings import load_settings
 from sam3_node.transport import PosePublisher
 from sam3_node.types import JointState
+from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions
 
 URDF = """<robot name="arm"><link name="base"/><link name="tip">
@@ -108,7 +109,11 @@ def test_joints_that_the_sender_lacks_are_named(tmp_path: Path) -> None:
 
 def run_light(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", LIGHT, *arguments], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", LIGHT, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
 
 

@@ -26,7 +26,7 @@ from sam3_node.transport.control_server import ControlServer
 from sam3_node.types import Mask
 from sam3_node.wire import Reply, Request, encode_mask
 from tests.support.command_line import command_parser
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_MS, PATIENCE_S
 from tests.support.refuses import mentions
 from tools.bench.processes import free_ports
 from tools.docs.command_line import commands
@@ -468,7 +468,7 @@ def run_against_server(result: object, *arguments: str) -> tuple[Request, str]:
     with ControlServer("tcp://127.0.0.1:0") as server:
         command = [sys.executable, "-m", "sam3_node", *arguments, "--transport.control", server.endpoint]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        received = server.receive(timeout_ms=120_000)
+        received = server.receive(timeout_ms=PATIENCE_MS)
         peer, request = received
         server.reply(peer, Reply(request.id, result))
         printed, _ = process.communicate(timeout=PATIENCE_S)

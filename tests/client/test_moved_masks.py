@@ -10,6 +10,7 @@ from sam3_node.client import PerceptionClient
 from sam3_node.transport import MaskPublisher
 from sam3_node.types import Instance, Mask, MaskFrame
 from sam3_node.wire import pack_masks
+from tests.support.patience import PATIENCE_MS
 from tests.support.transport_peer import make_masks, wait_until
 
 HEIGHT = 80
@@ -150,6 +151,6 @@ def test_a_client_keeps_the_masks_before_and_the_wire_stays_as_it_is() -> None:
     ):
         wait_until(lambda: publisher.send(first) and client.latest(50) is not None)
         publisher.send(second)
-        while (masks := client.latest(5000)).seq != 2:
+        while (masks := client.latest(PATIENCE_MS)).seq != 2:
             pass
         assert (masks.before.seq, masks.before.before) == (1, None)

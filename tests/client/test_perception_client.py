@@ -25,7 +25,7 @@ from sam3_node.transport.channels import NewestMasks
 from sam3_node.transport.control_server import ControlServer
 from sam3_node.types import Depth, Mask
 from sam3_node.wire import Reply, Request, decode_mask, encode_mask
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_MS, PATIENCE_S
 from tests.support.refuses import mentions, refuses
 from tests.support.transport_peer import NOBODY, TCP, make_frame, make_masks, wait_until
 
@@ -125,7 +125,7 @@ def test_it_reads_the_newest_masks() -> None:
             pass
         for seq in (4, 5):
             publisher.send(make_masks(seq))
-            masks = client.latest(5000)
+            masks = client.latest(PATIENCE_MS)
             assert masks.seq == seq
             assert np.array_equal(masks.instances[0].mask.full(), make_masks(seq).instances[0].mask.full())
         publisher.send(make_masks(6))

@@ -14,6 +14,7 @@ from sam3_node.transport.control_server import ControlServer
 from sam3_node.types import MaskFrame
 from sam3_node.wire import Reply, Request
 from tests.support.node_rig import Process, Rig, masks_where, until
+from tests.support.patience import PATIENCE_MS
 from tests.support.refuses import refuses
 from tests.support.transport_peer import NOBODY, TCP, make_masks, wait_until
 
@@ -36,7 +37,7 @@ def connect(publisher: MaskPublisher, client: PerceptionClient) -> None:
 
 
 def latest(client: PerceptionClient) -> MaskFrame:
-    masks = client.latest(5000)
+    masks = client.latest(PATIENCE_MS)
     assert masks is not None
     return masks
 
@@ -244,7 +245,7 @@ def test_an_object_of_several_cameras_needs_the_name_of_one(publisher: MaskPubli
 def test_with_a_callback_objects_are_added_to_the_new_session(rig: Rig, tmp_path: Path) -> None:
     errors: list[NodeRestarted] = []
     node = rig.node()
-    with PerceptionClient(rig.masks, rig.control, timeout_ms=10000, on_restart=errors.append) as client:
+    with PerceptionClient(rig.masks, rig.control, timeout_ms=PATIENCE_MS, on_restart=errors.append) as client:
         client.wait_for_camera()
         before = client.add_object(points=[(160, 120)])
         node.kill()

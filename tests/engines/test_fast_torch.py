@@ -29,6 +29,7 @@ from sam3_node.perception.loading import load_model
 from sam3_node.settings import EngineSettings, ModelSettings, Settings, TrackerSettings
 from tests.engines.test_graphs import on_tape
 from tests.engines.test_validation import ALWAYS, CountedClock
+from tests.support.patience import PATIENCE_S
 from tests.support.refuses import refuses
 from tests.support.tiny import noise_clip, random_source, stages_of
 
@@ -151,7 +152,9 @@ def test_settings_that_name_a_dtype_decide(
 def test_the_bundled_weights_pass_on_a_cpu_with_bfloat16(tmp_path: Path) -> None:
     """Regression: oneDNN computed a convolution of the memory write wrongly in bfloat16, with a mean IoU of 0.886."""
     command = [sys.executable, "-c", NANO_SCRIPT, str(tmp_path)]
-    run = subprocess.run(command, env=os.environ | WHOLE_ISA, capture_output=True, text=True, timeout=240)
+    run = subprocess.run(
+        command, env=os.environ | WHOLE_ISA, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     if run.returncode == 3:
         pytest.skip("this CPU has no bfloat16 arithmetic")
     assert run.returncode == 0, run.stderr

@@ -20,7 +20,7 @@ from sam3_node.wire import decode_image, encode_image
 from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.near_node import NearNode
 from tests.support.node_rig import Rig, picture
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_MS, PATIENCE_S
 
 FRAMES = 8
 
@@ -128,12 +128,12 @@ def test_masks_of_a_node_that_decodes_ahead_equal_those_of_a_pipeline(
     monkeypatch.setattr(DecodeAhead, "take", count_use)
     frames = [jpeg(seq) for seq in range(FRAMES)]
     with NearNode(tmp_path, rig.folder / "tiny", "every") as near:
-        assert near.camera.send(frames[0], timeout_ms=10_000)
-        answered = [near.masks.take(timeout_ms=60_000)]
+        assert near.camera.send(frames[0], timeout_ms=PATIENCE_MS)
+        answered = [near.masks.take(timeout_ms=PATIENCE_MS)]
         near.client.call("add_object", points=[[20.0, 20.0]], seq=0)
         for frame in frames[1:]:
-            assert near.camera.send(frame, timeout_ms=10_000)
-        answered += [near.masks.take(timeout_ms=60_000) for _ in frames[1:]]
+            assert near.camera.send(frame, timeout_ms=PATIENCE_MS)
+        answered += [near.masks.take(timeout_ms=PATIENCE_MS) for _ in frames[1:]]
     assert any(used)
 
     pipeline = Perception.load(near.settings).serve(frames[0].camera)

@@ -6,6 +6,7 @@ from sam3_node.client import PerceptionClient
 from sam3_node.wire import Request, pack_frame, pack_request
 from tests.support.hostility import mutations
 from tests.support.node_rig import Rig, has_ids, masks_where, picture, until
+from tests.support.patience import PATIENCE_MS
 from tests.support.repeats import repetitions
 from tests.support.transport_peer import open_peer
 
@@ -57,7 +58,7 @@ def test_hostile_requests_are_each_answered(rig: Rig, client: PerceptionClient) 
                 asker.send(request)
             sent += len(batch)
             for _ in batch:
-                assert asker.poll(120_000), "a request was not answered"
+                assert asker.poll(PATIENCE_MS), "a request was not answered"
                 asker.recv()
                 answered += 1
     assert answered == sent

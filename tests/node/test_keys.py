@@ -21,6 +21,7 @@ from sam3_node.wire.operations import HandOver, MakeSnapshot
 from tests.support.key_rig import Keys
 from tests.support.near_node import ask
 from tests.support.node_rig import Rig, ids, masks_where, picture, until
+from tests.support.patience import PATIENCE_S
 
 
 class KeyedRig(Rig):
@@ -44,7 +45,11 @@ class KeyedRig(Rig):
         environment = self.environment | {f"SAM3_{name}": value for name, value in settings.items()}
         command = [sys.executable, "-m", "sam3_node", *arguments]
         return subprocess.run(
-            command, env=environment | {"PATH": "/usr/bin"}, capture_output=True, text=True, timeout=300
+            command,
+            env=environment | {"PATH": "/usr/bin"},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
         )
 
 

@@ -22,6 +22,7 @@ from sam3_node.wire import EVENTS_TOPIC, Request, codec, encode_mask, unpack_eve
 from sam3_node.wire.codec import MAX_INT
 from tests.support.near_node import NearNode, held_step
 from tests.support.node_rig import picture, until
+from tests.support.patience import PATIENCE_MS
 from tests.support.refuses import refuses
 from tests.support.threads import in_thread
 
@@ -91,7 +92,7 @@ def test_a_description_is_the_outcome_of_the_events_that_it_counts(served: Serve
     described: list[tuple[int, bool]] = []
 
     def describe(done: threading.Event) -> None:
-        with ControlClient(served.control, timeout_ms=60_000) as client:
+        with ControlClient(served.control, timeout_ms=PATIENCE_MS) as client:
             while not done.is_set():
                 found = client.call("describe")
                 described.append((found["events"], found["paused"]))

@@ -13,7 +13,7 @@ from sam3_node.errors import RequestError
 from sam3_node.models.yolo.network import save_yolo_world
 from sam3_node.types import MaskFrame
 from tests.support.node_rig import Rig, ids, masks_where
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_MS, PATIENCE_S
 from tests.support.refuses import refuses
 from tests.support.tiny_detectors import write_tiny_grounding_dino, write_tiny_sam3
 from tests.support.tiny_yolo import phrases, tiny_yolo
@@ -129,7 +129,7 @@ def live_rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 
 @pytest.fixture
 def live_client(live_rig: Rig) -> Iterator[PerceptionClient]:
-    with PerceptionClient(live_rig.masks, live_rig.control, timeout_ms=10000) as live_client:
+    with PerceptionClient(live_rig.masks, live_rig.control, timeout_ms=PATIENCE_MS) as live_client:
         yield live_client
 
 

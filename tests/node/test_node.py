@@ -35,6 +35,7 @@ from sam3_node.wire import (
 from sam3_node.wire.operations import OPERATIONS
 from tests.support.near_node import NearNode
 from tests.support.node_rig import Process, Rig, has_ids, ids, masks_where, picture, until
+from tests.support.patience import PATIENCE_MS, PATIENCE_S
 from tests.support.refuses import refuses
 from tests.support.transport_peer import open_peer
 
@@ -130,7 +131,7 @@ def test_a_mouse_that_moves_gets_the_newest_mask_and_an_answer_to_every_request(
         for number in range(1, 61):
             mouse.send(pack_request(Request(number, "segment", args)))
         while len(codes) < 60:
-            assert mouse.poll(10_000)
+            assert mouse.poll(PATIENCE_MS)
             reply = unpack_reply(mouse.recv())
             codes.append((reply.id, reply.error.code if reply.error else "ok"))
     assert sorted(number for number, _ in codes) == list(range(1, 61))
@@ -189,7 +190,7 @@ def test_pausing_stops_the_frames_and_nothing_else(client: PerceptionClient) -> 
 def test_requests_that_are_refused(
     rig: Rig, client: PerceptionClient, op: str, args: dict, said: str
 ) -> None:
-    with ControlClient(rig.control, timeout_ms=10000) as asker, pytest.raises(RequestError) as caught:
+    with ControlClient(rig.control, timeout_ms=PATIENCE_MS) as asker, pytest.raises(RequestError) as caught:
         asker.call(op, **args)
     assert said in str(caught.value)
 
@@ -344,7 +345,7 @@ def assert_ends_with_the_frame_in_hand(rig: Rig, node: Process) -> None:
     """After SIGTERM the frame that was stepped last has been published too."""
     with open_peer(zmq.SUB, rig.masks) as masks:
         masks.subscribe(b"masks/")
-        assert masks.poll(10000)
+        assert masks.poll(PATIENCE_MS)
         assert node.terminate() == 0
         last = -1
         while masks.poll(500):
@@ -397,7 +398,7 @@ def test_lossless_delivery_keeps_every_frame_and_still_ends(rig: Rig, tmp_path: 
         assert [(item.seq, item.skipped) for item in got] == [(seq, 0) for seq in range(count)]
         camera.send(picture(count), timeout_ms=1000)
         node.process.send_signal(signal.SIGTERM)
-        assert node.process.wait(timeout=120) == 0
+        assert node.process.wait(timeout=PATIENCE_S) == 0
 
 
 def test_lossless_delivery_ends_in_time_though_its_reader_hangs(rig: Rig, tmp_path: Path) -> None:
@@ -411,8 +412,8 @@ def test_lossless_delivery_ends_in_time_though_its_reader_hangs(rig: Rig, tmp_pa
         reader.rcvhwm = 1
         reader.connect(masks_at)
         node = lossless_node(rig, tmp_path)
-        assert camera.send(picture(0), timeout_ms=10_000)
-        with ControlClient(control, timeout_ms=10_000) as asker:
+        assert camera.send(picture(0), timeout_ms=PATIENCE_MS)
+        with ControlClient(control, timeout_ms=PATIENCE_MS) as asker:
             until(lambda: asker.call("status")["cameras"], "the camera is served")
             for _ in range(16):  # large messages fill what the operating system holds back
                 asker.call("add_object", points=[[32, 24]], label="\u20ac" * 256)

@@ -27,6 +27,7 @@ from sam3_node.types import MaskFrame
 from sam3_node.wire import RESTORED
 from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.node_rig import Rig, ids, masks_where, picture, until
+from tests.support.patience import PATIENCE_MS
 from tests.support.refuses import refuses
 from tests.support.tiny import tiny_model
 
@@ -97,7 +98,9 @@ def test_snapshots_by_name_and_another_node_that_takes_over(rig: Rig, path: Path
     taken = {**places, "SNAPSHOT__PATH": str(rig.folder / "second.snapshot"), **OFTEN}
     with (
         rig.client() as client,
-        PerceptionClient(taken["TRANSPORT__MASKS"], taken["TRANSPORT__CONTROL"], timeout_ms=10_000) as other,
+        PerceptionClient(
+            taken["TRANSPORT__MASKS"], taken["TRANSPORT__CONTROL"], timeout_ms=PATIENCE_MS
+        ) as other,
     ):
         named = restore_by_name(rig.folder, client, add_two(client))
         with refuses(SnapshotError, field=("tracker.bank_size", "7")):

@@ -27,7 +27,7 @@ def test_a_signal_sets_the_event_and_ends_nothing(number: signal.Signals) -> Non
         with subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout.readline() == "up\n"
             process.send_signal(number)
-            assert process.communicate(timeout=120)[0] == "stopped\n"
+            assert process.communicate(timeout=PATIENCE_S)[0] == "stopped\n"
             assert process.returncode == 0
 
 

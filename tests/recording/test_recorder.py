@@ -619,7 +619,7 @@ def test_a_kill_costs_less_than_one_and_a_half_mebibytes(tmp_path: Path, batch: 
             time.sleep(rng.uniform(0, 1.5))
             sent = camera.sent
             verb.process.send_signal(signal.SIGKILL)
-            verb.process.wait(timeout=120)
+            verb.process.wait(timeout=PATIENCE_S)
             recorded = RecordingReader([path])
             seqs = read_seqs(path)
             assert (sent - seqs[-1]) * FRAME_BYTES < 1.5 * MEBIBYTE
@@ -634,7 +634,7 @@ def test_after_a_kill_a_new_recording_works(tmp_path: Path) -> None:
             with Process.spawn(arguments(tmp_path, tmp_path / name)) as verb:
                 until(has_grown(tmp_path / name, 5 * FRAME_BYTES), "frames on the disk", PATIENCE_S)
                 verb.process.send_signal(end)
-                assert verb.process.wait(timeout=120) == (-end if end == signal.SIGKILL else 0)
+                assert verb.process.wait(timeout=PATIENCE_S) == (-end if end == signal.SIGKILL else 0)
     assert read_seqs(tmp_path / "b.mcap")[0] > read_seqs(tmp_path / "a.mcap")[-1]
     assert RecordingReader([tmp_path / "b.mcap"]).metadata()[RECORDING]
 
@@ -644,7 +644,7 @@ def test_a_signal_finishes_the_file(tmp_path: Path, path: Path, end: signal.Sign
     with Camera(tmp_path), Process.spawn(arguments(tmp_path, path, record__split_mb=0.2)) as verb:
         until(has_grown(tmp_path / "r_0002.mcap", FRAME_BYTES), "a third file", PATIENCE_S)
         verb.process.send_signal(end)
-        assert verb.process.wait(timeout=120) == 0
+        assert verb.process.wait(timeout=PATIENCE_S) == 0
     paths = sorted(tmp_path.glob("*.mcap"), key=lambda found: (len(found.name), found.name))
     seqs = [seq for part in paths for seq in read_seqs(part)]
     recorded = RecordingReader(paths)
@@ -697,5 +697,5 @@ def test_nobody_has_to_read_its_lines(tmp_path: Path, path: Path) -> None:
             until(has_grown(path, 5 * FRAME_BYTES), "frames on the disk", PATIENCE_S)
         finally:
             process.terminate()
-            assert process.wait(timeout=120) == 0
+            assert process.wait(timeout=PATIENCE_S) == 0
     assert RecordingReader([path]).metadata()[RECORDING]

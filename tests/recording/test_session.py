@@ -18,6 +18,7 @@ from sam3_node.bags.native import NODE, RECORDING
 from sam3_node.bags.native.reader import RecordedMasks, RecordingReader
 from sam3_node.wire import Event, decode_image, pack_event, unpack_event, unpack_frame, unpack_masks
 from tests.support.node_rig import Rig, ids, masks_where
+from tests.support.patience import PATIENCE_MS
 from tests.support.threads import repeating
 from tests.support.wire_examples import plain
 
@@ -77,7 +78,7 @@ def edit(rig: Rig) -> None:
         masks_where(client, lambda found: mug not in ids(found), "no mug")
         client.reset()
         for _ in range(10):
-            assert client.latest(timeout_ms=20_000) is not None
+            assert client.latest(timeout_ms=PATIENCE_MS) is not None
 
 
 def test_frames_are_those_that_the_camera_sent(session: Session) -> None:

@@ -25,6 +25,7 @@ from sam3_node.types import NANOSECONDS, FramePose, MaskFrame
 from sam3_node.wire import FAILED, Event
 from sam3_node.wire.messages import DEPTH_FIELDS
 from tests.support.node_rig import Process, Rig, masks_where, until
+from tests.support.patience import PATIENCE_S
 from tests.support.refuses import refuses
 from tests.support.threads import in_thread
 
@@ -202,7 +203,7 @@ def labels(masks: MaskFrame) -> list[str]:
 
 def replay(recording: Path, out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "sam3_node", "replay", str(recording), "-o", str(out), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def read_results(folder: Path) -> list[MaskFrame]:

@@ -134,7 +134,7 @@ def test_the_report_has_the_tracks_and_their_iou_and_opens_in_a_browser(tmp_path
         pytest.skip("no chromium is installed: apt-get install chromium")
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
     command = [browser, *options, f"--user-data-dir={tmp_path}/profile", f"file://{tmp_path}/report.html"]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S).stdout
     assert shown.count("<svg") == 5  # timeline, score and IoU of left, and the first two of right
     assert shown.count("<figure>") == 12
     assert "<b>mug" not in shown.split("</h1>")[1].split("<script")[0]

@@ -21,7 +21,7 @@ from sam3_node.processes.notify import Watchdog
 from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber
 from sam3_node.types import Delivery, MaskFrame
 from tests.support.node_rig import picture, until
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_MS, PATIENCE_S
 from tests.support.threads import in_thread
 from tests.support.tiny import random_source
 
@@ -55,7 +55,7 @@ class NearNode(ExitStack):
         self.error: DeviceError | None = None
         self.node = self.enter_context(Node(self.settings, watchdog=watchdog))
         self.loop, _ = self.enter_context(in_thread(self._run))
-        self.client = self.enter_context(ControlClient(self.control, timeout_ms=60_000))
+        self.client = self.enter_context(ControlClient(self.control, timeout_ms=PATIENCE_MS))
         self.camera = self.enter_context(FramePublisher(self.frames, delivery))
         self.masks = self.enter_context(MaskSubscriber(self.masks_at, delivery))
         self._seqs = itertools.count()

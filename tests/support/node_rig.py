@@ -15,6 +15,9 @@ from tests.support.tiny import random_source
 
 __all__ = ["Process", "Rig", "ids", "masks_where", "until"]
 
+ANSWER_MS = 60_000
+"""Time in which a node answers on a busy machine. A test whose node is gone waits as long for its error."""
+
 
 def tiny_environment(folder: Path, frames: str, masks: str, control: str) -> dict[str, str]:
     """Write tiny random weights to `folder`. Return the settings of a node that uses them at these endpoints."""
@@ -58,12 +61,12 @@ class Rig(ExitStack):
         return self.start("camera", "scene:shapes?width=320&height=240")
 
     def client(self) -> PerceptionClient:
-        return PerceptionClient(self.masks, self.control, timeout_ms=10000)
+        return PerceptionClient(self.masks, self.control, timeout_ms=ANSWER_MS)
 
 
 def unworried_client(masks: str, control: str) -> PerceptionClient:
     """Open a client that goes on when the node begins anew."""
-    return PerceptionClient(masks, control, timeout_ms=10_000, on_restart=lambda restart: None)
+    return PerceptionClient(masks, control, timeout_ms=ANSWER_MS, on_restart=lambda restart: None)
 
 
 def masks_where(client: PerceptionClient, accept: Callable[[MaskFrame], object], what: str) -> MaskFrame:

@@ -5,6 +5,8 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tests.support.patience import PATIENCE_S
+
 _GREETING = b"\xff" + b"\0" * 8 + b"\x7f\x03\x00NULL" + b"\0" * 48
 _MORE = 1
 _LONG = 2
@@ -27,7 +29,7 @@ def ping(ttl_ds: int = 20) -> bytes:
 def connect(endpoint: str) -> socket.socket:
     """Open a TCP connection to an endpoint."""
     host, port = endpoint.removeprefix("tcp://").rsplit(":", 1)
-    return socket.create_connection((host, int(port)), timeout=10)
+    return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from tests.support.realsense_bags import RGB, SIZE, Z16, Stream
 
 FPS = 30
@@ -137,7 +138,7 @@ def record_device(
         sensor.start(queue)
     for index in indices:
         push(index)
-    awaited = time.monotonic() + 20
+    awaited = time.monotonic() + PATIENCE_S
     for _ in range(len(opened) * len(indices)):
         queue.wait_for_frame(max(1, round(1000 * (awaited - time.monotonic()))))
     for sensor in opened:

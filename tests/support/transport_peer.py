@@ -17,7 +17,7 @@ from sam3_node.transport.limits import ConnectionGuard
 from sam3_node.transport.tap import StreamTap
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import Reply, Request, unpack_reply
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_MS, PATIENCE_S
 from tests.support.processes import Process
 
 TCP = "tcp://127.0.0.1:*"
@@ -97,7 +97,7 @@ def take_frame(subscriber: transport.FrameSubscriber) -> transport.ReceivedFrame
 
 def take_error(asker: zmq.Socket[bytes]) -> tuple[int, str]:
     """Return request and code of the next reply, an error."""
-    assert asker.poll(60_000), "neither answered nor counted"
+    assert asker.poll(PATIENCE_MS), "neither answered nor counted"
     reply = unpack_reply(asker.recv_multipart()[-1])
     return reply.id, reply.error.code
 

@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 from sam3_node.errors import DeviceError
 from tests.support.paths import ROOT
+from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions
 from tools.bench import gpu_first
 from tools.bench.gpu_first import Journal, OutOfTimeError, read_lines
@@ -144,7 +145,9 @@ def run_bare(script: str, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a script in a process that can import the modules of BARE and this repository alone."""
     command = [sys.executable, "-c", BLOCK + script, list_bare_modules(), *words]
     environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+    )
 
 
 def test_it_runs_with_few_packages(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from sam3_node.bags import LabelledClip, RecordingReader
 from sam3_node.errors import CameraError, MissingExtraError, OutputError
 from sam3_node.replay.davis_png import colours
 from sam3_node.wire import decode_depth, decode_image
+from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions, refuses
 from tools.scenes import nameless
 from tools.scenes.__main__ import main
@@ -298,7 +299,7 @@ def test_finished_clips_are_left_alone(
 def test_processes_render_beside_each_other(tmp_path: Path) -> None:
     arguments = "--workers 2 --clips 2 --frames 2 --size 64x48 --scenario free -o"
     command = [sys.executable, "-m", "tools.scenes", *arguments.split(), str(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert ended.returncode == 0, ended.stderr
     assert list_clips(tmp_path) == ["train-0-00000", "train-0-00001"]
 

@@ -14,6 +14,7 @@ from sam3_node.transport import ControlClient
 from sam3_node.transport.control_server import LARGE_BYTES, MAX_REQUESTS_PER_PEER, ControlServer
 from sam3_node.transport.limits import rss_bytes
 from sam3_node.wire import Failure, Reply, Request, pack, pack_reply, pack_request, unpack_reply
+from tests.support.patience import PATIENCE_MS
 from tests.support.refuses import refuses
 from tests.support.threads import repeating
 from tests.support.transport_peer import (
@@ -170,7 +171,7 @@ def test_many_clients_get_their_own_answers() -> None:
 def test_a_plain_request_socket_is_served_too() -> None:
     with serving() as server, open_peer(zmq.REQ, server.endpoint) as socket:
         socket.send(pack_request(Request(5, "echo", {"a": 1})))
-        assert socket.poll(60_000)
+        assert socket.poll(PATIENCE_MS)
         assert unpack_reply(socket.recv()) == Reply(5, {"a": 1})
 
 
@@ -190,7 +191,7 @@ def test_a_reply_without_a_node_names_that_of_the_server() -> None:
         open_peer(zmq.DEALER, server.endpoint) as socket,
     ):
         socket.send(b"junk")
-        assert socket.poll(60_000)
+        assert socket.poll(PATIENCE_MS)
         assert unpack_reply(socket.recv()).node == "0123456789abcdef"
 
 
@@ -202,7 +203,7 @@ def test_a_flood_of_malformed_requests_blocks_neither_the_server_nor_a_good_clie
         assert server.rejected <= 500
         asker = threading.Thread(target=lambda: answers.append(client.call("echo", a=1)))
         answers: list[object] = []
-        with ControlClient(server.endpoint, timeout_ms=5000) as client:
+        with ControlClient(server.endpoint, timeout_ms=PATIENCE_MS) as client:
             asker.start()
             wait_until(lambda: answer_one(server))
             asker.join()
@@ -241,7 +242,7 @@ def test_a_quick_answer_does_not_wait_for_the_loop() -> None:
         assert client.call("status") == "now"  # nobody calls `receive`
         with ControlClient(server.endpoint, timeout_ms=50) as other, pytest.raises(errors.TransportError):
             other.call("echo")
-        assert server.receive(5000)[1].op == "echo"
+        assert server.receive(PATIENCE_MS)[1].op == "echo"
 
 
 @pytest.mark.parametrize("result", [2**64, {1, 2}, object(), "\ud800", {"deep": [2**70]}, b"\0" * (17 << 20)])
@@ -269,12 +270,12 @@ def test_a_flood_of_one_peer_is_refused_and_another_peer_is_served() -> None:
             flood.send(pack_request(Request(number, "echo")))
         for _ in range(count - MAX_REQUESTS_PER_PEER):
             assert take_error(flood)[1] == "busy"
-        with ControlClient(server.endpoint, timeout_ms=5000) as client:
+        with ControlClient(server.endpoint, timeout_ms=PATIENCE_MS) as client:
             asker = threading.Thread(target=client.call, args=("policy",))
             asker.start()
             ops = []
             while "policy" not in ops:
-                received = server.receive(5000)
+                received = server.receive(PATIENCE_MS)
                 ops.append(received[1].op)
                 answer(server, *received)
                 if len(ops) == 1:
@@ -285,7 +286,7 @@ def test_a_flood_of_one_peer_is_refused_and_another_peer_is_served() -> None:
 
 
 def test_a_request_that_waited_too_long_is_not_carried_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    with ControlServer(TCP) as server, ControlClient(server.endpoint, timeout_ms=10_000) as client:
+    with ControlServer(TCP) as server, ControlClient(server.endpoint, timeout_ms=PATIENCE_MS) as client:
         refused: list[BaseException] = []
 
         def ask() -> None:
@@ -315,7 +316,7 @@ def test_a_peer_that_reads_no_replies_loses_them_and_stops_nobody() -> None:
         before = rss_bytes()
         for number in range(2000):
             deaf.send(pack_request(Request(number, "status")))
-        with ControlClient(server.endpoint, timeout_ms=10_000) as client:
+        with ControlClient(server.endpoint, timeout_ms=PATIENCE_MS) as client:
             for _ in range(50):
                 client.call("status")
         assert rss_bytes() - before < 64 << 20
@@ -323,7 +324,7 @@ def test_a_peer_that_reads_no_replies_loses_them_and_stops_nobody() -> None:
 
 def test_large_requests_are_unpacked_when_they_are_taken() -> None:
     large = {"mask": b"\0" * (LARGE_BYTES + 1)}
-    with serving() as server, ControlClient(server.endpoint, timeout_ms=10_000) as client:
+    with serving() as server, ControlClient(server.endpoint, timeout_ms=PATIENCE_MS) as client:
         assert client.call("echo", **large) == large
         with open_peer(zmq.DEALER, server.endpoint) as socket:
             socket.send(pack_request(Request(3, "echo", large))[:-1])

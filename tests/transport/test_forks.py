@@ -22,6 +22,7 @@ from sam3_node.transport.foreign import ForeignHub, ForeignSubscriber
 from sam3_node.transport.tap import PoseSubscriber, StreamTap
 from sam3_node.wire import Reply
 from tests.support.key_rig import Keys
+from tests.support.patience import PATIENCE_MS
 from tests.support.refuses import mentions
 from tests.support.transport_peer import make_frame, make_masks, wait_until
 from tests.support.wire_examples import gripper_pose
@@ -83,8 +84,8 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SimpleNamesp
         found.poses = enter(transport.PosePublisher(place(), robot))
         found.hub = enter(ForeignHub(place(), lambda *_: None))
         endpoints = found.masks.endpoint, found.control.endpoint
-        found.client = enter(PerceptionClient(*endpoints, timeout_ms=20_000, security=policy))
-        found.async_client = AsyncPerceptionClient(*endpoints, timeout_ms=20_000, security=policy)
+        found.client = enter(PerceptionClient(*endpoints, timeout_ms=PATIENCE_MS, security=policy))
+        found.async_client = AsyncPerceptionClient(*endpoints, timeout_ms=PATIENCE_MS, security=policy)
         stack.callback(lambda: asyncio.run(found.async_client.close()))
         found.requests = enter(ControlClient(found.control.endpoint, 20_000, policy))
         found.reader = enter(FrameSubscriber([found.frames.endpoint], security=policy))
@@ -178,7 +179,7 @@ def test_the_end_of_the_forked_process_disturbs_nothing(rig: SimpleNamespace) ->
 def test_the_forked_process_may_have_a_client_of_its_own(rig: SimpleNamespace) -> None:
     def ask() -> None:
         endpoints = rig.masks.endpoint, rig.control.endpoint
-        with PerceptionClient(*endpoints, timeout_ms=20_000, security=rig.policy) as client:
+        with PerceptionClient(*endpoints, timeout_ms=PATIENCE_MS, security=rig.policy) as client:
             assert client.status() == "done"
 
     assert in_child(ask) == "done"

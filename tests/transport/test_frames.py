@@ -16,7 +16,7 @@ from sam3_node.transport import FramePublisher, FrameSubscriber, choose_replaced
 from sam3_node.transport.control_server import ControlServer, poll
 from sam3_node.types import Delivery, Depth, Frame, Intrinsics
 from sam3_node.wire import pack_frame, unpack_frame
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_MS, PATIENCE_S
 from tests.support.refuses import mentions
 from tests.support.transport_peer import TCP, bound_cameras, make_frame, peer, take_frame, wait_until
 
@@ -217,7 +217,7 @@ def test_every_frame_arrives_in_order_through_a_long_stall() -> None:
         peer("camera", TCP, "cam0", "every", 0, count, 1000) as camera,
         FrameSubscriber([camera.next_line()], "every") as subscriber,
     ):
-        assert subscriber.take(60_000) is not None
+        assert subscriber.take(PATIENCE_MS) is not None
         time.sleep(2.7)
         sent = camera.seen[1:]
         assert 0 < len(sent) < count - 5, "the publisher must wait for a consumer that stalls"
@@ -260,14 +260,14 @@ def test_lossless_send_waits_for_a_subscriber() -> None:
     with FramePublisher(TCP, "every") as publisher:
         assert not publisher.send(make_frame(0), timeout_ms=20)
         with FrameSubscriber([publisher.endpoint], "every") as subscriber:
-            assert publisher.send(make_frame(1), timeout_ms=60_000)
+            assert publisher.send(make_frame(1), timeout_ms=PATIENCE_MS)
             assert take_frame(subscriber).frame.seq == 1
 
 
 def test_pixels_stay_valid_after_later_frames_and_close() -> None:
     with FramePublisher(TCP) as publisher, FrameSubscriber([publisher.endpoint]) as subscriber:
         send_until(publisher, subscriber, make_frame(1, side=600))
-        first = subscriber.take(60_000)
+        first = subscriber.take(PATIENCE_MS)
         for seq in range(2, 40):
             publisher.send(make_frame(seq, side=600))
             subscriber.take(100)

@@ -17,6 +17,7 @@ from sam3_node.transport.receiver import Inbox
 from sam3_node.transport.tap import PoseSubscriber
 from sam3_node.types import Delivery, MaskEncoding, MaskFrame, RobotMessage
 from sam3_node.wire import pose_topic
+from tests.support.patience import PATIENCE_MS
 from tests.support.refuses import refuses
 from tests.support.transport_peer import TCP, make_masks, open_peer, place_of, wait_until
 from tests.support.wire_examples import gripper_pose, joint_state
@@ -91,9 +92,9 @@ def test_masks_of_other_cameras_are_ignored() -> None:
         send_until_received(publisher, both, make_masks(0, "right"))
         publisher.send(make_masks(1, "left"))
         publisher.send(make_masks(1, "right"))
-        got = [both.take(5000), both.take(5000)]
+        got = [both.take(PATIENCE_MS), both.take(PATIENCE_MS)]
         assert {masks.camera for masks in got if masks} == {"left", "right"}
-        assert (masks := left.take(5000)) is not None
+        assert (masks := left.take(PATIENCE_MS)) is not None
         assert masks.camera == "left"
         assert left.take(50) is None
 

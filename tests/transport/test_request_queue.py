@@ -17,6 +17,7 @@ from sam3_node.transport.control_server import (
     WaitingRequest,
 )
 from sam3_node.wire import Reply, Request, pack_request, unpack_reply
+from tests.support.patience import PATIENCE_MS
 from tests.support.transport_peer import TCP, open_peer, take_error, wait_until, waiting_bodies
 
 
@@ -166,7 +167,7 @@ def test_of_the_requests_of_a_moving_mouse_only_the_newest_is_carried_out() -> N
             mouse.send(pack_request(Request(number, "segment", {"points": [[number, 0]]})))
         for number in range(1, count):
             assert take_error(mouse) == (number, "superseded")
-        taken = [server.receive(5000) for _ in range(2)]
+        taken = [server.receive(PATIENCE_MS) for _ in range(2)]
         assert [found and found[1].id for found in taken] == [1, count]
         assert server.receive(0) is None
         assert server.rejected == 0
@@ -193,7 +194,7 @@ def long_work(peer: str) -> Iterator[tuple[ControlServer, zmq.Socket, Work]]:
     """Yield a server, a peer on `peer`, tcp or ipc, and the work on its request 1, which was put back once."""
     with ControlServer(peer) as server, open_peer(zmq.DEALER, server.endpoint) as mouse:
         mouse.send(pack_request(Request(1, "segment_everything")))
-        assert server.receive(5000)
+        assert server.receive(PATIENCE_MS)
         assert server.begun is None
         work = Work()
         job = work.do()
@@ -205,12 +206,12 @@ def long_work(peer: str) -> Iterator[tuple[ControlServer, zmq.Socket, Work]]:
 
 def test_long_work_goes_on_when_its_request_is_received_again() -> None:
     with long_work(TCP) as (server, mouse, work):
-        received = server.receive(5000)
+        received = server.receive(PATIENCE_MS)
         assert received[1].id == 1
         resume(server.begun)
         assert work.turns == 2
         server.reply(received[0], Reply(1, "done"))
-        assert mouse.poll(5000)
+        assert mouse.poll(PATIENCE_MS)
         assert unpack_reply(mouse.recv()).result == "done"
         assert server.receive(0) is None
         assert server.begun is None
@@ -219,7 +220,7 @@ def test_long_work_goes_on_when_its_request_is_received_again() -> None:
 def test_long_work_is_not_refused_for_its_age(monkeypatch: pytest.MonkeyPatch) -> None:
     with long_work(TCP) as (server, _, _):
         monkeypatch.setattr(control_server, "MAX_WAIT_S", 0.0)
-        assert server.receive(5000)
+        assert server.receive(PATIENCE_MS)
 
 
 def test_a_newer_request_ends_the_work_on_the_older_one() -> None:
@@ -227,7 +228,7 @@ def test_a_newer_request_ends_the_work_on_the_older_one() -> None:
         mouse.send(pack_request(Request(2, "segment_everything")))
         assert take_error(mouse) == (1, "superseded")
         assert work.is_closed
-        assert server.receive(5000)[1].id == 2
+        assert server.receive(PATIENCE_MS)[1].id == 2
         assert server.begun is None
 
 
@@ -246,12 +247,12 @@ def test_the_work_for_a_peer_that_has_gone_ends(endpoint: str) -> None:
 
 def test_work_that_keeps_its_place_goes_on_when_its_peer_has_gone(endpoint: str) -> None:
     with long_work(endpoint) as (server, mouse, work):
-        assert server.receive(5000)
+        assert server.receive(PATIENCE_MS)
         departed = server._taken
         mouse.close()
         wait_until(lambda: departed.has_departed)
         server.put_back(server.begun, keeps_place=True)
-        assert server.receive(5000)
+        assert server.receive(PATIENCE_MS)
         resume(server.begun)
         assert work.turns == 2
 

@@ -61,13 +61,13 @@ def test_a_killed_camera_comes_back_on_its_endpoint(endpoint: str, delivery: Del
         with peer("camera", endpoint, "cam0", delivery, 5, 100_000, 16) as camera:
             assert camera.next_line() == endpoint
             for _ in range(5):
-                assert subscriber.take(5000) is not None
+                assert subscriber.take(PATIENCE_MS) is not None
         wait_until(lambda: not subscriber.connected)
         while subscriber.take(0) is not None:
             pass
         with peer("camera", endpoint, "cam0", delivery, 5, 100_000, 16) as camera:
             assert camera.next_line() == endpoint
-            assert subscriber.take(5000) is not None
+            assert subscriber.take(PATIENCE_MS) is not None
             wait_until(lambda: subscriber.connected == (endpoint,))
 
 
@@ -88,7 +88,7 @@ def test_a_hung_camera_is_detected_and_received_again_when_it_continues(endpoint
         peer("camera", endpoint, "cam0", "newest", 5, 100_000, 16) as camera,
         transport.FrameSubscriber([camera.next_line()]) as subscriber,
     ):
-        assert subscriber.take(5000) is not None
+        assert subscriber.take(PATIENCE_MS) is not None
         wait_until(lambda: subscriber.connected == (endpoint,))
         camera.process.send_signal(signal.SIGSTOP)
         wait_until(lambda: not subscriber.connected)
@@ -146,7 +146,7 @@ def test_a_request_in_flight_when_another_key_is_revoked(keys: Keys, endpoint: s
         transport.ControlClient(server.endpoint, PATIENCE_MS, keys.machine("watcher", "watcher")),
         ThreadPoolExecutor(1) as thread,
     ):
-        wait_until(lambda: len(server._bound.authenticator._admitted) == 2, 60)
+        wait_until(lambda: len(server._bound.authenticator._admitted) == 2)
         call = thread.submit(client.call, op)
         first, request = next_request(server)
         revoke(node, "watcher")
@@ -212,7 +212,7 @@ def test_an_idle_client_whose_handshakes_fail_stops_no_other_socket(monkeypatch:
         until(lambda: len(closed) > repetitions(50, 1100), "many failed handshakes")
         monkeypatch.undo()
         with transport.MaskPublisher(TCP) as masks, transport.MaskSubscriber(masks.endpoint) as subscriber:
-            wait_until(lambda: masks.send(make_masks(1)) and subscriber.take(20), 60)
+            wait_until(lambda: masks.send(make_masks(1)) and subscriber.take(20))
 
 
 def test_a_hung_node_is_noticed_by_masks_and_tap_and_received_again(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ IDLE_MS = 1500
 def publishes(endpoint: str) -> bool:
     """Return True if a new subscriber receives a frame."""
     with transport.FrameSubscriber([endpoint]) as subscriber:
-        return subscriber.take(10_000) is not None
+        return subscriber.take(PATIENCE_MS) is not None
 
 
 @pytest.mark.parametrize("subscriptions", [9, 40])
@@ -306,7 +306,7 @@ def test_an_idle_publisher_survives_subscribers_that_leave(subscriptions: int) -
                     reader.subscribe(f"frame/cam{number}")
                 monitor = reader.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
                 reader.connect(endpoint)
-                assert monitor.poll(10_000)
+                assert monitor.poll(PATIENCE_MS)
                 time.sleep(0.1)  # the subscriptions travel
                 reader.disable_monitor()
         assert publishes(endpoint)

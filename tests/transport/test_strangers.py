@@ -21,7 +21,7 @@ from sam3_node.transport.sockets import BoundSocket, receive_parts
 from sam3_node.types import Delivery
 from sam3_node.wire import Reply, Request, pack_frame, pack_masks, pack_request
 from tests.support.hostility import mutations
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_MS, PATIENCE_S
 from tests.support.raw_zmtp import connect, frame, ping, raw_peer
 from tests.support.transport_peer import (
     TCP,
@@ -197,7 +197,7 @@ def test_each_hostile_message_is_counted_or_taken(kind: str) -> None:
         assert subscriber.rejected > count // 2
         assert subscriber.last_error
         publisher.send_multipart(GOOD[kind])
-        assert subscriber.take(5000) is not None
+        assert subscriber.take(PATIENCE_MS) is not None
 
 
 @pytest.mark.parametrize("kind", ["frame", "masks"])
@@ -256,7 +256,7 @@ def serves(bound: Any) -> bool:
     if isinstance(bound, ControlServer):
         with open_peer(zmq.DEALER, bound.endpoint) as asker:
             asker.send(GOOD["request"][0])
-            return bound.receive(5000) is not None
+            return bound.receive(PATIENCE_MS) is not None
     kind, message = (
         ("frame", make_frame(0)) if isinstance(bound, transport.FramePublisher) else ("masks", make_masks(0))
     )

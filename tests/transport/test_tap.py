@@ -13,6 +13,7 @@ from sam3_node.transport.tap import ReceivedMessage, StreamTap
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import Event, pack_event, unpack_frame
 from tests.support.node_rig import until
+from tests.support.patience import PATIENCE_MS
 from tests.support.transport_peer import count_waiting
 
 MEBIBYTE = 1 << 20
@@ -52,7 +53,7 @@ def tap(
 
 
 def take_messages(stream_tap: StreamTap, count: int) -> list[ReceivedMessage]:
-    arrived = [stream_tap.take(5000) for _ in range(count)]
+    arrived = [stream_tap.take(PATIENCE_MS) for _ in range(count)]
     return [item for item in arrived if item is not None]
 
 
@@ -105,7 +106,7 @@ def test_waiting_messages_can_be_taken_after_close(tmp_path: Path) -> None:
         until(lambda: count_waiting(stream_tap), "the frame")
         stream_tap.close()
         stream_tap.close()
-        assert stream_tap.take(5000) is not None
+        assert stream_tap.take(PATIENCE_MS) is not None
         assert stream_tap.take(5000) is None
 
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.patience import PATIENCE_S
 
 SWITCH = "TEST_BINDINGS"
 VERSIONS = ("10.3.0", "10.8.0.43", "10.16.1.11", "11.0.0.114", "11.4.0.106")
@@ -150,7 +151,7 @@ def make_stand_ins(folder: Path) -> Path:
 
 
 def _run(*command: str | Path) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE_S).stdout
 
 
 def test_the_sources_show_what_is_used() -> None:
@@ -197,7 +198,7 @@ def ask_bindings(version: str, folder: Path) -> dict[str, Any]:
         pytest.skip(f"needs {', '.join(missing)} to make stand-ins for libraries")
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
     command.append(f"tensorrt_cu12_bindings=={version}")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
         pytest.skip(f"no bindings {version} from the package index: {done.stderr.strip()[-200:]}")
@@ -205,7 +206,7 @@ def ask_bindings(version: str, folder: Path) -> dict[str, Any]:
     paths = {"LD_LIBRARY_PATH": str(make_stand_ins(folder)), "PYTHONPATH": f"{folder}:{ROOT}"}
     asked = json.dumps([(use.owner, use.name) for use in find_uses()])
     command = [sys.executable, "-c", CHILD, asked]
-    run = subprocess.run(command, env=os.environ | paths, capture_output=True, text=True, timeout=300)
+    run = subprocess.run(command, env=os.environ | paths, capture_output=True, text=True, timeout=PATIENCE_S)
     assert run.returncode == 0, run.stderr
     answer: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
     return answer

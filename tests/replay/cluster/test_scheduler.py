@@ -29,6 +29,7 @@ from sam3_node.settings import Settings
 from sam3_node.types import MaskFrame
 from sam3_node.wire import pack_masks
 from tests.support.live import BOX, chosen, moving_frame
+from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions, refuses
 from tests.support.threads import in_thread
 
@@ -140,7 +141,7 @@ def test_many_recordings_give_the_results_of_single_replays(
     assert seen[-1].done == 4
     assert seen[-1].frames == 3 * FRAMES
     assert max(one.workers for one in seen) == 2
-    assert not psutil.wait_procs(workers(), timeout=120)[1]
+    assert not psutil.wait_procs(workers(), timeout=PATIENCE_S)[1]
 
 
 def test_killed_workers_cost_no_frame(
@@ -170,7 +171,7 @@ def test_an_interrupted_worker_hands_its_task_on(
     assert [bag.losses for bag in report.bags] == [0, 0]
     for name in "ab":
         assert_same(out / name, expected / name)
-    assert not psutil.wait_procs(workers(), timeout=120)[1]
+    assert not psutil.wait_procs(workers(), timeout=PATIENCE_S)[1]
 
 
 def test_lost_and_stopped_jobs_continue(

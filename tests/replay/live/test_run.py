@@ -31,7 +31,7 @@ from tests.support.live import (
     tiny_settings,
 )
 from tests.support.node_rig import Rig
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_MS, PATIENCE_S
 from tests.support.refuses import mentions, refuses
 
 SMALL = ShardLimits(frames=5)
@@ -139,7 +139,7 @@ def test_a_second_replay_is_independent_of_the_first(
     run_live(job, endpoints)
     with FramePublisher(rig.frames[0], "every") as publisher:
         for frame in frames[:6]:
-            assert publisher.send(frame, timeout_ms=10_000)
+            assert publisher.send(frame, timeout_ms=PATIENCE_MS)
     arguments = ("--connect", rig.control, "--box", ",".join(map(str, BOX)))
     verb = rig.start("replay", str(recording), "-o", str(tmp_path / "two"), *arguments)
     assert verb.process.wait(PATIENCE_S) == 0, verb.log.read_text()
