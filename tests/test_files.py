@@ -11,8 +11,10 @@ import pytest
 
 from sam3_node import files
 from sam3_node.errors import OutputError
+from tests.support.hostility import link_to_device, make_pipe
 from tests.support.patience import PATIENCE_S
 from tests.support.refuses import refuses
+from tests.support.resources import nothing_added
 
 
 def list_temp_dirs(temporary: Path) -> list[Path]:
@@ -193,12 +195,13 @@ def test_a_regular_file_is_read_to_its_bound(tmp_path: Path) -> None:
 def test_what_blocks_or_never_ends_is_not_read(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "value"
     if kind == "a pipe":
-        os.mkfifo(path)
+        make_pipe(path)
     elif kind == "a device":
-        path.symlink_to("/dev/zero")
+        link_to_device(path)
     else:
         path.mkdir()
-    before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(files.IrregularFileError, match=f"expected a regular file, found {kind}"):
+    with (
+        nothing_added(),
+        pytest.raises(files.IrregularFileError, match=f"expected a regular file, found {kind}"),
+    ):
         files.check_regular(path, 1000)
-    assert len(os.listdir("/proc/self/fd")) == before

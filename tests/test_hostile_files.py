@@ -1,6 +1,5 @@
 """Pipes, endless devices and files that are too large, in the place of every kind of file that is read by a path."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,13 +37,11 @@ from sam3_node.replay.job import read_prompts
 from sam3_node.replay.store import FolderStore
 from sam3_node.settings import load_settings
 from sam3_node.transport.security import KeyFolder
-from tests.support.hostility import limited_memory
+from tests.support.hostility import limited_memory, link_to_device, make_huge, make_pipe
 from tests.support.patience import PATIENCE_S
+from tests.support.resources import nothing_added
 
 pytestmark = pytest.mark.timeout(PATIENCE_S)
-
-HUGE_BYTES = 1 << 40
-"""Size of a sparse file that takes no disk. To read it whole would take all memory."""
 
 
 class Kind(NamedTuple):
@@ -163,25 +160,6 @@ KINDS = [
 ]
 
 
-def make_pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def link_to_device(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
-def make_huge(path: Path) -> None:
-    with path.open("wb") as file:
-        file.truncate(HUGE_BYTES)
-
-
-def list_open() -> set[str]:
-    """Return what the descriptors of this process refer to."""
-    links = Path("/proc/self/fd").iterdir()
-    return {os.readlink(link) for link in links if link.is_symlink()}
-
-
 @pytest.mark.parametrize("make", [make_pipe, link_to_device, make_huge])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind.name}-{getattr(kind.read, '__name__', '')}")
 def test_what_is_no_file_is_refused_at_once(kind: Kind, make: Callable[[Path], None], tmp_path: Path) -> None:
@@ -190,8 +168,6 @@ def test_what_is_no_file_is_refused_at_once(kind: Kind, make: Callable[[Path], N
     path = tmp_path / "folder" / kind.name
     path.parent.mkdir(parents=True)
     make(path.with_name(path.name.partition("#")[0]))
-    before = list_open()
-    with limited_memory(64), pytest.raises(kind.error) as caught:
+    with nothing_added(), limited_memory(64), pytest.raises(kind.error) as caught:
         kind.read(path)
     assert str(caught.value)
-    assert list_open() - before == set()

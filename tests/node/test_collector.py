@@ -23,6 +23,7 @@ from tests.support.hostility import MEGABYTE, limited_memory
 from tests.support.near_node import NearNode
 from tests.support.node_rig import until
 from tests.support.patience import PATIENCE_S
+from tests.support.resources import nothing_added
 
 
 def send_endless(peer: socket.socket) -> None:
@@ -153,8 +154,7 @@ def test_a_hostile_answer_costs_little_and_is_told(
     # an answer that breaks another rule must do so before its time has passed, however loaded the machine is
     limit_s = 0.5 if expected == UNFINISHED else PATIENCE_S
     monkeypatch.setattr("sam3_node.node.spans.EXPORT_S", limit_s)
-    before = list_open()
-    with HostileCollector(answer) as collector:
+    with nothing_added(), HostileCollector(answer) as collector:
         # the first export imports modules and makes the answer
         with FrameSpans(collector.address, "node") as spans:
             send_span(spans)
@@ -164,7 +164,6 @@ def test_a_hostile_answer_costs_little_and_is_told(
     assert paths == {b"/v1/traces"}
     assert (expected or "") in caplog.text
     assert ("Failed to export" in caplog.text) == (expected is not None)
-    until(lambda: list_open() == before, "threads and descriptors end")
 
 
 @pytest.mark.parametrize(
@@ -189,8 +188,7 @@ def test_no_cookie_is_kept() -> None:
 
 
 def test_the_end_of_a_node_ends_the_request_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = list_open()
-    with HostileCollector(send_drops) as collector:
+    with nothing_added(), HostileCollector(send_drops) as collector:
         # the exporter alone would wait for PATIENCE_S
         monkeypatch.setattr("sam3_node.node.spans.EXPORT_S", PATIENCE_S)
         spans = FrameSpans(collector.address, "node")
@@ -198,18 +196,9 @@ def test_the_end_of_a_node_ends_the_request_in_progress(monkeypatch: pytest.Monk
         send_span(spans)
         spans.close()
     assert len(collector.requests) == 1
-    until(lambda: list_open() == before, "threads and descriptors end")
 
 
 def send_span(spans: FrameSpans) -> None:
     """Record the spans of a frame."""
     frame = Frame("cam0", 1, time.time_ns(), 8, 8, "bgr8", bytes(192))
     spans.record(MaskFrame("cam0", 1, frame.capture_ns, 8, 8), ReceivedFrame(frame, time.time_ns(), 0))
-
-
-def list_open() -> tuple[set[str], int]:
-    """Return the names of the threads of exporters, and the number of open descriptors."""
-    names = {
-        thread.name for thread in threading.enumerate() if "Otel" in thread.name or "Timer" in thread.name
-    }
-    return names, len(list(Path("/proc/self/fd").iterdir()))

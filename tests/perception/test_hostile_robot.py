@@ -4,13 +4,10 @@ import base64
 import io
 import json
 import logging
-import os
 import re
 import struct
-import tracemalloc
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,7 +22,9 @@ from sam3_node.perception import mesh_reader, meshes, robot_model
 from sam3_node.perception.hulls import MAX_CORNERS, thin_hull
 from sam3_node.perception.robot import NEAR_M, LensView, Pixels, RobotBody
 from sam3_node.types import Intrinsics
+from tests.support.hostility import limited_memory, link_to_device, make_huge, make_pipe
 from tests.support.refuses import refuses
+from tests.support.resources import nothing_added
 
 trimesh = pytest.importorskip("trimesh", reason="needs the extra robot")
 pytest.importorskip("yourdfpy", reason="needs the extra robot")
@@ -70,17 +69,6 @@ def spread(count: int, size: tuple[float, float, float]) -> Array:
     points = np.random.default_rng(3).normal(size=(count, 3))
     corners: Array = points / np.linalg.norm(points, axis=1, keepdims=True) * size
     return corners
-
-
-@contextmanager
-def cheap(megabytes: int = 8) -> Iterator[None]:
-    """Fail if the block takes more memory in this process."""
-    tracemalloc.start()
-    try:
-        yield
-        assert tracemalloc.get_traced_memory()[1] < megabytes * MEGABYTE
-    finally:
-        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
@@ -133,7 +121,7 @@ def test_what_is_no_tree_of_finite_numbers_is_named(
     tmp_path: Path, elements: tuple[str, ...], named: str | tuple[str, ...]
 ) -> None:
     path = write_urdf(tmp_path, *elements)
-    with cheap(), refuses(SettingsError, field=named):
+    with limited_memory(8), refuses(SettingsError, field=named):
         RobotBody(path)
 
 
@@ -141,13 +129,13 @@ def test_a_urdf_of_very_many_links_is_refused(tmp_path: Path) -> None:
     names = [f"l{index}" for index in range(10_000)]
     joints = [make_joint(f"j{name}", "l0", name) for name in names[1:]]
     path = write_urdf(tmp_path, *(f'<link name="{name}"/>' for name in names), *joints)
-    with cheap(64), refuses(SettingsError, field=(str(robot_model.MAX_LINKS), "10000")):
+    with limited_memory(64), refuses(SettingsError, field=(str(robot_model.MAX_LINKS), "10000")):
         RobotBody(path)
 
 
 def test_a_urdf_of_very_many_geometries_is_refused(tmp_path: Path) -> None:
     path = write_urdf(tmp_path, f'<link name="a">{BALL * (robot_model.MAX_PARTS + 1)}</link>')
-    with cheap(64), refuses(SettingsError, field=(str(robot_model.MAX_PARTS), "geometries")):
+    with limited_memory(64), refuses(SettingsError, field=(str(robot_model.MAX_PARTS), "geometries")):
         RobotBody(path)
 
 
@@ -166,47 +154,34 @@ def test_a_long_chain_of_links_is_a_robot(tmp_path: Path) -> None:
     assert body.place({})[-1, 2, 3] == pytest.approx(0.01 * (robot_model.MAX_LINKS - 1))
 
 
-def make_pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def make_endless(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
-def make_huge(path: Path) -> None:
-    with path.open("wb") as file:
-        file.truncate(1 << 36)
-
-
-@pytest.mark.parametrize("make", [make_pipe, make_endless, make_huge])
+@pytest.mark.parametrize("make", [make_pipe, link_to_device, make_huge])
 def test_a_urdf_that_is_no_file_of_a_sane_size_is_refused(
     tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
     path = tmp_path / "arm.urdf"
     make(path)
-    with cheap(), refuses(SettingsError, field=(str(path), "expected a")):
+    with limited_memory(8), refuses(SettingsError, field=(str(path), "expected a")):
         RobotBody(path)
 
 
-@pytest.mark.parametrize("make", [make_pipe, make_endless, make_huge])
+@pytest.mark.parametrize("make", [make_pipe, link_to_device, make_huge])
 def test_a_mesh_that_is_no_file_of_a_sane_size_is_refused(
     tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
     make(tmp_path / "hand.stl")
-    with cheap(), refuses(SettingsError, field="hand.stl"):
+    with limited_memory(8), refuses(SettingsError, field="hand.stl"):
         RobotBody(write_meshes(tmp_path, "hand.stl"))
 
 
 def test_a_mesh_of_a_million_triangles_is_refused_unread(tmp_path: Path) -> None:
     write_stl(tmp_path / "hand.stl", 1_000_000)
-    with cheap(), refuses(SettingsError, field=("hand.stl", str(mesh_reader.MAX_MESH_BYTES))):
+    with limited_memory(8), refuses(SettingsError, field=("hand.stl", str(mesh_reader.MAX_MESH_BYTES))):
         RobotBody(write_meshes(tmp_path, "hand.stl"))
 
 
 def test_a_mesh_of_too_many_triangles_is_refused(tmp_path: Path) -> None:
     write_stl(tmp_path / "hand.stl", mesh_reader.MAX_TRIANGLES + 1)
-    with cheap(64), refuses(SettingsError, field=("hand.stl", str(mesh_reader.MAX_TRIANGLES))):
+    with limited_memory(64), refuses(SettingsError, field=("hand.stl", str(mesh_reader.MAX_TRIANGLES))):
         RobotBody(write_meshes(tmp_path, "hand.stl"))
 
 
@@ -229,7 +204,7 @@ def pack(name: str) -> bytes:
 @pytest.mark.parametrize("name", ["hand.zip", "hand.3mf", "hand.zae", "hand.3dxml", "hand.dae", "hand.STL"])
 def test_an_archive_is_not_unpacked(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(pack("hand.dae"))
-    with cheap(), refuses(SettingsError, field=(name, "convert it")):
+    with limited_memory(8), refuses(SettingsError, field=(name, "convert it")):
         RobotBody(write_meshes(tmp_path, name))
 
 
@@ -264,20 +239,15 @@ def declare_zeros() -> bytes:
     return json.dumps(tree).encode()
 
 
-def list_children() -> set[str]:
-    """Return the numbers of the child processes of this one."""
-    return {
-        number for path in Path("/proc/self/task").glob("*/children") for number in path.read_text().split()
-    }
-
-
 @pytest.mark.parametrize(("name", "make"), [("hand.dae", double_often), ("hand.gltf", declare_zeros)])
 def test_a_small_mesh_that_grows_is_refused(tmp_path: Path, name: str, make: Callable[[], bytes]) -> None:
     (tmp_path / name).write_bytes(make())
-    before = list_children()
-    with cheap(), refuses(SettingsError, field=(name, str(mesh_reader.MAX_MEMORY_BYTES // MEGABYTE))):
+    with (
+        nothing_added(),
+        limited_memory(8),
+        refuses(SettingsError, field=(name, str(mesh_reader.MAX_MEMORY_BYTES // MEGABYTE))),
+    ):
         RobotBody(write_meshes(tmp_path, name))
-    assert list_children() <= before
 
 
 def test_a_mesh_that_ends_its_process_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +266,7 @@ def test_a_mesh_reads_no_pipe_beside_it(tmp_path: Path) -> None:
     assert RobotBody(path).place({}).shape == (1, 4, 4)
     buffer = tmp_path / next(name for name in files if name.endswith(".bin"))
     buffer.unlink()
-    os.mkfifo(buffer)
+    make_pipe(buffer)
     with refuses(SettingsError, field=("model.gltf", "a pipe")):
         RobotBody(path)
     model = tmp_path / "model.gltf"
@@ -400,7 +370,7 @@ def test_a_thin_body_that_leaves_the_image_is_drawn_as_it_is() -> None:
 def test_a_mesh_of_many_corners_at_the_camera_costs_little(tmp_path: Path) -> None:
     trimesh.convex.convex_hull(spread(8000, (0.3, 0.3, 0.3))).export(tmp_path / "ball.stl")
     body = RobotBody(write_meshes(tmp_path, "ball.stl"))
-    with cheap(4):
+    with limited_memory(4):
         drawn = body.draw(body.place({}), VIEW)
     assert drawn.all()
 
@@ -421,8 +391,7 @@ def test_positions_that_lead_nowhere_are_refused(tmp_path: Path, kind: str, posi
 def test_no_descriptor_is_left(tmp_path: Path) -> None:
     write_stl(tmp_path / "flat.stl", 12)
     (tmp_path / "hand.gltf").write_bytes(declare_zeros())
-    before = sorted(os.listdir("/proc/self/fd"))
-    for name in ("flat.stl", "hand.gltf"):
-        with pytest.raises(SettingsError):
-            RobotBody(write_meshes(tmp_path, name))
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    with nothing_added():
+        for name in ("flat.stl", "hand.gltf"):
+            with pytest.raises(SettingsError):
+                RobotBody(write_meshes(tmp_path, name))

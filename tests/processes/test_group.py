@@ -195,8 +195,6 @@ def test_exit_codes_of_signals() -> None:
 
 SUPERVISOR = """
 import subprocess, sys, time
-from sam3_node.processes.helpers import ENDED_HELPERS, read_ended, write_ended
-from sam3_node.processes.notify import Watchdog
 from sam3_node.processes.supervisor import Group, Process
 with Group() as group:
     for name in ("a", "b"):

@@ -1,6 +1,5 @@
 """Prefetching keeps the actions and their order, within its limits."""
 
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -13,6 +12,7 @@ from sam3_node.replay.run import Prefetcher
 from sam3_node.wire import decode_image
 from tests.support.live import SIZE, moving_frame
 from tests.support.node_rig import until
+from tests.support.resources import nothing_added
 
 FRAME_BYTES = SIZE[0] * SIZE[1] * 3
 
@@ -96,11 +96,10 @@ def test_an_error_of_the_source_comes_after_earlier_actions() -> None:
 
 
 def test_it_closes_at_any_moment_and_leaves_no_thread() -> None:
-    before = set(threading.enumerate())
-    for taken in (0, 1, 5):
-        with Prefetcher(actions(40), max_frames=3) as ahead:
-            found = iter(ahead)
-            for _ in range(taken):
-                next(found)
-        ahead.close()
-    assert set(threading.enumerate()) <= before
+    with nothing_added():
+        for taken in (0, 1, 5):
+            with Prefetcher(actions(40), max_frames=3) as ahead:
+                found = iter(ahead)
+                for _ in range(taken):
+                    next(found)
+            ahead.close()

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from tests.support.resources import clear_peak_memory, peak_memory
+
 PRELOADED = [
     "av",
     "cv2",
@@ -25,7 +27,6 @@ MAX_DISK_MB = 100
 """The same: MB of disk."""
 
 _HANG_S = 180
-_CLEAR_PEAK = "5"  # proc(5): resets the peak resident set size
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,7 @@ def _judge(
 def _serve(paths: Sequence[str], folder: str, results: Connection) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     for path in paths:
-        before_mb = _memory_mb("VmRSS")
-        Path("/proc/self/clear_refs").write_text(_CLEAR_PEAK)
+        before_mb = clear_peak_memory()
         begin = time.process_time()
         try:
             result = read_whole(Path(path))
@@ -125,12 +125,7 @@ def _serve(paths: Sequence[str], folder: str, results: Connection) -> None:
         except Exception as error:  # whatever a reader raises besides its own errors is a fault of the reader
             result = f"raises {type(error).__name__}: {error}"[:300]
             is_error = True
-        results.send((result, is_error, time.process_time() - begin, _memory_mb("VmHWM") - before_mb))
-
-
-def _memory_mb(name: str) -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
+        results.send((result, is_error, time.process_time() - begin, peak_memory() - before_mb))
 
 
 def read_whole(path: Path) -> str:

@@ -4,7 +4,6 @@ import gc
 import os
 import random
 import re
-import resource
 import struct
 import tracemalloc
 import zlib
@@ -16,26 +15,32 @@ from pathlib import Path
 import pytest
 
 from sam3_node.errors import WireError
+from tests.support.resources import clear_peak_memory, peak_memory
 
 MEGABYTE = 1 << 20
+RESIDENT_MIB = 64
+"""Memory in MiB that a process may take beyond what Python allocates: libraries, arenas, other threads."""
+HUGE_BYTES = 1 << 40
+"""Size of a sparse file that takes no disk. To read it whole would take all memory."""
 MARKERS = bytes(range(256)) + b"\0\1\x7f\x80\xff" * 20 + b"\xc0\xc1\xc3\xc6\xc9\xcb\xcf\xd9\xdb\xdd\xdf" * 20
 """All values of a byte, those more often at which numbers end, and by which msgpack tells types."""
 
 
 @contextmanager
 def limited_memory(megabytes=2):
-    """Fail if Python, or anything else in the process, allocates more memory in the block.
+    """Fail if Python allocates more memory in the block, or the process takes still RESIDENT_MIB more.
 
     The garbage collector is off, because it could run finalisers of earlier tests, which allocate memory.
     """
     gc.disable()
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     tracemalloc.start()
+    resident = clear_peak_memory()
     try:
         yield
         peak = tracemalloc.get_traced_memory()[1]
         assert peak < megabytes * MEGABYTE, f"{peak / MEGABYTE:.1f} MiB"
-        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - resident < 64 * 1024
+        taken = peak_memory() - resident
+        assert taken < megabytes + RESIDENT_MIB, f"{taken:.1f} MiB are resident"
     finally:
         tracemalloc.stop()
         gc.enable()
@@ -81,12 +86,28 @@ def large_jpeg(jpeg: bytes, side: int = 8192) -> bytes:
     return declared[:-2] + bytes(side * side // 200) + declared[-2:]
 
 
+def make_pipe(path: Path) -> None:
+    """Create a pipe that nobody writes to. To read it never ends."""
+    os.mkfifo(path)
+
+
+def link_to_device(path: Path) -> None:
+    """Create a link to an endless device. To read it never ends."""
+    path.symlink_to("/dev/zero")
+
+
+def make_huge(path: Path) -> None:
+    """Create a file of HUGE_BYTES of zeros."""
+    with path.open("wb") as file:
+        file.truncate(HUGE_BYTES)
+
+
 def make_irregular(folder: Path) -> tuple[Path, Path]:
     """Create a pipe that nobody writes to and a link to an endless device. To read either never ends."""
     pipe = folder / "pipe.png"
-    os.mkfifo(pipe)
+    make_pipe(pipe)
     endless = folder / "endless.png"
-    endless.symlink_to("/dev/zero")
+    link_to_device(endless)
     return pipe, endless
 
 

@@ -1,7 +1,6 @@
 """Sockets with keys: who has no right key gets nothing in and nothing out, is counted, and learns why."""
 
 import logging
-import os
 import re
 import stat
 import time
@@ -30,8 +29,10 @@ from sam3_node.transport.control_server import ControlServer
 from sam3_node.transport.security import KeyFolder
 from sam3_node.transport.sockets import HandshakeWatch
 from sam3_node.transport.tap import PoseSubscriber, StreamTap
+from tests.support.hostility import link_to_device, make_huge, make_pipe
 from tests.support.key_rig import Keys, echo, revoke, serve
 from tests.support.refuses import mentions, refuses
+from tests.support.resources import nothing_added
 from tests.support.transport_peer import TCP, guard_of, make_frame, make_masks, take_frame, wait_until
 from tests.support.wire_examples import gripper_pose
 from tests.transport.test_restart import closing_listener
@@ -527,7 +528,7 @@ def test_what_takes_the_place_of_the_folder_authorises_nobody_until_it_is_back(
     if kind == "file":
         authorised.write_text("role = 'operator'")
     elif kind == "pipe":
-        os.mkfifo(authorised)
+        make_pipe(authorised)
     elif kind != "absent":
         authorised.symlink_to(kept if kind == "link" else own.path / "nowhere")
     wait_until(lambda: not names(own))
@@ -542,15 +543,13 @@ def test_things_that_are_no_key_files_cost_nothing(own: KeyFolder, monkeypatch: 
     """A running process reads the folder each second for months."""
     folder = own.path / "authorised"
     (folder / "folder.pub").mkdir()
-    os.mkfifo(folder / "pipe.pub")
-    (folder / "link.pub").symlink_to("/dev/zero")
-    with (folder / "large.pub").open("wb") as large:
-        large.truncate(1 << 34)
-    before = os.listdir("/proc/self/fd")
+    make_pipe(folder / "pipe.pub")
+    link_to_device(folder / "link.pub")
+    make_huge(folder / "large.pub")
     monkeypatch.setattr("sam3_node.transport.security.RESCAN_S", 0.0)  # each question reads the folder
-    for _ in range(20):
-        assert names(own) == ["node"]
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    with nothing_added():
+        for _ in range(20):
+            assert names(own) == ["node"]
 
 
 def test_a_key_that_was_revoked_here_is_named(own: KeyFolder) -> None:
