@@ -29,6 +29,8 @@ from sam3_node.wire.images import decode_photo
 
 MAX_BODY = 4 << 20
 """Bytes of a request: an image of 3 MB. A longer one is answered with 413."""
+BODY_S = 10.0
+"""Seconds in which the whole body must come. A slower one is answered with 408."""
 MAX_MEMORY = 25_000_000
 """Bytes that decoding an image may take: 4 million pixels. A larger image is answered with 400, and is not decoded."""
 MAX_REQUESTS = 4
@@ -45,12 +47,19 @@ async def segment(request: Request) -> JSONResponse:
         return JSONResponse({"error": "too many requests; send it again later"}, 503)
     async with places:
         body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > MAX_BODY:
-                return JSONResponse(
-                    {"error": f"expected at most {MAX_BODY} bytes, found more; send a JPEG"}, 413
-                )
+        # a sender that stops in its body would keep the place of others
+        try:
+            async with asyncio.timeout(BODY_S):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > MAX_BODY:
+                        return JSONResponse(
+                            {"error": f"expected at most {MAX_BODY} bytes, found more; send a JPEG"}, 413
+                        )
+        except TimeoutError:
+            return JSONResponse(
+                {"error": f"expected the whole body in {BODY_S:g} s, found a part; send it faster"}, 408
+            )
         # in a thread, so that other requests are read and refused meanwhile
         async with model:
             try:

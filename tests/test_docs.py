@@ -1,25 +1,18 @@
 """Checks the documentation: commands parse, examples run, links resolve, generated parts equal the code."""
 
 import ast
-import asyncio
-import base64
 import importlib.util
-import json
 import re
-import runpy
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
-import cv2
 import msgpack
 import numpy as np
-import pycocotools.mask
 import pytest
 
 from sam3_node.errors import NodeRestarted
@@ -293,28 +286,6 @@ def test_the_recording_example_runs() -> None:
     bag, clip = run(block_with("docs/python-api.md", "LabelledClip.load(")).splitlines()
     assert bag == "('tabletop',) 224 640 jpeg None"
     assert clip.startswith("225 15.0")
-
-
-def test_segment_behind_http_runs() -> None:
-    pytest.importorskip("starlette", reason="the extra console is not installed")
-    space = runpy.run_path(str(ROOT / "examples/segment_http.py"))
-    data = base64.b64encode(cv2.imencode(".jpg", np.full((48, 64, 3), 90, np.uint8))[1].tobytes()).decode()
-    body = {"image": data, "points": [[30, 20]], "box": [8, 8, 50, 40]}
-    sent = []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": json.dumps(body).encode()}
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    place = {"type": "http", "method": "POST", "path": "/segment", "query_string": b"", "headers": []}
-    with ThreadPoolExecutor(1) as thread:  # a browser of other tests may keep a loop in this one
-        thread.submit(asyncio.run, space["app"](place, receive, send)).result()
-    assert sent[0]["status"] == 200
-    (answer,) = json.loads(sent[1]["body"])
-    assert 0 <= answer["score"] <= 1
-    assert pycocotools.mask.decode(answer["rle"]).shape == (48, 64)
 
 
 def test_the_restart_example_adds_its_object_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+import pycocotools.mask
 import pytest
 
 from tests.support.hostility import MEGABYTE, large_jpeg, large_png, limited_memory
@@ -98,6 +99,27 @@ def test_a_body_is_read_up_to_its_limit(example: ModuleType) -> None:
     assert parts == example.MAX_BODY // MEGABYTE + 1
 
 
+def test_a_body_that_does_not_end_frees_its_place(
+    example: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(example, "BODY_S", 0.05)
+    parts = iter([{"type": "http.request", "body": b"{", "more_body": True}])
+
+    async def receive() -> dict[str, Any]:
+        for part in parts:
+            return part
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    status, content = run(post(example, receive))
+    assert status == 408
+    assert "0.05 s" in content["error"]
+    assert not example.places.locked()
+    monkeypatch.undo()
+    status, _ = answer(example, ask(JPEG, points=[[30, 20]]))
+    assert status == 200
+
+
 def test_requests_are_carried_out_one_at_a_time_and_too_many_are_refused(
     example: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,5 +145,8 @@ def test_requests_are_carried_out_one_at_a_time_and_too_many_are_refused(
     monkeypatch.setattr(example, "find_masks", find)
     assert run(flood()) == [200] * example.MAX_REQUESTS + [503] * 3
     monkeypatch.undo()
-    status, masks = answer(example, ask(JPEG, points=[[30, 20]]))
-    assert (status, len(masks) > 0) == (200, True)
+    status, masks = answer(example, ask(JPEG, points=[[30, 20]], box=[8, 8, 50, 40]))
+    assert status == 200
+    (best,) = masks
+    assert 0 <= best["score"] <= 1
+    assert pycocotools.mask.decode(best["rle"]).shape == (48, 64)
