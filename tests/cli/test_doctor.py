@@ -13,6 +13,7 @@ from sam3_node.settings import load_settings
 from sam3_node.transport import PosePublisher
 from sam3_node.types import JointState
 from tests.support.patience import PATIENCE_S
+from tests.support.processes import until
 from tests.support.refuses import mentions
 
 URDF = """<robot name="arm"><link name="base"/><link name="tip">
@@ -93,15 +94,17 @@ def test_joints_that_the_sender_lacks_are_named(tmp_path: Path) -> None:
                 robot.send(JointState("robot", time.time_ns(), {name[0]: 0.1}))
                 time.sleep(0.02)
 
+        def listen() -> doctor.CheckResult:
+            (row,) = rows("spatial.poses", spatial__poses=endpoint, robot__urdf=str(urdf))
+            return row
+
         sending = threading.Thread(target=send)
         sending.start()
         try:
-            (row,) = rows("spatial.poses", spatial__poses=endpoint, robot__urdf=str(urdf))
-            assert row.status == "warn"
-            assert mentions(row.hint, "lift")
+            # on a busy machine, nothing may come in the time in which the doctor listens
+            until(lambda: mentions(listen().hint, "robot.urdf", "lift"), "the joint is missed")
             name[0] = "lift"
-            (row,) = rows("spatial.poses", spatial__poses=endpoint, robot__urdf=str(urdf))
-            assert row.status == "ok"
+            until(lambda: listen().status == "ok", "the joint is found")
         finally:
             stop.set()
             sending.join()

@@ -1,5 +1,6 @@
 """Tests of the client with real publishers and a real control server."""
 
+import contextlib
 import copy
 import pickle
 import re
@@ -19,6 +20,7 @@ import pytest
 from sam3_node import errors
 from sam3_node.client import AddedObject, PerceptionClient, Segmentation, SurfacePoints, TrackedObject
 from sam3_node.client.observations import ObjectSlots
+from sam3_node.client.requests import EVERYTHING_MS
 from sam3_node.settings import TransportSettings
 from sam3_node.transport import ControlClient, MaskPublisher, MaskSubscriber
 from sam3_node.transport.channels import NewestMasks
@@ -368,21 +370,30 @@ def test_fractions_of_the_frame_are_noted(caplog: pytest.LogCaptureFixture) -> N
 
 def test_everything_is_waited_for_longer_than_other_answers() -> None:
     def answer(request: Request) -> Reply:
-        time.sleep(0.4)
+        if request.op == "segment_everything":
+            time.sleep(0.4)
         return Reply(request.id, {"masks": [], "seq": 8, "note": "nothing is sure"})
+
+    def is_connected() -> bool:
+        with contextlib.suppress(errors.NoAnswerError):
+            client.status()
+            return True
+        return False
 
     with (
         ControlServer(TCP, answer) as control,
         PerceptionClient(NOBODY, control.endpoint, timeout_ms=200) as client,
     ):
-        wait_until(lambda: client.segment_everything().note)
+        # a busy machine takes longer to connect than this client waits
+        wait_until(is_connected)
+        assert client.segment_everything().note
         with refuses(errors.NoAnswerError, field="100 ms"):
             client.segment_everything(timeout_ms=100)
     with PerceptionClient(NOBODY, NOBODY, timeout_ms=100) as client:
         begin_s = time.monotonic()
         with refuses(errors.NoAnswerError, field=("connected", "100 ms")):
             client.segment_everything()
-        assert time.monotonic() - begin_s < 5
+        assert time.monotonic() - begin_s < EVERYTHING_MS / 1000
 
 
 def test_each_command_sends_its_request() -> None:
