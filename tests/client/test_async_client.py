@@ -17,7 +17,7 @@ from sam3_node.transport import MaskPublisher
 from sam3_node.transport.control_server import ControlServer
 from sam3_node.types import MaskFrame
 from sam3_node.wire import Reply, Request
-from tests.support.patience import PATIENCE_MS
+from tests.support.patience import PATIENCE_MS, PATIENCE_S
 from tests.support.refuses import refuses
 from tests.support.transport_peer import NOBODY, TCP, make_masks
 
@@ -29,7 +29,7 @@ def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Non
 
     @functools.wraps(test)
     def run(*args: Any, **fixtures: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*args, **fixtures), 120))
+        asyncio.run(asyncio.wait_for(test(*args, **fixtures), PATIENCE_S))
 
     return run
 

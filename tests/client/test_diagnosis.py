@@ -18,6 +18,7 @@ from sam3_node.transport.control_server import ControlServer
 from sam3_node.wire import Reply
 from tests.support.camera_servers import StubServer, jpeg, picture
 from tests.support.node_rig import Rig, masks_where, until
+from tests.support.patience import PATIENCE_MS
 from tests.support.refuses import mentions, refuses
 from tests.support.threads import Running, repeating
 from tests.support.transport_peer import NOBODY, TCP, make_frame, make_masks, wait_until
@@ -79,7 +80,7 @@ def test_waiting_for_a_camera_ends_in_time_and_with_the_client() -> None:
             client.wait_for_camera(None)
     with describing_node(cam0=SILENT, left=SENDING) as endpoints:
         with PerceptionClient(*endpoints) as client:
-            assert client.wait_for_camera() == "left"
+            assert client.wait_for_camera(PATIENCE_MS) == "left"
         with (
             PerceptionClient(*endpoints, cameras=["cam0"]) as client,
             refuses(TransportError, field=("cam0", "12")),
@@ -96,7 +97,7 @@ def test_a_policy_may_start_before_its_camera(tmp_path: Path) -> None:
             with refuses(RequestError, field="sam3-node"):
                 client.add_object(points=[(160, 120)])
             rig.camera()
-            assert client.wait_for_camera() == "cam0"
+            assert client.wait_for_camera(PATIENCE_MS) == "cam0"
             added = client.add_object(points=[(160, 120)]).id
             masks_where(client, lambda masks: [instance.id for instance in masks.instances] == [added], "it")
             assert client.diagnosis().startswith("masks are published for cam0")

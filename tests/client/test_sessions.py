@@ -135,7 +135,7 @@ class Policy:
         self.rig = rig
         self.node = rig.node()
         self.client = rig.client()
-        assert self.client.wait_for_camera() == "cam0"
+        assert self.client.wait_for_camera(PATIENCE_MS) == "cam0"
         added = self.client.add_object(points=[(160, 120)], label="red mug")
         self.mug = added.id
         self.epoch = added.epoch
@@ -146,7 +146,7 @@ class Policy:
         self.node.kill()
         self.node: Process = self.rig.node()
         with self.rig.client() as other:
-            other.wait_for_camera()
+            other.wait_for_camera(PATIENCE_MS)
             added = other.add_object(points=[(40, 40)], label="knife")
             assert added.id == self.mug
             assert added.epoch != self.epoch
@@ -246,12 +246,12 @@ def test_with_a_callback_objects_are_added_to_the_new_session(rig: Rig, tmp_path
     errors: list[NodeRestarted] = []
     node = rig.node()
     with PerceptionClient(rig.masks, rig.control, timeout_ms=PATIENCE_MS, on_restart=errors.append) as client:
-        client.wait_for_camera()
+        client.wait_for_camera(PATIENCE_MS)
         before = client.add_object(points=[(160, 120)])
         node.kill()
         node = rig.node()
         with rig.client() as other:
-            other.wait_for_camera()
+            other.wait_for_camera(PATIENCE_MS)
         after = client.add_object(points=[(160, 120)])
         assert after.id == before.id == 1
         assert after.epoch != before.epoch

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support.console_rig import ConsoleRig, Page, open_browser
+from tests.support.patience import PATIENCE_MS
 
 
 # of a file: the browser keeps an event loop in this thread, in which other files' tests could start none of their own
@@ -46,7 +47,7 @@ def opened(browser: Any, rig: ConsoleRig) -> Iterator[Page]:
 def page(rig: ConsoleRig, opened: Page) -> Iterator[Page]:
     """The page while it shows masks of a node without objects and names, live."""
     with rig.client() as client:
-        client.wait_for_camera()
+        client.wait_for_camera(PATIENCE_MS)
         client.set_prompts([])
         client.reset()
         before = client.status()["cameras"]["cam0"]["last_seq"]

@@ -17,6 +17,7 @@ from sam3_node.node.cameras import AgeLimits
 from sam3_node.transport import FramePublisher, ReceivedFrame
 from sam3_node.types import CAMERA_SILENT_S, Frame, Instance, Mask, MaskFrame
 from tests.support.node_rig import Process, Rig, ids, masks_where, picture, until
+from tests.support.patience import PATIENCE_MS
 from tests.support.refuses import refuses
 from tests.support.tabletop import cut, true_instance, truth
 
@@ -183,7 +184,7 @@ def test_prompts_on_an_old_frame_are_refused(tmp_path_factory: pytest.TempPathFa
         rig.node(TRACKER__MAX_PROMPT_AGE_S="0.7")
         process = rig.camera()
         with rig.client() as client:
-            client.wait_for_camera()
+            client.wait_for_camera(PATIENCE_MS)
             added = client.add_object(points=[(160, 120)])
             seq = masks_where(client, lambda masks: masks.instances, "the object").seq
             process.process.send_signal(signal.SIGSTOP)

@@ -16,6 +16,7 @@ from sam3_node.transport import FrameSubscriber
 from sam3_node.types import Intrinsics
 from sam3_node.wire import find_camera, pack_frame, unpack_frame
 from tests.support.node_rig import Rig, until
+from tests.support.patience import PATIENCE_MS
 from tests.support.refuses import mentions, refuses
 from tests.support.threads import repeating
 from tests.support.transport_peer import make_frame
@@ -97,7 +98,7 @@ def test_node_and_client_name_the_camera_and_the_reason(tmp_path: Path) -> None:
             assert "camera wrist at" in node.log.read_text()
         # once it sends what can be read, it is a camera as any other
         with sending(pack("wrist", PINHOLE), rig.frames[0]), rig.client() as client:
-            assert client.wait_for_camera() == "wrist"
+            assert client.wait_for_camera(PATIENCE_MS) == "wrist"
 
 
 def test_an_older_node_and_a_refusal_that_is_long_past_change_nothing() -> None:

@@ -76,7 +76,7 @@ def open_browser() -> Iterator[Any]:
         pytest.skip("no chromium is installed: apt-get install chromium")
     with playwright.sync_playwright() as running:
         arguments = ["--no-sandbox", "--disable-background-networking", "--enable-precise-memory-info"]
-        browser = running.chromium.launch(executable_path=path, args=arguments)
+        browser = running.chromium.launch(executable_path=path, args=arguments, timeout=PATIENCE_MS)
         yield browser
         browser.close()
 
