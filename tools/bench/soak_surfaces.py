@@ -119,12 +119,11 @@ class Visitor(threading.Thread):
             self._forget,
         )
         while not self._over.wait(self._chance.uniform(0.3, 1.5)):
+            # a node that restarts, a frame that is too old, too many exemplars
             try:
                 self._chance.choice(actions)()
                 self.done += 1
-            except (
-                Sam3NodeError
-            ) as error:  # a node that restarts, a frame that is too old, too many exemplars
+            except Sam3NodeError as error:
                 self.refused.append(str(error))
 
     def _choose_box(self, width: int, height: int) -> tuple[float, float, float, float]:

@@ -294,6 +294,8 @@ def _link(test: str) -> str:
     """Return a link to the file of a test, once the test is known to be there."""
     file, _, name = test.partition("::")
     path = ROOT / "tests" / file
+    if not path.is_file():
+        raise LookupError(f"{test}: expected a file of tests, found none; correct INPUTS in {__file__}")
     if name and not re.search(rf"^(async )?def {name}\b", path.read_text(encoding="utf-8"), re.MULTILINE):
         raise LookupError(f"{test}: expected a test of this name; correct INPUTS in {__file__}")
     return f"[{code(path.stem)}](../tests/{file})"
