@@ -58,8 +58,7 @@ class Perception:
         self.settings = settings
         self.model = model
         self.detector = detector
-        self.calibrations: tuple[Calibration, ...] = ()
-        """Set before a camera is served."""
+        self._calibrations: tuple[Calibration, ...] = ()
         self._nameless_owner: str | None = None
         """The camera that the calibration without a camera's name serves: the first one without its own."""
         self.find_robot: Callable[[Frame], RobotState] = lambda _: RobotState()
@@ -85,6 +84,17 @@ class Perception:
         perception = cls(settings, *load_models(settings))
         perception.calibrations = calibrations
         return perception
+
+    @property
+    def calibrations(self) -> tuple[Calibration, ...]:
+        """The calibrations of the cameras. Set them before a camera is served."""
+        return self._calibrations
+
+    @calibrations.setter
+    def calibrations(self, calibrations: tuple[Calibration, ...]) -> None:
+        self._calibrations = calibrations
+        # other files have another one without a camera's name
+        self._nameless_owner = None
 
     @property
     def prompts(self) -> tuple[str, ...]:
@@ -132,8 +142,10 @@ class Perception:
         nameless = [calibration for calibration in self.calibrations if not calibration.camera]
         if not nameless:
             return None
-        # two cameras stand at two places: what is right for one gives wrong positions for the other
-        if self._nameless_owner is None:
+        # two cameras stand at two places: what is right for one gives wrong positions for the other. A restored state
+        # may name a camera that has a file of its own by now
+        named = {calibration.camera for calibration in self.calibrations}
+        if self._nameless_owner is None or self._nameless_owner in named:
             self._nameless_owner = camera
         return nameless[0] if self._nameless_owner == camera else None
 
@@ -143,7 +155,7 @@ class Perception:
             return None
         if self._nameless_owner is not None:
             return (
-                f"no calibration of camera {camera}: the file that names no camera serves {self._nameless_owner}, "
+                f"no calibration of camera {camera}: the file that names no camera serves {self._nameless_owner:.200}, "
                 f'found first; write camera = "NAME" into each file of spatial.calibration, one of them "{camera}"'
             )
         named = sorted({calibration.camera for calibration in self.calibrations})
@@ -160,7 +172,11 @@ class Perception:
             self.linker.drop(camera)
 
     def forget_things(self) -> None:
-        """Begin again to link the objects of several cameras, if the settings say that they are linked."""
+        """Forget what belongs to no camera alone: the links of objects, and whom the nameless calibration serves.
+
+        Call it when there are no cameras.
+        """
+        self._nameless_owner = None
         distance_m = self.settings.tracker.link_distance_m
         self.linker = WorldLinker(LinkRules(distance_m)) if distance_m else None
 
@@ -219,7 +235,7 @@ class Perception:
     def state(self, whole: bool = True) -> State:
         """Return the state that `restore` takes: prompts, cameras with their objects and epochs, links, the pause.
 
-        See `Pipeline.state` for `whole`.
+        Also the camera that the calibration without a camera's name serves. See `Pipeline.state` for `whole`.
         """
         return {
             "prompts": self._prompts.state(),
@@ -227,6 +243,7 @@ class Perception:
             "cameras": {camera: pipeline.state(whole) for camera, pipeline in self.pipelines.items()},
             "epochs": {camera: pipeline.epoch for camera, pipeline in self.pipelines.items()},
             "links": self.linker and self.linker.state(),
+            "nameless_owner": self._nameless_owner,
         }
 
     def restore(self, state: State) -> None:
@@ -245,6 +262,8 @@ class Perception:
         for camera in list(self.pipelines):
             self.drop(camera)
         self.forget_things()
+        # states of earlier versions do not tell: the first camera that is served gets the calibration then
+        self._nameless_owner = state.get("nameless_owner")
         # before the cameras, which are served with these prompts
         self._prompts = restore_prompts(self.detector, state["prompts"])
         for camera, saved in state["cameras"].items():

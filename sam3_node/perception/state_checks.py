@@ -268,6 +268,8 @@ class PerceptionState(StatePart):
     cameras: dict[Text, CameraState]
     epochs: dict[Text, Annotated[int, Field(strict=True, ge=0, le=MAX_EPOCH)] | None]
     links: LinksState | None
+    nameless_owner: Text | None = None
+    """The camera of the calibration without a camera's name. States of earlier versions do not tell it."""
 
 
 def check_state(state: State) -> None:

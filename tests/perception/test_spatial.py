@@ -261,6 +261,60 @@ def test_a_calibration_without_a_camera_s_name_serves_one_camera(nano: TrackerMo
     assert find_frame(perception, "left") == ("base", None)
 
 
+def test_other_calibrations_serve_the_first_camera_after_them(nano: TrackerModel) -> None:
+    perception = make_perception(nano, "")
+    assert find_frame(perception, "left") == ("base", None)
+    perception.drop("left")
+    # a job that reuses the model brings files of its own
+    perception.calibrations = (calibration("eye_to_hand", camera=""),)
+    assert find_frame(perception, "right") == ("base", None)
+
+
+def test_a_restart_lets_the_calibration_serve_another_camera(nano: TrackerModel) -> None:
+    perception = make_perception(nano, "")
+    assert find_frame(perception, "left") == ("base", None)
+    perception.drop("left")
+    perception.forget_things()
+    assert find_frame(perception, "right") == ("base", None)
+
+
+def test_a_state_tells_which_camera_the_nameless_calibration_serves(nano: TrackerModel) -> None:
+    perception = make_perception(nano, "")
+    for camera in ("left", "right"):
+        perception.serve(camera)
+    perception.drop("left")
+    state = perception.state()
+    other = make_perception(nano, "")
+    other.serve("somewhere")
+    other.restore(unpack_state(pack_state(state)))
+    # the camera that the calibration serves may come back later than the others
+    assert find_frame(other, "right")[0] == "camera"
+    assert find_frame(other, "left") == ("base", None)
+
+
+def test_a_state_without_the_owner_is_restored(nano: TrackerModel) -> None:
+    perception = make_perception(nano, "")
+    perception.serve("left")
+    perception.serve("right")
+    state = unpack_state(pack_state(perception.state()))
+    # earlier versions did not save it
+    del state["nameless_owner"]
+    other = make_perception(nano, "")
+    other.serve("right")
+    other.restore(state)
+    assert find_frame(other, "left") == ("base", None)
+    assert find_frame(other, "right")[0] == "camera"
+
+
+def test_a_restored_camera_with_a_file_of_its_own_leaves_the_other_file(nano: TrackerModel) -> None:
+    perception = make_perception(nano, "")
+    perception.serve("left")
+    other = make_perception(nano, "left", "")
+    other.restore(unpack_state(pack_state(perception.state())))
+    assert find_frame(other, "left") == ("base", None)
+    assert find_frame(other, "right") == ("base", None)
+
+
 def test_a_camera_that_no_calibration_names_is_told(nano: TrackerModel) -> None:
     perception = make_perception(nano, "wrist", "")
     assert find_frame(perception, "wrist") == ("base", None)
