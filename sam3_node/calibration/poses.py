@@ -14,7 +14,7 @@ import json
 import logging
 import tomllib
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from functools import partial
@@ -553,15 +553,23 @@ class JointTrack(PoseTrack):
 class JointTracks:
     """Joints of one robot over time, which its arm and its gripper may send in turn: a track for each set of names.
 
-    The sets share `max_values`.
+    The sets share `max_values`. `known` are the joints of the robot's URDF, if it is known: a set with none of them may
+    end, such as the wheels that another driver has sent once under the robot's name.
     """
 
-    def __init__(self, capacity: int, max_values: int, max_back_ns: int | None = None) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        max_values: int,
+        max_back_ns: int | None = None,
+        known: Collection[str] = frozenset(),
+    ) -> None:
         self.restarts = 0
         """How often all tracks began anew because the clock stepped back by more than `max_back_ns`."""
         self._capacity = capacity
         self._max_values = max_values
         self._max_back_ns = max_back_ns
+        self._known = frozenset(known)
         self._tracks: dict[frozenset[str], JointTrack] = {}
 
     def __len__(self) -> int:
@@ -595,7 +603,8 @@ class JointTracks:
     def at(self, stamp_ns: int, max_gap_ns: int, max_ahead_ns: int = 0) -> dict[str, float]:
         """Return the position of each joint at a time, as `PoseTrack.at` does. The newest track of a joint counts.
 
-        Raises CalibrationError if a joint that was sent before has no position at that time.
+        Raises CalibrationError if a joint that was sent before has no position at that time, unless it came in a set
+        that moves nothing of the robot.
         """
         found: dict[str, float] = {}
         stale: list[tuple[JointTrack, CalibrationError]] = []
@@ -607,6 +616,9 @@ class JointTracks:
             else:
                 found |= zip(track.names, values.tolist(), strict=True)
         for track, reason in stale:
+            # without any position there is nothing to go on with
+            if found and self._known and self._known.isdisjoint(track.names):
+                continue
             lacking = [name for name in track.names if name not in found]
             if lacking and found:
                 raise CalibrationError(

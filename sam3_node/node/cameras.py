@@ -11,7 +11,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from math import ceil
 from typing import Literal, NamedTuple, overload
@@ -80,8 +80,13 @@ class Cameras:
         self.ahead: DecodeAhead | None = None
         self._settings = settings
 
-    def connect(self, stack: ExitStack, model: TrackerModel) -> None:
-        """Connect to the cameras and to the robot; `stack` closes the sockets. Raises TransportError."""
+    def connect(
+        self, stack: ExitStack, model: TrackerModel, known_joints: Collection[str] = frozenset()
+    ) -> None:
+        """Connect to the cameras and to the robot; `stack` closes the sockets. Raises TransportError.
+
+        `known_joints` are those of the robot's URDF.
+        """
         settings = self._settings
         transport = settings.transport
         security = Security.from_settings(transport)
@@ -90,7 +95,7 @@ class Cameras:
             FrameSubscriber(transport.frames, transport.delivery, max_cameras=max_cameras, security=security)
         )
         robot = settings.robot.name if settings.robot.urdf else None
-        self.poses = RobotPoses(settings.spatial, stack, security, robot, self.ages)
+        self.poses = RobotPoses(settings.spatial, stack, security, robot, self.ages, known_joints)
         if prepares_ahead(model):
             prepare = FramePreparer(model, settings.tracker.max_frame_pixels)
             self.ahead = stack.enter_context(DecodeAhead(self.frames.peek, prepare))
@@ -341,7 +346,8 @@ class DecodeAhead(Closeable):
 class RobotTracks:
     """The gripper's poses in the base, and the joints of `robot` if it is given, over time on each clock.
 
-    Of each, at most `capacity` are kept, of at most `max_values` numbers together.
+    Of each, at most `capacity` are kept, of at most `max_values` numbers together. `known_joints` are those of the
+    robot's URDF: joints that come apart from them may end.
     """
 
     def __init__(
@@ -350,6 +356,7 @@ class RobotTracks:
         robot: str | None,
         capacity: int,
         max_values: int = MAX_TRACK_VALUES,
+        known_joints: Collection[str] = frozenset(),
     ) -> None:
         self.problem: str | None = None
         """Why the last call of `find` gave no pose or no joints of `robot`; None if it gave them."""
@@ -358,6 +365,7 @@ class RobotTracks:
         self.max_back_ns: int | None = MAX_BACK_NS
         """Nanoseconds by which new tracks let a message be older than the newest. None: messages come in any order."""
         self._robot = robot
+        self._known_joints = known_joints
         self._limits = (capacity, max_values)
         self._max_gap_ns = round(settings.max_pose_gap_ms * 1e6)
         self._max_ahead_ns = round(settings.max_pose_ahead_ms * 1e6)
@@ -368,7 +376,9 @@ class RobotTracks:
             # times of different clocks cannot be compared, so each clock has a track of its own
             if message.robot == self._robot:
                 if message.clock not in self.joints:
-                    self.joints[message.clock] = JointTracks(*self._limits, self.max_back_ns)
+                    self.joints[message.clock] = JointTracks(
+                        *self._limits, self.max_back_ns, self._known_joints
+                    )
                 self.joints[message.clock].add_joints(message)
         elif (message.frame, message.parent) == (GRIPPER, BASE):
             if message.clock not in self.poses:
@@ -434,8 +444,9 @@ class RobotPoses(RobotTracks):
         security: Security | None = None,
         robot: str | None = None,
         ages: AgeLimits | None = None,
+        known_joints: Collection[str] = frozenset(),
     ) -> None:
-        super().__init__(settings, robot, CAPACITY, MAX_TRACK_VALUES)
+        super().__init__(settings, robot, CAPACITY, MAX_TRACK_VALUES, known_joints)
         self.ahead = 0
         """Number of messages that were refused because their clock was ahead of the node's."""
         self._lead_s = 0.0  # of the last of them

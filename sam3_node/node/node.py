@@ -125,7 +125,9 @@ class Node:
         # before any camera is served, because it gives each camera its epoch
         self.perception.session = session
         self._description = self.perception.describe()  # computes digests; later it would delay frames
-        self.cameras.connect(stack, self.perception.model)
+        body = self.perception.robot
+        known_joints = frozenset[str]() if body is None else body.known_joints
+        self.cameras.connect(stack, self.perception.model, known_joints)
         self.perception.find_robot = self.cameras.poses.find
         self.snapshots = Snapshots(settings.snapshot, self.perception, self.output)
         self.health.explain_pause = self.snapshots.hand_over_state.explain

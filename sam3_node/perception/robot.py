@@ -75,6 +75,8 @@ class RobotBody:
         self._positions = JointPositions(joints)
         self.joints = self._positions.names
         """Names of the joints that a joint state gives, along the tree: those that move and mimic no other."""
+        self.known_joints = frozenset(joint.name for joint in joints)
+        """Names of all joints of the URDF."""
         self._check_free(path, links, joints)
         # the axis of a fixed joint may be zero
         axes = [

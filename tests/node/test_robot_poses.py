@@ -164,6 +164,29 @@ def test_an_arm_and_its_gripper_may_send_their_joints_in_turn(shift_ms: int) -> 
     assert "shoulder, elbow" in str(tracks.problem)
 
 
+@pytest.mark.parametrize("stranger_first", [True, False])
+def test_joints_of_no_urdf_that_came_once_do_not_take_the_robot_away(stranger_first: bool) -> None:
+    settings = SpatialSettings(max_pose_gap_ms=100, max_pose_ahead_ms=30)
+    tracks = RobotTracks(settings, "arm", CAPACITY, known_joints=("shoulder", "elbow", "finger"))
+    stranger = JointState("arm", 5 * MS, {"wheel": 1.0})
+    if stranger_first:
+        tracks.add(stranger)
+    for ms in range(0, 1000, 20):
+        for joints in in_turn(ms):
+            tracks.add(joints)
+    if not stranger_first:
+        tracks.add(stranger)
+    found = tracks.find(replace(frame(0), capture_ns=965 * MS)).joints
+    assert found is not None
+    assert found.positions == pytest.approx({"shoulder": 0.2, "elbow": 0.965, "finger": 0.03})
+    # the arm is one that the robot's model needs
+    for ms in range(1000, 1400, 20):
+        tracks.add(in_turn(ms, arm=False)[0])
+        tracks.add(JointState("arm", ms * MS, {"wheel": 1.0}))
+    assert tracks.find(replace(frame(0), capture_ns=1380 * MS)).joints is None
+    assert "shoulder, elbow" in str(tracks.problem)
+
+
 def test_many_sets_of_joints_share_the_memory_of_one() -> None:
     tracks = JointTracks(capacity=1000, max_values=240)
     for stamp in range(300):
