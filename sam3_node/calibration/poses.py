@@ -438,6 +438,10 @@ class PoseTrack:
         self._stamps.insert(index, stamp_ns)
         self._poses.insert(index, parent_from_frame)
         self._arrivals.append(stamp_ns)
+        self._trim()
+
+    def _trim(self) -> None:
+        """Forget the poses beyond the limit, those that came longest ago."""
         while len(self._stamps) > self._find_limit():
             oldest = bisect.bisect_left(self._stamps, self._arrivals.popleft())
             del self._stamps[oldest], self._poses[oldest]
@@ -454,8 +458,9 @@ class PoseTrack:
         return stamp_ns < self._stamps[-1] - self._max_back_ns
 
     def limit_values(self, max_values: int) -> None:
-        """Keep at most so many numbers from the next pose on."""
+        """Keep at most so many numbers from now on."""
         self._max_values = max_values
+        self._trim()
 
     def forget_all(self) -> None:
         """Forget all poses."""
@@ -553,8 +558,9 @@ class JointTrack(PoseTrack):
 class JointTracks:
     """Joints of one robot over time, which its arm and its gripper may send in turn: a track for each set of names.
 
-    The sets share `max_values`. `known` are the joints of the robot's URDF, if it is known: a set with none of them may
-    end, such as the wheels that another driver has sent once under the robot's name.
+    At most `capacity` states of each set are kept, and the sets share `max_values` numbers. `known` are the joints of
+    the robot's URDF, if it is known: a set with none of them may end, such as the wheels that another driver has sent
+    once under the robot's name.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ SLICE_SHARE_OF_STEP = 0.5
 POLL_MS = 20
 """Milliseconds for which the thread waits for a newer frame to prepare, before it asks whether a step still runs."""
 CAPACITY = 4096
-"""Poses, and joint states, that are remembered on each clock: 4 s at 1000 Hz."""
+"""Poses, and states of each set of joints, that are remembered on each clock: 4 s at 1000 Hz."""
 MAX_TRACK_VALUES = 1 << 19
 """Numbers of poses, and of joint states, that are remembered on each clock: 4 MiB. It is CAPACITY states of 128 joints,
 and fewer of more joints."""
@@ -346,8 +346,8 @@ class DecodeAhead(Closeable):
 class RobotTracks:
     """The gripper's poses in the base, and the joints of `robot` if it is given, over time on each clock.
 
-    Of each, at most `capacity` are kept, of at most `max_values` numbers together. `known_joints` are those of the
-    robot's URDF: joints that come apart from them may end.
+    At most `capacity` poses are kept, and as many states of each set of joints. Each kind has at most `max_values`
+    numbers together. `known_joints` are those of the robot's URDF: a set with none of them may end.
     """
 
     def __init__(

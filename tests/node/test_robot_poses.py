@@ -195,6 +195,15 @@ def test_many_sets_of_joints_share_the_memory_of_one() -> None:
     assert len(tracks) <= 120
 
 
+def test_another_set_of_joints_takes_its_share_of_memory_at_once() -> None:
+    tracks = JointTracks(capacity=1000, max_values=200)
+    for stamp in range(200):
+        tracks.add_joints(JointState("arm", stamp, {"elbow": 0.0}))
+    assert len(tracks) == 200
+    tracks.add_joints(JointState("arm", 200, {"finger": 0.0}))
+    assert len(tracks) == 101
+
+
 @pytest.mark.parametrize("back_ms", [300, 2000, 3_600_000])
 def test_a_clock_that_steps_back_begins_the_tracks_anew(back_ms: int) -> None:
     """The poses before the step would lie among those after it."""
