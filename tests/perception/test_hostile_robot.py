@@ -316,6 +316,32 @@ def test_a_thinned_hull_is_around_the_whole_one(count: int, size: tuple[float, f
     assert (old & new).sum() > 0.93 * (old | new).sum()
 
 
+@pytest.mark.parametrize("turn", [(0.0, 0.0, 0.0), (0.4, 1.1, 0.2)])
+@pytest.mark.parametrize("noise_m", [0.0, 1e-17, 1e-15, 1e-13])
+def test_a_flat_hull_is_thinned_in_its_plane(turn: tuple[float, float, float], noise_m: float) -> None:
+    around = np.linspace(0, 2 * np.pi, 400, endpoint=False)
+    disc = np.column_stack([0.1 * np.cos(around), 0.04 * np.sin(around), np.zeros(400)])
+    disc += np.random.default_rng(5).normal(size=disc.shape) * noise_m
+    corners = disc @ rotation_from_vector(turn).T
+    thin = thin_hull(corners)
+    assert len(thin.corners) <= MAX_CORNERS
+    assert 1.0 < thin.growth < 1.01
+    # around the whole, in its plane
+    flat = thin.corners @ rotation_from_vector(turn)
+    assert np.abs(flat[:, 2]).max() < 1e-9
+    outline = ConvexHull(flat[:, :2])
+    assert (disc[:, :2] @ outline.equations[:, :2].T + outline.equations[:, 2]).max() < 1e-9
+
+
+def test_a_flat_mesh_of_many_corners_is_read(tmp_path: Path) -> None:
+    disc = trimesh.creation.cylinder(radius=60, height=0, sections=400)
+    disc.export(tmp_path / "disc.stl")
+    body = RobotBody(write_meshes(tmp_path, "disc.stl", scale="0.001 0.001 0.001"))
+    (part,) = body._parts
+    assert part.corners.max(axis=0) == pytest.approx([0.06, 0.06, 0.0], rel=0.01)
+    assert len(part.corners) <= MAX_CORNERS
+
+
 def test_a_hull_of_few_corners_stays_as_it_is() -> None:
     corners = spread(MAX_CORNERS, (0.1, 0.2, 0.3))
     thin = thin_hull(corners)
