@@ -80,6 +80,39 @@ def test_positions_are_in_the_base_through_hand_eye_and_pose(kind: str) -> None:
     assert stage.points(9, 20) is None
 
 
+def test_the_error_of_hand_eye_widens_that_of_a_position_also_under_a_doubtful_mask() -> None:
+    covariance_m2 = np.diag([4e-6, 4e-6, 9e-6, 0.0, 0.0, 0.0])
+    record = {
+        "date": "2026-01-01T00:00:00Z",
+        "method": "test",
+        "views": 12,
+        "leave_one_out_mm": 1.0,
+        "leave_one_out_deg": 0.1,
+        "position_95_mm": 1.0,
+        "rotation_95_deg": 0.1,
+        "covariance": covariance_m2.tolist(),
+    }
+    file = calibration()
+    assert file.hand_eye is not None
+    measured = calibration(hand_eye=file.hand_eye.model_dump() | {"measured": record})
+    gripper = rigid(rotation_from_quaternion(QUATERNION), GRIPPER.position_m)
+    turn = file.base_from_camera(gripper)[:3, :3]
+    added = (turn @ covariance_m2[:3, :3] @ turn.T)[np.triu_indices(3)]
+
+    sure = [
+        Measuring(calibration=each).measure(make_frame(), [instance()], GRIPPER) for each in (file, measured)
+    ]
+    before, after = (step.instances[0].covariance_m2 for step in sure)
+    assert np.subtract(after, before) == pytest.approx(added)
+
+    unsure = replace(instance(), doubtful=True)
+    doubted = [
+        Measuring(calibration=each).measure(make_frame(), [unsure], GRIPPER) for each in (file, measured)
+    ]
+    before, after = (step.doubtful[3].covariance_m2 for step in doubted)
+    assert np.subtract(after, before) == pytest.approx(added)
+
+
 def test_without_the_gripper_positions_stay_in_the_camera() -> None:
     step = Measuring(calibration=calibration()).measure(make_frame(), [instance()], None)
     assert step.instances[0].frame == "camera"

@@ -86,7 +86,7 @@ class MeasureObjects(Stage):
             fields = self._describe(step, measured, step.depth, base_from_camera)
         doubtful = list_doubtful(step)
         if doubtful and step.depth is not None and base_from_camera is not None:
-            step.doubtful = _place_doubtful(doubtful, step.depth, base_from_camera)
+            step.doubtful = self._place_doubtful(doubtful, step.depth, base_from_camera)
         step.instances = self._complete(step.instances, fields, step.frame.capture_ns)
 
     def points(self, object_id: int, count: int) -> MeasuredPoints | None:
@@ -161,6 +161,21 @@ class MeasureObjects(Stage):
                 "points_m": _sample(points_m, count, base_from_camera).tobytes() if count else None,
             }
 
+    def _place_doubtful(
+        self, instances: Sequence[Instance], depth: DepthMap, base_from_camera: Array
+    ) -> dict[int, DoubtfulPlace]:
+        """Return where the surfaces under the doubtful masks of these instances are in the base, by id."""
+        surfaces = measure_surfaces([instance.mask for instance in instances], depth)
+        rotation = base_from_camera[:3, :3]
+        positions_m = transform_points(base_from_camera, surfaces.positions_m)
+        covariances = self._add_hand_eye(surfaces.covariances_m2, surfaces.positions_m)
+        upper = (rotation @ covariances @ rotation.T)[:, *_UPPER]
+        places = zip(positions_m.tolist(), upper.tolist(), surfaces.extents_m.tolist(), strict=True)
+        return {
+            instances[index].id: DoubtfulPlace(*map(tuple, place))
+            for index, place in zip(surfaces.indices, places, strict=True)
+        }
+
     def _add_hand_eye(self, covariances_m2: Array, positions_m: Array) -> Array:
         """Return the covariances [n, 3, 3] with the error of the hand-eye calibration, if the file has one."""
         hand_eye = self._calibration.hand_eye if self._calibration is not None else None
@@ -188,21 +203,6 @@ class MeasureObjects(Stage):
                 added["velocity_age_s"] = round(velocity.age_s, DIGITS)
             completed.append(replace(instance, **added) if added else instance)
         return tuple(completed)
-
-
-def _place_doubtful(
-    instances: Sequence[Instance], depth: DepthMap, base_from_camera: Array
-) -> dict[int, DoubtfulPlace]:
-    """Return where the surfaces under the doubtful masks of these instances are in the base, by id."""
-    surfaces = measure_surfaces([instance.mask for instance in instances], depth)
-    rotation = base_from_camera[:3, :3]
-    positions_m = transform_points(base_from_camera, surfaces.positions_m)
-    upper = (rotation @ surfaces.covariances_m2 @ rotation.T)[:, *_UPPER]
-    places = zip(positions_m.tolist(), upper.tolist(), surfaces.extents_m.tolist(), strict=True)
-    return {
-        instances[index].id: DoubtfulPlace(*map(tuple, place))
-        for index, place in zip(surfaces.indices, places, strict=True)
-    }
 
 
 def _doubt_sizes(ids: Sequence[int], surfaces: Surfaces) -> str | None:
