@@ -309,7 +309,7 @@ def _points(perception: Perception, operation: ops.ReadPoints) -> dict[str, Any]
         raise UnknownObjectError(f"no object {object_id}; there are {ids or 'none'}")
     surface = pipeline.points(object_id, operation.count or DEFAULT_POINTS)
     if surface is None:
-        reason = pipeline.problem or pipeline.explain_no_points(object_id)
+        reason = pipeline.explain_no_points(object_id)
         raise RequestError(
             f"points: expected object {object_id} with depth on the latest frame, found none: {reason}"
         )

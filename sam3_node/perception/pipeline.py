@@ -93,7 +93,8 @@ class Pipeline(Prompting):
         surroundings = surroundings or Surroundings()
         self.finds_robot = surroundings.robot is not None
         self.problem: str | None = None
-        """Why the last frame has no 3-D fields, or none in the base; None if nothing is missing."""
+        """What is wrong with the 3-D fields of the last frame: why they are missing or not in the base, or why they may
+        be wrong. None if nothing is."""
         self._last_instances: Sequence[Instance] = ()
         self._last_had_depth = False
         self._timer = StageTimer(model.device)
@@ -193,7 +194,8 @@ class Pipeline(Prompting):
         return self._measured.points(object_id, count)
 
     def explain_no_points(self, object_id: int) -> str:
-        """Say why `points` has none of an object, where the frame itself had no problem."""
+        """Say why `points` has none of an object."""
+        # the object first: the frame's problem may be a mere warning, which has not kept it from being measured
         seen = next((instance for instance in self._last_instances if instance.id == object_id), None)
         if seen is None:
             return "it has not been on a frame yet; ask again when it is tracked"
@@ -203,7 +205,10 @@ class Pipeline(Prompting):
             return "it has no mask there, so it is hidden or lost"
         if seen.doubtful:
             return "its mask is doubtful; correct it with refine_object, or wait until it is sure"
-        return "no valid depth under its mask; it may be too near, too far, shiny or transparent"
+        if seen.depth_share is None and self.problem is not None:
+            return self.problem
+        reason = "no valid depth under its mask; it may be too near, too far, shiny or transparent"
+        return reason if self.problem is None else f"{reason}; the frame's problem: {self.problem}"
 
     def state(self, whole: bool = True) -> State:
         """Return the state that `restore` takes: everything except model, detector and settings.

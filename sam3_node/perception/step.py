@@ -97,7 +97,8 @@ class StepFrame:
     depth: DepthMap | None = None
     """at the size of colour"""
     problem: str | None = None
-    """why 3-D fields are missing, or none are in the base; None if nothing is missing"""
+    """what is wrong with the 3-D fields: why they are missing or not in the base, or why they may be wrong; None if
+    nothing is"""
     lacks_robot: bool = False
     """True if that is because the gripper's pose or the joints are not known"""
 

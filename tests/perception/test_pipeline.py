@@ -33,8 +33,8 @@ from sam3_node.perception.prompts import to_model
 from sam3_node.perception.step import StepFrame
 from sam3_node.settings import DetectorSettings, EngineSettings, ModelSettings, Settings, TrackerSettings
 from sam3_node.tracking import ObjectPrompt, Tracker
-from sam3_node.types import Frame, Instance, Mask, MaskFrame
-from sam3_node.wire import encode_image
+from sam3_node.types import Frame, Instance, Intrinsics, Mask, MaskFrame
+from sam3_node.wire import encode_depth, encode_image
 from sam3_node.wire.frame_prompt import FramePrompt
 from tests.perception.test_prompts import BAD
 from tests.support.paths import SHARED
@@ -128,6 +128,37 @@ def test_one_reason_is_given_for_an_object_without_points(pipeline: Pipeline) ->
     pipeline.step(frame(1))
     assert pipeline.points(object_id, 10) is None
     assert "no depth" in pipeline.explain_no_points(object_id)
+
+
+def with_depth(seq: int, value: int) -> Frame:
+    """Return a frame with an even depth in millimetres."""
+    whole = frame(seq)
+    image = np.full((whole.height, whole.width), value, np.uint16)
+    return replace(
+        whole,
+        depth=encode_depth(image, "z16", 0.001, True),
+        intrinsics=Intrinsics(300.0, 300.0, whole.width / 2, whole.height / 2),
+    )
+
+
+def test_the_object_s_own_reason_comes_before_the_frame_s_problem(pipeline: Pipeline) -> None:
+    pipeline.step(frame(0))
+    object_id = pipeline.add(CENTRE, "red mug")[0]
+    # 40 m are a warning alone, so the object's points are there
+    pipeline.step(with_depth(1, 40_000))
+    assert "scale_m" in str(pipeline.problem)
+    assert pipeline.points(object_id, 10) is not None
+    # an object that has no frame yet lacks no scale
+    added = pipeline.add(BOX, "later")[0]
+    assert "not been on a frame" in pipeline.explain_no_points(added)
+    # nothing at all could be measured: the frame's problem is the reason
+    pipeline.step(replace(with_depth(2, 800), intrinsics=None))
+    assert "intrinsics" in pipeline.explain_no_points(object_id)
+    # no depth at all: both are told
+    pipeline.step(with_depth(3, 0))
+    reason = pipeline.explain_no_points(object_id)
+    assert "under its mask" in reason
+    assert "without any valid value" in reason
 
 
 def test_ids_count_up_and_are_never_used_again(pipeline: Pipeline) -> None:
