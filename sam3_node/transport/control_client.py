@@ -80,14 +80,14 @@ class ControlClient(sockets.SocketOwner):
 
     def _call(self, request: Request, send_ms: int, timeout_ms: int) -> Any:
         # waiting for other threads counts: the caller has given a time for the whole call
-        begin_s = time.monotonic()
-        deadline_s = begin_s + timeout_ms / 1000
-        send_deadline_s = begin_s + send_ms / 1000
+        deadline_s = time.monotonic() + timeout_ms / 1000
         if not self._turn.acquire(timeout=timeout_ms / 1000):
             raise NoAnswerError(
                 f"'{request.op}' was not sent to {self._endpoint} within {timeout_ms} ms: requests of other threads "
                 "took that time; open a client for each thread, or wait longer"
             )
+        # from here on, as nobody looks for the node while other threads have their turns
+        send_deadline_s = min(deadline_s, time.monotonic() + send_ms / 1000)
         try:
             self._send_ms = send_ms
             self._budget_ms = timeout_ms

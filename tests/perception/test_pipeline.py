@@ -141,7 +141,8 @@ def with_depth(seq: int, value: int) -> Frame:
     )
 
 
-def test_the_object_s_own_reason_comes_before_the_frame_s_problem(pipeline: Pipeline) -> None:
+def test_the_object_s_own_reason_comes_before_the_frame_s_problem(model: TrackerModel) -> None:
+    pipeline = Pipeline(model, TrackerSettings(min_confidence=0.0, hide_below=0.0), "cam0")
     pipeline.step(frame(0))
     object_id = pipeline.add(CENTRE, "red mug")[0]
     # 40 m are a warning alone, so the object's points are there

@@ -133,6 +133,23 @@ def answered(client: ControlClient) -> bool:
         return False
 
 
+def test_the_time_to_find_a_node_begins_with_the_turn_of_the_thread() -> None:
+    with ControlServer(TCP) as server:
+        endpoint = server.endpoint
+    with ControlClient(endpoint) as client:
+        found: list[object] = []
+        waiting = threading.Thread(
+            target=lambda: found.append(client.call_long(1000, 20_000, "echo", number=2))
+        )
+        # another thread has its turn for longer than the node may take to appear
+        with client._turn:
+            waiting.start()
+            time.sleep(1.1)
+        with serving(endpoint):
+            waiting.join()
+        assert found == [{"number": 2}]
+
+
 def test_without_a_server_a_call_fails_in_time_and_is_not_executed_later() -> None:
     (endpoint,) = free_endpoints(1)
     with ControlClient(endpoint, timeout_ms=200) as client:
