@@ -27,6 +27,8 @@ MAX_NUMBER = 1e15
 """Largest number of a state. Its square stays finite in float64. A larger one is refused."""
 MAX_TEXT = 64 << 10
 """Characters of the longest text of a state, such as a label. A longer one is refused."""
+MAX_OBJECTS = 256
+"""Objects of a camera, the largest tracker.max_objects. A state with more is refused."""
 MAX_DEPTH = 32
 """Levels of nesting of a state. A deeper one is refused."""
 UNIT_TOLERANCE = 1e-3
@@ -163,7 +165,7 @@ class ObjectsState(StatePart):
     """State of `Objects`. The kinds of its `values` are declared where they are registered."""
 
     last_id: Count
-    objects: list[ObjectState]
+    objects: Annotated[list[ObjectState], Field(max_length=MAX_OBJECTS)]
     values: dict[Text, list[tuple[Positive, Any]]]
 
 
@@ -354,6 +356,8 @@ def _require_unique(what: str, items: Collection[object]) -> None:
 
 
 def _require_known(what: str, found: Collection[int], expected: Collection[int]) -> None:
-    unknown = [item for item in found if item not in expected]
+    # a list would be searched once for each item, and a range is too long for a set
+    known = set(expected) if isinstance(expected, list) else expected
+    unknown = [item for item in found if item not in known]
     if unknown:
         raise ReplayError(f"{what}: expected ids that the rest of the state has, found {unknown!r:.200}")

@@ -2,6 +2,7 @@
 
 import math
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,12 +12,13 @@ import pytest
 import torch
 
 from sam3_node.calibration import Calibration
-from sam3_node.errors import SnapshotError
+from sam3_node.errors import ReplayError, SnapshotError
 from sam3_node.models import TrackerModel
 from sam3_node.perception.checkpoint import pack_tensors
 from sam3_node.perception.identity import LiveIdentity
 from sam3_node.perception.perception import Perception
 from sam3_node.perception.snapshot import Snapshot, restore_snapshot
+from sam3_node.perception.state_checks import check_state
 from sam3_node.perception.step import StepFrame
 from sam3_node.settings import DetectorSettings, Settings, SpatialSettings, TrackerSettings
 from sam3_node.types import Frame, Intrinsics
@@ -204,6 +206,18 @@ def test_a_wrong_value_that_each_step_would_stumble_over_is_refused(
 def test_wrong_fields_beside_the_state_are_refused(snapshot: Snapshot, fields: dict[str, Any]) -> None:
     with pytest.raises(SnapshotError, match="made up: expected"):
         Snapshot.unpack(replace(snapshot, **fields).pack(), "made up")
+
+
+def test_a_state_of_very_many_objects_is_refused_at_once(model: TrackerModel, snapshot: Snapshot) -> None:
+    objects = snapshot.state["cameras"]["cam0"]["objects"]["objects"]
+    many = [objects[0] | {"id": number} for number in range(1, 20_001)]
+    state = put(snapshot.state, ("cameras", "cam0", "objects", "last_id"), len(many))
+    state = put(state, ("cameras", "cam0", "objects", "objects"), many)
+    state = put(state, ("cameras", "cam0", "tracker", "rows", "rows"), [(item["id"], 0) for item in many])
+    begin_s = time.process_time()
+    with pytest.raises(ReplayError, match="objects"):
+        check_state(state)
+    assert time.process_time() - begin_s < 5
 
 
 def test_a_deep_state_is_refused(model: TrackerModel, snapshot: Snapshot) -> None:
