@@ -103,13 +103,16 @@ class Bag(Closeable):
         return ()
 
     def frame_names(self, camera: str) -> tuple[str, ...]:
-        """Return the names of a camera's images without their suffix, in order; empty if frames have no names."""
+        """Return the names of a camera's images without their suffix, each at its `seq`; empty without names."""
         return ()
 
-    def robot(self) -> Iterator[RobotMessage]:
-        """Yield the robot's poses and joints with the stamps and the clock of the recording, if it has any."""
+    def robot(self, joints: bool = True) -> Iterator[RobotMessage]:
+        """Yield the robot's poses and joints with the stamps and the clock of the recording, if it has any.
+
+        Without `joints`, yield the poses alone, and read nothing of a recording that has joints only.
+        """
         with reading(self._path):
-            yield from self._robot()
+            yield from self._robot(joints)
 
     def close(self) -> None:
         """End every iteration at its next frame and close the files. Idempotent."""
@@ -118,7 +121,7 @@ class Bag(Closeable):
     def _frames(self) -> Iterator[Frame]:
         raise NotImplementedError
 
-    def _robot(self) -> Iterator[RobotMessage]:
+    def _robot(self, joints: bool) -> Iterator[RobotMessage]:
         raise NotImplementedError
 
 
@@ -209,8 +212,8 @@ class _NativeBag(Bag):
                 yield frame
         self._report.add(reader.lost)
 
-    def _robot(self) -> Iterator[RobotMessage]:
-        return RecordingReader(self._files).robot()
+    def _robot(self, joints: bool) -> Iterator[RobotMessage]:
+        return RecordingReader(self._files).robot(joints)
 
 
 class _ForeignBag(Bag):
@@ -268,8 +271,8 @@ class _ForeignBag(Bag):
             yield from pairing.add(sample)
         yield from pairing.flush()
 
-    def _robot(self) -> Iterator[RobotMessage]:
-        return self._reader.robot()
+    def _robot(self, joints: bool) -> Iterator[RobotMessage]:
+        return self._reader.robot(joints)
 
     def _samples(self) -> Iterator[Sample]:
         self._report = ReadReport()

@@ -277,12 +277,15 @@ class SampleReader(Closeable):
     def _read(self, topics: Collection[str], begin_ns: int) -> Iterator[Sample]:
         raise NotImplementedError
 
-    def robot(self) -> Iterator[RobotMessage]:
+    def robot(self, joints: bool = True) -> Iterator[RobotMessage]:
         """Yield the poses and joints of the robot ROBOT, of all topics with joints or of `chosen_joints`.
 
         A joint that a message leaves out keeps its position. An arm and its gripper may send theirs apart, on one topic
         or on two. Where two topics have the same joints, `notes` says which one counts.
+        Without `joints`, yield the poses alone; most formats have none, and are not read.
         """
+        if not joints:
+            return
         topics = {topic.name for topic in self.topics if topic.kind == "joints"}
         if self.chosen_joints:
             topics &= set(self.chosen_joints)

@@ -79,6 +79,7 @@ class Schedule(Closeable):
         if path.is_dir():
             self._files = sorted(path.glob("*.mcap"), key=natural_order)
         self._recorded = _open_recorded(self._files)
+        self._edits: FrameEdits | None = None
         if job.mode == "as-recorded" and not (self._recorded and self._recorded.has_actions()):
             raise ReplayError(
                 f"as-recorded: expected a recording made by sam3-node record, found another at {path}; use --every"
@@ -164,8 +165,10 @@ class Schedule(Closeable):
 
         # what the job asks for replaces the recorded edits
         has_prompts = bool(self.job.names or self.job.objects or self.job.everything)
-        use_recorded = self._recorded if not has_prompts else None
-        edits = group_edits(use_recorded.actions()) if use_recorded else FrameEdits()
+        edits = FrameEdits()
+        if not has_prompts:
+            # steps take the edits out
+            edits = self._group_edits().copy()
         if not (has_prompts or self.settings.detector.prompts or edits.begin_objects()):
             self.notes.add(NOTHING_ASKED)
 
@@ -192,7 +195,15 @@ class Schedule(Closeable):
             return True
         if self.settings.detector.prompts:
             return True
-        return self._recorded is not None and group_edits(self._recorded.actions()).begin_objects()
+        return self._group_edits().begin_objects()
+
+    def _group_edits(self) -> FrameEdits:
+        """Return the recorded edits by their frames. The recording is read for them once."""
+        if self._edits is None:
+            self._edits = FrameEdits()
+            if self._recorded is not None:
+                self._edits = group_edits(self._recorded.actions())
+        return self._edits
 
     def robot(self) -> Iterator[RobotMessage]:
         """Yield the recorded poses and joints of the robot."""
@@ -219,7 +230,8 @@ class Schedule(Closeable):
         tracks = RobotTracks(spatial, name if settings.urdf else None, MAX_MESSAGES, MAX_VALUES)
         needs_robot = on_gripper or settings.urdf is not None
         try:
-            for message in self._bag.robot():
+            # without the robot's model its joints say nothing: a recording is not read for them
+            for message in self._bag.robot(joints=settings.urdf is not None):
                 tracks.add(message)
         except BagError as error:
             # masks can be made without the robot where no setting asks for it
@@ -235,7 +247,7 @@ class Schedule(Closeable):
 
         # the masks hold what the live node knew of the robot on each frame, one camera after the other
         tracks.max_back_ns = None
-        lacks_poses = not tracks.poses and (on_gripper or spatial.poses is not None)
+        lacks_poses = not tracks.poses and (on_gripper or bool(spatial.poses))
         lacks_joints = settings.urdf and not tracks.joints
         if lacks_poses or lacks_joints:
             for masks in self.recorded_masks():
@@ -351,6 +363,13 @@ class FrameEdits:
     def __init__(self) -> None:
         self.before: defaultdict[FramePlace, list[event_log.Edit]] = defaultdict(list)
         self.on: defaultdict[FramePlace, list[event_log.Edit]] = defaultdict(list)
+
+    def copy(self) -> FrameEdits:
+        """Return the same edits. What is taken out of the copy stays in this one."""
+        copied = FrameEdits()
+        copied.before.update(self.before)
+        copied.on.update(self.on)
+        return copied
 
     def begin_objects(self) -> bool:
         """Return True if any edit makes objects begin: an addition, or names to detect."""
@@ -494,7 +513,10 @@ def group_edits(log: Iterable[RecordedMasks | Event]) -> FrameEdits:
         if isinstance(item, RecordedMasks):
             place = item.masks.camera, item.masks.seq
             last[place[0]] = place[1]
-            edits.before[place] += [edit for edit in pending if _applies_to(edit, place[0])]
+            own = [edit for edit in pending if _applies_to(edit, place[0])]
+            # most frames have no edit, and would fill the memory
+            if own:
+                edits.before[place] += own
             pending = [edit for edit in pending if not _applies_to(edit, place[0])]
         elif item.op in CHANGES:
             edit = event_log.Edit(item.op, item.args)

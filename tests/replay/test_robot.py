@@ -1,5 +1,7 @@
 """A live node that knows where its robot is, its recording and its replay, all processes; and replays of datasets."""
 
+import json
+import shutil
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,8 +15,10 @@ from sam3_node.bags import read_masks
 from sam3_node.bags.native.reader import TABLETOP, LabelledClip
 from sam3_node.calibration import load_calibration
 from sam3_node.client import PerceptionClient
+from sam3_node.replay.event_log import Step
 from sam3_node.replay.job import Job
 from sam3_node.replay.run import PerceptionCache, run_job
+from sam3_node.replay.schedule import open_schedule
 from sam3_node.settings import Settings
 from sam3_node.transport import FramePublisher, PosePublisher
 from sam3_node.types import Frame, Instance, JointState, MaskFrame
@@ -22,6 +26,7 @@ from tests.replay.test_as_recorded import is_whole, log_of, read_results, replay
 from tests.support.hdf5_files import make_pictures, write_aloha
 from tests.support.live import chosen
 from tests.support.node_rig import Rig, until
+from tests.support.paths import ROOT
 from tests.support.refuses import mentions
 from tests.support.tabletop import iou, truth
 
@@ -179,3 +184,25 @@ def test_a_dataset_s_joints_show_the_robot(
     for masks, slide in zip(results, slides, strict=True):
         size = masks.height, masks.width
         assert iou(masks.robot_mask.full(), plate(slide, size, size[1] / 640)) > 0.8
+
+
+@pytest.mark.parametrize("has_robot", [False, True])
+def test_joints_are_read_for_a_robot_alone(tmp_path: Path, has_robot: bool) -> None:
+    """Without a robot, a note on the unit of joints would speak of what nobody draws."""
+    dataset = Path(shutil.copytree(ROOT / "tests/data/lerobot/v2.1", tmp_path / "arm"))
+    info = json.loads((dataset / "meta/info.json").read_text())
+    state = info["features"]["observation.state"]
+    state["names"] = [f"joint_{index}.pos" for index in range(state["shape"][0])]
+    (dataset / "meta/info.json").write_text(json.dumps(info))
+    settings: dict[str, Any] = {}
+    if has_robot:
+        urdf = tmp_path / "gate.urdf"
+        urdf.write_text(URDF)
+        settings["robot"] = {"urdf": str(urdf), "name": "gate"}
+        settings["spatial"] = {"poses": f"ipc://{tmp_path}/poses"}
+    job = Job((str(dataset),), str(tmp_path / "out"), everything=True, settings=settings)
+    with open_schedule(job) as schedule:
+        assert any(isinstance(action, Step) for action in schedule.actions())
+        assert any(mentions(remark, "degrees") for remark in schedule.remarks) == has_robot
+        # a plan lists them all the same
+        assert any(isinstance(message, JointState) for message in schedule.robot())

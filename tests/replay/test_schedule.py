@@ -53,6 +53,16 @@ def test_an_edit_waits_for_a_frame_of_its_own_camera() -> None:
     assert [place for place, waiting in edits.before.items() if waiting] == [("b", 2)]
 
 
+def test_edits_are_kept_by_frames_that_have_some_and_can_be_stepped_twice() -> None:
+    log: list[Any] = [make_masks(0), Event(1, "reset", {}), make_masks(1), make_masks(2)]
+    edits = group_edits(item if isinstance(item, Event) else RecordedMasks(item, b"") for item in log)
+    assert list(edits.before) == [("a", 1)]
+    frames = [make_frame(seq) for seq in range(3)]
+    first, second = (list(step_all_frames(frames, Notes(False), edits.copy())) for _ in range(2))
+    assert first == second
+    assert Edit("reset") in first
+
+
 def test_objects_are_added_on_their_frames() -> None:
     frames = [make_frame(seq, camera) for seq in (4, 5) for camera in "ab"]
     shown = (

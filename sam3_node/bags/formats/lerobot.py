@@ -443,12 +443,14 @@ class LeRobotBag(samples.SampleReader):
                 )
                 return
 
-    def robot(self) -> Iterator[RobotMessage]:
+    def robot(self, joints: bool = True) -> Iterator[RobotMessage]:
         """Yield the gripper's poses in the base if the state has the names POSE, else joints by the state's names.
 
         Stamps are the times of the rows.
         """
         names, fault = _list_state_names(self.layout.info)
+        if not joints and (fault is not None or not set(POSE) <= set(names)):
+            return
         if fault is not None:
             self.robot_notes.add(f"no joints: {fault}")
             return

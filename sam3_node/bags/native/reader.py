@@ -154,9 +154,12 @@ class RecordingReader:
         """Yield the camera poses; nothing if there are none."""
         return self._unpack_all(f"{POSE_ROOT}.*", lambda row: unpack_pose(row.data))
 
-    def robot(self) -> Iterator[RobotMessage]:
-        """Yield the poses and joints that robots published, in the order of their arrival."""
-        return self._unpack_all(f"({ROBOT_POSES_ROOT}|{JOINTS_ROOT}).*", _unpack_robot)
+    def robot(self, joints: bool = True) -> Iterator[RobotMessage]:
+        """Yield the poses and, with `joints`, the joints that robots published, in the order of their arrival."""
+        topics = f"{ROBOT_POSES_ROOT}.*"
+        if joints:
+            topics = f"({ROBOT_POSES_ROOT}|{JOINTS_ROOT}).*"
+        return self._unpack_all(topics, _unpack_robot)
 
     def metadata(self) -> dict[str, list[dict[str, Any]]]:
         """Return the metadata records by their names; those of one name are in the order of writing."""

@@ -148,6 +148,7 @@ def test_a_state_that_is_named_as_one_is_the_gripper_s_pose(dataset: Path, names
     features = features_of(dataset)
     with open_bag(dataset) as bag:
         assert all(isinstance(message, JointState) for message in bag.robot())
+        assert not list(bag.robot(joints=False))
     features["observation.state"] |= {"names": names, "shape": [7]}
     change_info(dataset, features=features)
     turned = [0.1, 0.2, 0.3, 0.0, 0.0, np.pi / 2]
@@ -156,6 +157,7 @@ def test_a_state_that_is_named_as_one_is_the_gripper_s_pose(dataset: Path, names
         pyarrow.parquet.write_table(change_column(path, "observation.state", state), path)
     with open_bag(dataset) as bag:
         poses = list(bag.robot())
+        assert list(bag.robot(joints=False)) == poses
         stamps = [frame.capture_ns for frame in bag if frame.camera == "wrist"]
     assert [pose.stamp_ns for pose in poses] == stamps
     assert {(pose.frame, pose.parent, pose.clock, pose.position_m) for pose in poses} == {
