@@ -240,6 +240,12 @@ def test_annotations_go_to_the_frames_of_their_names(tmp_path: Path) -> None:
         marked = read_prompts(annotation(tmp_path / f"{name}.png"))
         with open_schedule(Job((str(folder),), str(tmp_path / "out"), objects=marked)) as schedule:
             assert [shown.seq for shown in schedule.objects] == [seq, seq]
+    # a damaged image keeps its name and its number
+    (folder / "00000.png").write_bytes(b"no image")
+    marked = read_prompts(annotation(tmp_path / "00010.png"))
+    with open_schedule(Job((str(folder),), str(tmp_path / "out"), objects=marked)) as schedule:
+        assert [shown.seq for shown in schedule.objects] == [2, 2]
+        assert [frame.seq for frame in schedule.frames()] == [1, 2]
     later = tmp_path / "later"
     annotation(later / "one.png")
     (later / "two.png").write_bytes(encode_labels(np.full((48, 64), 9, np.uint8)))

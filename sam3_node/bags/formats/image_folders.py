@@ -101,8 +101,8 @@ class ImagesBag(SampleReader):
 
     The images have the dataset's stamps, and its cameras come together. Images without stamps come in the natural order
     of their names, 24 a second from 0, one sequence after the other. Images that cannot be decoded, or that differ in
-    size from the first of their sequence, are skipped, and `lost` says so. EXIF orientations are ignored; a note names
-    photos with different ones. Raises BagError for a folder without images.
+    size from the first of their sequence, are skipped, and `lost` says so; they keep their number. EXIF orientations
+    are ignored; a note names photos with different ones. Raises BagError for a folder without images.
     """
 
     is_sequential = True
@@ -126,7 +126,7 @@ class ImagesBag(SampleReader):
         return () if text is None else (text,)
 
     def frame_names(self, topic: str) -> tuple[str, ...]:
-        """Return the names of the colour images of a topic, without their suffix, in their order."""
+        """Return the names of the colour images of a topic, without their suffix, each at its image's number."""
         for sequence in self._sequences:
             if topic == f"/{sequence.name}/image":
                 return tuple(file.path.stem for file in sequence.files if file.kind == "colour")
@@ -179,13 +179,19 @@ class _Sequence:
                     f"the depth images of {name}", f"{path.name}: no colour image has this name"
                 )
 
+        # a colour image is numbered by its place among the files, so that `frame_names` fits beside damaged ones
+        colour_count = 0
         for file in self._sequence.files:
+            number = None
+            if file.kind == "colour":
+                number = colour_count
+                colour_count += 1
             topic = topics[file.kind]
             yield from self._calibration(file)
             if topic not in self._topics:
                 continue
             try:
-                yield Sample(topic, file.stamp_ns, file.stamp_ns, self._read(file))
+                yield Sample(topic, file.stamp_ns, file.stamp_ns, self._read(file), number)
             except (MessageError, OSError) as error:
                 self._report.skip(topic, error)
 
