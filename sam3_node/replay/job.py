@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
+import numpy as np
 from pydantic import ValidationError
 
 from ..bags.pairing import TimeSpan
@@ -353,12 +354,19 @@ def _list_pngs(folder: Path) -> list[Path]:
 
 def _read_sequence(pictures: Sequence[Path], camera: str | None) -> Iterator[ObjectOnFrame]:
     """Yield the objects of label images in their order, each on the first image that has it."""
-    known: set[int] = set()
+    # void is an object only where no image of the sequence has any other: all are read first
+    found_on: dict[Path, list[int]] = {}
+    void_alone: set[Path] = set()
     for path in pictures:
-        # void may be the only value of an image, but then of all
-        found = find_objects(read_labels(path))
-        if known and found == [VOID]:
-            continue
+        labels = read_labels(path)
+        found_on[path] = find_objects(labels)
+        if labels.dtype == np.uint8 and found_on[path] == [VOID]:
+            void_alone.add(path)
+    if any(found for path, found in found_on.items() if path not in void_alone):
+        found_on = {path: found for path, found in found_on.items() if path not in void_alone}
+
+    known: set[int] = set()
+    for path, found in found_on.items():
         for value in found:
             if value not in known:
                 yield ObjectOnFrame(camera=camera, mask=str(path), value=value, frame_name=path.stem)

@@ -275,6 +275,12 @@ def test_void_is_no_object(tmp_path: Path) -> None:
     image = np.where(labels() == 7, 255, labels()).astype(np.uint8)
     (tmp_path / "void.png").write_bytes(encode_labels(image))
     assert [shown.value for shown in read_prompts(tmp_path / "void.png")] == [1]
+    # an image of void alone says nothing, also before the first object of its sequence
+    (folder := tmp_path / "seq").mkdir()
+    for name, others in (("00000", 0), ("00001", 7), ("00002", 0)):
+        shown = np.where(labels() == 7, 255, others * (labels() == 1))
+        (folder / f"{name}.png").write_bytes(encode_labels(shown.astype(np.uint8)))
+    assert [(marked.value, marked.frame_name) for marked in read_prompts(folder)] == [(7, "00001")]
     assert np.array_equal(read_mask(tmp_path / "void.png").full(), labels() == 1)
     assert np.array_equal(read_mask(tmp_path / "void.png", 255).full(), labels() == 7)
     # a soft edge of a grey mask has all values: 255 is its inside
