@@ -245,8 +245,9 @@ def _plan(args: Namespace, job: Job) -> int:
 def _check_alone(args: Namespace) -> None:
     """Raise ReplayError for an option that a replay without Ray would ignore."""
     options = ("by_camera", "segment_frames", "workers", "gpus_per_worker", "price_per_hour")
-    # a value of 0 is given, too
-    given = [name for name in options if getattr(args, name) not in (None, False)]
+    # a value of 0 is given, too, and equals False
+    values = {name: getattr(args, name) for name in options}
+    given = [name for name, value in values.items() if value is not None and value is not False]
     if given:
         shown = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise ReplayError(

@@ -178,24 +178,30 @@ def run_many(
     begin_s = time.monotonic()
     with connect_ray(ray_address, workers or LOCAL_WORKERS) as ray:
         count, gpus = _choose_resources(ray, ray_address, workers, gpus_per_worker)
-        with WorkerPool(ray, count, gpus, retries) as pool:
-            run = _Run(pool, progress, [JobPlan(job, split, again, limits) for job in jobs])
+        pool = WorkerPool(ray, count, gpus, retries)
+        run = _Run(pool, progress, [JobPlan(job, split, again, limits) for job in jobs])
 
-            def describe() -> UsageReport:
-                seconds = time.monotonic() - begin_s
-                held_s = pool.held_s
-                report = UsageReport(
-                    run.describe_bags(),
-                    round(seconds, 1),
-                    round(held_s, 1),
-                    round(held_s * gpus, 1),
-                    price_per_hour,
-                )
-                if earlier is None:
-                    return report
-                return report.after(earlier)
+        def describe() -> UsageReport:
+            seconds = time.monotonic() - begin_s
+            held_s = pool.held_s
+            report = UsageReport(
+                run.describe_bags(),
+                round(seconds, 1),
+                round(held_s, 1),
+                round(held_s * gpus, 1),
+                price_per_hour,
+            )
+            if earlier is None:
+                return report
+            return report.after(earlier)
 
-            run.run_until_done(stop or threading.Event(), lambda: save(describe()))
+        try:
+            with pool:
+                run.run_until_done(stop or threading.Event(), lambda: save(describe()))
+        except BaseException:
+            # the workers have ended with the pool; a bill with running tasks would count them as lost
+            save(describe())
+            raise
     # all workers have ended
     return describe()
 

@@ -208,6 +208,22 @@ def test_lost_and_stopped_jobs_continue(
         assert_same(out / name, expected / name)
 
 
+def test_an_error_of_the_driver_leaves_a_bill_without_running_tasks(
+    bags: list[Path], settings: Settings, tmp_path: Path
+) -> None:
+    saved: list[UsageReport] = []
+
+    def fail(found: RunProgress) -> None:
+        if found.frames > 5:
+            raise RuntimeError("the bar is broken")
+
+    with refuses(RuntimeError, field="broken"):
+        run(job_of(bags[:1], tmp_path / "out", settings), progress=fail, save=saved.append)
+    assert [bag.state for bag in saved[-1].bags] == ["stopped"]
+    assert saved[-1].held_s > 0
+    assert saved[-1].bags[0].after(saved[-1].bags[0]).losses == 0
+
+
 def test_segments_keep_the_ids_of_those_before(tmp_path: Path) -> None:
     job = Job((str(TABLETOP),), str(tmp_path / "cut"), names=("mug", "bottle"), stop=36)
     job = replace(job, settings={"model": {"threads": 1}})
@@ -243,9 +259,9 @@ def test_the_command_reports_the_cost_of_each_recording(
     command += ["--objects", str(objects), "--by-camera"]
     assert cli.main(command) == 2
     # an option that would be ignored is refused
-    for option in ("--price-per-hour", "--workers", "--gpus-per-worker"):
+    for option, value in (("--price-per-hour", "0"), ("--workers", "1"), ("--gpus-per-worker", "0")):
         capsys.readouterr()
-        assert cli.main(["replay", str(bags[0]), "-o", str(out), option, "1"]) == 2
+        assert cli.main(["replay", str(bags[0]), "-o", str(out), option, value]) == 2
         assert mentions(capsys.readouterr().err, option, "--ray")
     assert cli.main([*command, "--ray", "local", "--price-per-hour", "1"]) == 1
     assert mentions(capsys.readouterr().out, "failed", "recording")
