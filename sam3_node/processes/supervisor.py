@@ -165,8 +165,10 @@ class _Child:
 
     def add_line(self, line: str) -> None:
         """Keep a line of output, and check whether it marks the process as ready."""
-        self.tail.append(line)
-        match = re.search(self.process.ready, read_message(line))
+        # of a line in JSON, its message: the node's status and an error show these lines to people
+        message = read_message(line)
+        self.tail.append(message)
+        match = re.search(self.process.ready, message)
         # ready stays true across restarts; `is_up` is of this process alone
         self.ready = self.ready or match
         self.is_up |= match is not None
@@ -287,13 +289,13 @@ class Group(Closeable):
     def _open_folder(self, process: Process) -> Path:
         """Make the folder of sockets and of the file of ended helpers, which only this user may enter."""
         if self._folder is None:
-            # a long TMPDIR, such as that of a test, leaves no room for the name of a socket
-            parent = None
-            if len(os.fsencode(tempfile.gettempdir())) > MAX_SOCKET_FOLDER_BYTES:
-                parent = "/tmp"
             with explain_os_error(
                 ProcessError, f"cannot watch {process.name}: its folder", "; free or set TMPDIR"
             ):
+                # a long TMPDIR, such as that of a test, leaves no room for the name of a socket
+                parent = None
+                if len(os.fsencode(tempfile.gettempdir())) > MAX_SOCKET_FOLDER_BYTES:
+                    parent = "/tmp"
                 folder = tempfile.TemporaryDirectory(prefix="sam3-", dir=parent)
             self._folder = Path(self._opened.enter_context(folder))
         return self._folder

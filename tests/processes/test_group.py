@@ -1,5 +1,6 @@
 """Tests of groups of real processes: forwarding, readiness, stopping, restarts, and no orphans."""
 
+import json
 import os
 import signal
 import subprocess
@@ -145,7 +146,9 @@ while not path.exists():
     time.sleep(0.02)
 print('told', path.read_text(), flush=True)
 """
-    full = "print('error: no space left on device', flush=True); raise SystemExit(4)"
+    # a line of a log in JSON is told by its message
+    line = '{"time": "2026-01-01T00:00:00.000Z", "message": "error: no space left on device"}'
+    full = f"print({line!r}, flush=True); raise SystemExit(4)"
     helper = replace(python("record", full), is_helper=True)
     codes = run_group([python("node", asks), helper], threading.Event())
     # the node's end is the group's, the helper's is not
@@ -153,7 +156,9 @@ print('told', path.read_text(), flush=True)
     assert combine_exit_codes(codes) == 4
     printed = capsys.readouterr().out
     assert "record ended with exit code 4; the group goes on without it" in printed
-    assert "no space left on device" in printed.split("told")[1]
+    assert json.loads(printed.split("told")[1].splitlines()[0]) == {
+        "record": "ended with exit code 4: error: no space left on device"
+    }
     assert "node ended with exit code 0; stopping the group" in printed
 
 
