@@ -183,7 +183,7 @@ class ClientRequests(SocketOwner):
         most: int | None = None,
         seq: int | None = None,
         camera: str | None = None,
-        timeout_ms: int = EVERYTHING_MS,
+        timeout_ms: int | None = None,
     ) -> values.Segmentations:
         """Segment everything on the recent frame `seq` (default: the latest) without prompts, the surest first.
 
@@ -192,7 +192,8 @@ class ClientRequests(SocketOwner):
         the node's settings and the model's own limits hold. Of masks whose boxes have an IoU above `max_overlap` (0.7),
         the best is kept; at most `most` (100) in all. A mask may lie within another. The list's `note` says why it is
         empty. The node steps frames meanwhile, and works on this between them: it has `timeout_ms` for its answer, once
-        it is connected. If the frame is to be prompted on afterwards and may no longer be cached then, `pause` before.
+        it is connected (default: 60 s, or the client's timeout if that is longer). If the frame is to be prompted on
+        afterwards and may no longer be cached then, `pause` before.
         """
         search = ops.SegmentEverything(
             grid=grid,
@@ -204,6 +205,8 @@ class ClientRequests(SocketOwner):
             camera=camera,
         )
         self._require_open()
+        if timeout_ms is None:
+            timeout_ms = max(EVERYTHING_MS, self._timeout_ms)
         reply = self._control.call_long(self._timeout_ms, timeout_ms, search.op, **search.to_args())
         return values.read_segmentations(Fields(reply, search.op))
 

@@ -19,6 +19,7 @@ import pytest
 
 from sam3_node import errors
 from sam3_node.client import AddedObject, PerceptionClient, Segmentation, SurfacePoints, TrackedObject
+from sam3_node.client import requests as client_requests
 from sam3_node.client.observations import ObjectSlots
 from sam3_node.client.requests import EVERYTHING_MS
 from sam3_node.settings import TransportSettings
@@ -368,7 +369,7 @@ def test_fractions_of_the_frame_are_noted(caplog: pytest.LogCaptureFixture) -> N
     assert mentions(result.note, "first pixel")
 
 
-def test_everything_is_waited_for_longer_than_other_answers() -> None:
+def test_everything_is_waited_for_longer_than_other_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(request: Request) -> Reply:
         if request.op == "segment_everything":
             time.sleep(0.4)
@@ -389,6 +390,11 @@ def test_everything_is_waited_for_longer_than_other_answers() -> None:
         assert client.segment_everything().note
         with refuses(errors.NoAnswerError, field="100 ms"):
             client.segment_everything(timeout_ms=100)
+        # a client that waits longer for any answer waits so for this one, too
+        monkeypatch.setattr(client_requests, "EVERYTHING_MS", 1)
+        with PerceptionClient(NOBODY, control.endpoint, timeout_ms=PATIENCE_S * 1000) as patient:
+            assert patient.segment_everything().note == "nothing is sure"
+        monkeypatch.undo()
     with PerceptionClient(NOBODY, NOBODY, timeout_ms=100) as client:
         begin_s = time.monotonic()
         with refuses(errors.NoAnswerError, field=("connected", "100 ms")):
