@@ -3,6 +3,7 @@
 It needs the core of the package only: no pydantic, of which the settings are made.
 """
 
+import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,10 @@ def run_light(arguments: Sequence[str]) -> int | None:
     if "--version" in arguments:
         print(f"sam3-node {find_version('sam3-node') or '(not installed)'}")
         return 0
+    if not arguments:
+        # as the whole command line does: the help, and the exit code of a wrong call
+        print(_format_help(), file=sys.stderr)
+        return 2
     if "-h" in arguments or "--help" in arguments:
         print(_format_help())
         return 0

@@ -128,6 +128,10 @@ def test_help_and_doctor_work_without_the_extra_of_the_commands() -> None:
     assert checked.returncode == 0, checked.stderr
     assert mentions(checked.stdout, "pyzmq", "sam3-node[cli]", "works")
     assert run_light("--version").returncode == 0
+    alone = run_light()
+    assert alone.returncode == 2
+    assert mentions(alone.stderr, "sam3-node doctor")
+    assert "Traceback" not in alone.stderr
     refused = run_light("status")
     assert refused.returncode == 2
     assert mentions(refused.stderr, "sam3-node[cli]")
