@@ -9,11 +9,11 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -108,13 +108,15 @@ def run_checks(settings: Settings) -> Iterator[CheckResult]:
     for what in ("model", "detector"):
         yield _check_weights(what, settings)
     # a node that runs holds its endpoints: only without one can they be tried
-    node = _check_node(settings)
-    if node.status != "ok":
+    node = _ask_node(settings)
+    if isinstance(node, Sam3NodeError):
         for name in ("masks", "control"):
             describe = partial(_describe_endpoint, getattr(settings.transport, name), settings.transport)
             hint = f"no problem if a node runs there; else choose another --transport.{name}"
             yield _check(f"transport.{name}", describe, "warn", hint)
-    yield node
+        yield CheckResult("node", "warn", f"{node}", "no problem if none should run")
+    else:
+        yield _judge_node(settings.transport.control, node)
     yield _check_clock()
 
 
@@ -439,35 +441,49 @@ def _check_weights(what: str, settings: Settings) -> CheckResult:
     return _check("weights", lambda: f"{what}: {locate_weights(name)}")
 
 
-def _check_node(settings: Settings) -> CheckResult:
-    """Ask the running node, if there is one, who it is and what it does."""
+class NodeAnswers(NamedTuple):
+    """The answers of a running node: its status, and its versions by package."""
+
+    status: Mapping[str, Any]
+    versions: Mapping[str, str]
+
+
+def _ask_node(settings: Settings) -> NodeAnswers | Sam3NodeError:
+    """Ask the running node who it is and what it does. Return the error if none answers."""
     from ..transport import ControlClient, Security
 
     endpoint = settings.transport.control
-    own = find_version("sam3-node")
     try:
         with ControlClient(endpoint, NODE_TIMEOUT_MS, Security.from_settings(settings.transport)) as client:
-            status = client.call("status")
-            versions = client.call("describe")["versions"]
+            return NodeAnswers(client.call("status"), client.call("describe")["versions"])
     except Sam3NodeError as error:
-        return CheckResult("node", "warn", f"{error}", "no problem if none should run")
+        return error
+
+
+def _judge_node(endpoint: str, node: NodeAnswers) -> CheckResult:
+    """Say what a running node does, and the first thing that is wrong with it."""
+    from ..client.diagnosis import is_silent
+
+    status = node.status
+    own = find_version("sam3-node")
     ages = []
     for camera, stats in status["cameras"].items():
         age_ms = stats.get("masks_age_ms")
         ages.append(f"{camera} no masks yet" if age_ms is None else f"{camera} masks {age_ms:.0f} ms old")
-    theirs = versions.get("sam3-node")
+    theirs = node.versions.get("sam3-node")
     state = "paused" if status["paused"] else "running"
     detail = (
         f"{endpoint}: {state} for {status['uptime_s']:.0f} s, version {theirs}, {status['model']} on "
         f"{status['device']}; {', '.join(ages) or 'no camera'}"
     )
-    # a camera whose frames are refused looks like one that is absent
-    refused = status.get("frames_refused", {})
+    # a camera whose frames are refused looks like one that is absent; one that was corrected is no news
+    refused = [
+        f"{found['frames']} frames of {camera or 'no camera'} refused: {found['last_error']}"
+        for camera, found in status.get("frames_refused", {}).items()
+        if not is_silent(found)
+    ]
     if refused:
-        told = "; ".join(
-            f"{found['frames']} frames of {camera or 'no camera'} refused: {found['last_error']}"
-            for camera, found in refused.items()
-        )
+        told = "; ".join(refused)
         return CheckResult(
             "node", "warn", f"{detail}; {told}", "correct what the sender packs: docs/wire-v1.md"
         )

@@ -27,7 +27,7 @@ Description = Mapping[str, Any]
 def find_sending_camera(description: Description | None, cameras: Sequence[str]) -> str | None:
     """Return the first of `cameras` (empty: of all) that sends frames and has had one processed; None if none does."""
     for camera, stats in _select(description, cameras).items():
-        if stats["stepped"] and not _is_silent(stats):
+        if stats["stepped"] and not is_silent(stats):
             return camera
     return None
 
@@ -137,7 +137,7 @@ def _diagnose_cameras(description: Description, cameras: Sequence[str]) -> str:
     served = _select(description, cameras)
     if not served:
         return f"all masks are of other cameras, {', '.join(description['cameras'])}; expected {', '.join(cameras)}"
-    if all(map(_is_silent, served.values())):
+    if all(map(is_silent, served.values())):
         silent = ", ".join(f"{camera} for {stats['silent_s']:.0f} s" for camera, stats in served.items())
         return f"the cameras send no frames: {silent}; check that they run"
     if not any(stats["stepped"] for stats in served.values()):
@@ -165,7 +165,7 @@ def _describe_refused(description: Description, cameras: Sequence[str]) -> str |
     lines = []
     for camera, found in refused.items():
         is_wanted = not cameras or not camera or camera in cameras
-        if is_wanted and not _is_silent(found):
+        if is_wanted and not is_silent(found):
             whose = f"frames of camera {camera}" if camera else "messages without the topic of a camera"
             lines.append(
                 f"{found['frames']} {whose} came from {found['endpoint']}, and the node refused them: "
@@ -178,9 +178,9 @@ def _describe_refused(description: Description, cameras: Sequence[str]) -> str |
 
 def _is_idle(stats: Mapping[str, Any]) -> bool:
     """Return True if a camera is silent, or none of its frames could be processed."""
-    return _is_silent(stats) or not stats["stepped"]
+    return is_silent(stats) or not stats["stepped"]
 
 
-def _is_silent(stats: Mapping[str, Any]) -> bool:
+def is_silent(stats: Mapping[str, Any]) -> bool:
     """Return True if a camera has sent nothing lately."""
     return bool(stats["silent_s"] >= CAMERA_SILENT_S)

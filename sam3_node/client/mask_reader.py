@@ -6,6 +6,7 @@ client's callbacks, one at a time.
 
 import logging
 import math
+import numbers
 import threading
 import time
 from collections import Counter
@@ -100,8 +101,8 @@ class Deadline:
     """
 
     def __init__(self, timeout_ms: float | None) -> None:
-        # True is a number to Python, and a wrong argument to a reader
-        is_number = isinstance(timeout_ms, int | float) and not isinstance(timeout_ms, bool)
+        # also numpy's numbers; True is a number to Python, and a wrong argument to a reader
+        is_number = isinstance(timeout_ms, numbers.Real) and not isinstance(timeout_ms, bool)
         if timeout_ms is not None and (not is_number or math.isnan(timeout_ms)):
             raise RequestError(
                 f"timeout_ms: expected milliseconds, or None to wait forever, found {timeout_ms!r}"

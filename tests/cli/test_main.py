@@ -380,6 +380,14 @@ def test_doctor_asks_the_running_node() -> None:
             assert row.status == status
             for part in ("running for 63 s", str(version), "nano", "left masks 120 ms old"):
                 assert part in row.detail
+        # a node with a fault holds its endpoints, too; a refusal of long ago is no news
+        state["versions"] = {"sam3-node": doctor.find_version("sam3-node")}
+        for silent_s, status in ((0.2, "warn"), (3600.0, "ok")):
+            found = {"frames": 3, "last_error": "no stamp", "silent_s": silent_s}
+            state["frames_refused"] = {"left": found}
+            rows = list(doctor.run_checks(settings))
+            assert [row.status for row in rows if row.name == "node"] == [status]
+            assert not [row for row in rows if row.name.startswith("transport.")]
 
 
 @pytest.mark.parametrize(

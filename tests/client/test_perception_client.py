@@ -110,6 +110,7 @@ def test_the_end_of_a_wait_is_a_number() -> None:
                 with refuses(errors.RequestError, field=("timeout_ms", repr(wrong))):
                     wait(timeout_ms=wrong)
         assert client.latest(0.5) is None  # type: ignore[arg-type]
+        assert client.latest(np.int64(1)) is None  # type: ignore[arg-type]
         sending = threading.Thread(
             target=lambda: wait_until(lambda: not publisher.send(make_masks(3)) or got)
         )
