@@ -102,6 +102,11 @@ class Bag(Closeable):
         """Topics of another program's recording that the frames are made of."""
         return ()
 
+    @property
+    def colour_topics(self) -> dict[str, str]:
+        """The topic of each camera's colour images, by the camera's name."""
+        raise NotImplementedError
+
     def frame_names(self, camera: str) -> tuple[str, ...]:
         """Return the names of a camera's images without their suffix, each at its `seq`; empty without names."""
         return ()
@@ -194,6 +199,11 @@ class _NativeBag(Bag):
         self.cameras = tuple(
             camera for camera, topic in topics.items() if not chosen or camera in chosen or topic in chosen
         )
+        self._topics = topics
+
+    @property
+    def colour_topics(self) -> dict[str, str]:
+        return {camera: self._topics[camera] for camera in self.cameras}
 
     def _frames(self) -> Iterator[Frame]:
         self._report = ReadReport()
@@ -253,6 +263,10 @@ class _ForeignBag(Bag):
     def topics(self) -> tuple[str, ...]:
         return tuple(topic for camera in self._cameras for topic in camera.topics)
 
+    @property
+    def colour_topics(self) -> dict[str, str]:
+        return {camera.name: camera.colour for camera in self._cameras}
+
     def close(self) -> None:
         super().close()
         self._reader.close()
@@ -260,8 +274,7 @@ class _ForeignBag(Bag):
     def frame_names(self, camera: str) -> tuple[str, ...]:
         if not isinstance(self._reader, ImagesBag):
             return ()
-        topics = {found.name: found.colour for found in self._cameras}
-        return self._reader.frame_names(topics.get(camera, ""))
+        return self._reader.frame_names(self.colour_topics.get(camera, ""))
 
     def _frames(self) -> Iterator[Frame]:
         # `lost` and `notes` report the pairing of the newest iteration

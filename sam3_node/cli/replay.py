@@ -194,7 +194,7 @@ def replay(args: Namespace, settings: Settings) -> int:
     jobs = job.split_by_recording()
     # of one recording alone, its replay says the same before its first frame
     if not args.connect and (args.ray or len(jobs) > 1):
-        check_jobs(jobs)
+        check_jobs(jobs, args.again)
     if args.ray:
         code = _replay_many(args, job, stop)
         if code or not args.compare:

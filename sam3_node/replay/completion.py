@@ -78,13 +78,7 @@ class JobSession:
         replaced when the job is resumed.
         """
         job = self.schedule.job
-        missing: list[str] = [kind for kind in job.outputs if kind not in summary.outputs]
-        # labels are written anew if they treat doubtful objects in another way
-        if summary.doubtful != job.doubtful:
-            missing += [kind for kind in LABEL_OUTPUTS if kind in summary.outputs]
-        # COCO names the images, so it is written anew with them
-        if "images" in missing and "coco" in summary.outputs:
-            missing.append("coco")
+        missing = list_missing_outputs(job, summary)
         total = sum(summary.cameras.values())
 
         # outputs take long, too: the user sees how far they are
@@ -96,19 +90,7 @@ class JobSession:
         if missing:
             if not summary.complete:
                 log.warning("stopped: writing the outputs of what is done; another interrupt ends that, too")
-            min_score = self.schedule.settings.detector.min_track_score
-            recorded = None
-            if job.mode == "as-recorded":
-                recorded = self.schedule.recorded_masks
-            sources = Sources(
-                masks or partial(read_results, self.store, min_score),
-                self.schedule.frames,
-                recording=PurePosixPath(summary.bag).name,
-                has_images="images" in summary.outputs,
-                dataset=self.schedule.dataset,
-                recorded=recorded,
-                doubtful=job.doubtful,
-            )
+            sources = self._open_sources(summary, masks)
             self.store.keep(write_outputs(self.store.folder, missing, sources, on_progress))
 
         # the summary is the completion marker: it comes after everything that it promises
@@ -121,6 +103,35 @@ class JobSession:
             for folder in (FIRST_PASS, SECOND_PASS):
                 Shards(self.store, folder).finish()
         return summary
+
+    def _open_sources(self, summary: Summary, masks: MaskSource | None) -> Sources:
+        """Return what outputs are made from. `masks` are the results of the shards by default."""
+        job = self.schedule.job
+        min_score = self.schedule.settings.detector.min_track_score
+        recorded = None
+        if job.mode == "as-recorded":
+            recorded = self.schedule.recorded_masks
+        return Sources(
+            masks or partial(read_results, self.store, min_score),
+            self.schedule.frames,
+            recording=PurePosixPath(summary.bag).name,
+            has_images="images" in summary.outputs,
+            dataset=self.schedule.dataset,
+            recorded=recorded,
+            doubtful=job.doubtful,
+        )
+
+
+def list_missing_outputs(job: Job, summary: Summary) -> list[str]:
+    """Return the outputs that a job's results lack, or have in a form that the job does not want any more."""
+    missing: list[str] = [kind for kind in job.outputs if kind not in summary.outputs]
+    # labels are written anew if they treat doubtful objects in another way
+    if summary.doubtful != job.doubtful:
+        missing += [kind for kind in LABEL_OUTPUTS if kind in summary.outputs]
+    # COCO names the images, so it is written anew with them
+    if "images" in missing and "coco" in summary.outputs:
+        missing.append("coco")
+    return missing
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import math
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ..bags.samples import UNIX_SINCE_NS
@@ -55,27 +56,40 @@ def check_request(schedule: Schedule) -> None:
     """
     job = schedule.job
     _check_part(schedule)
-    unknown = find_unknown_names(job.names, schedule.settings.detector)
+    unknown = skip_unknown_names(schedule)
     if unknown is not None:
         if job.requires_objects:
             raise NothingToFollowError(f"--prompt: {unknown.reason}; --allow-unfound goes on without")
-        # without any name, the recorded edits would be repeated: a refused request is nearer to what was asked
         if unknown.known:
-            schedule.names = unknown.known
             schedule.notes.add(f"skipped names: {unknown.reason}")
     if job.requires_objects and not schedule.begins_objects():
         raise NothingToFollowError(f"{NOTHING_ASKED}; --allow-unfound replays it all the same")
 
 
-def check_jobs(jobs: Sequence[Job]) -> None:
+def skip_unknown_names(schedule: Schedule) -> UnknownNames | None:
+    """Have a schedule look for the names that its detector knows, if there are any. Return the others.
+
+    Outputs number the names that are looked for, so those that are written later need this, too.
+    """
+    unknown = find_unknown_names(schedule.job.names, schedule.settings.detector)
+    # without any name, the recorded edits would be repeated: a refused request is nearer to what was asked
+    if unknown is not None and unknown.known:
+        schedule.names = unknown.known
+    return unknown
+
+
+def check_jobs(jobs: Sequence[Job], again: bool = False) -> None:
     """Check the requests of all jobs with a recording on this machine before the first one begins.
 
-    A finished job, and a recording that cannot be opened or has no such part, are left to their replay, which tells it.
+    A finished job, unless it is done `again`, and a recording that cannot be opened or has no such part, are left to
+    their replay, which tells it.
     """
     for job in jobs:
-        if local_path(job.bags[0]) is None or _read_finished(job) is not None:
+        if local_path(job.bags[0]) is None:
             continue
         try:
+            if not again and _read_finished(job) is not None:
+                continue
             with open_schedule(job) as schedule:
                 check_request(schedule)
         except NothingToFollowError as error:
@@ -182,8 +196,9 @@ def plan_recording(job: Job, progress: ProgressCallback = lambda *_: None) -> Re
             except NothingToFollowError as error:
                 plan.refused = str(error)
             _count_frames(plan, job, _report(schedule.frames(), progress, schedule.count_frames()))
-            plan.robot = _describe_robot(schedule)
+            # before the robot's messages are read, whose losses would replace those of the frames
             plan.lost = schedule.lost
+            plan.robot = _describe_robot(schedule)
             if not plan.frames:
                 raise BagError("expected frames, found none")
     except Sam3NodeError as error:
@@ -242,9 +257,9 @@ def _describe_robot(schedule: Schedule) -> str:
             joints |= dict.fromkeys(message.positions)
         else:
             messages["poses"] += 1
-    on_gripper = any(
-        found.parent == GRIPPER for found in calibrations_for(schedule.job, schedule.description)
-    )
+    calibrations = calibrations_for(schedule.job, schedule.description)
+    on_gripper = any(found.parent == GRIPPER for found in calibrations)
+    has_base = any(found.hand_eye is not None for found in calibrations)
     parts = []
     if messages["joints"]:
         shown = ", ".join(list(joints)[:MAX_JOINTS_SHOWN])
@@ -255,7 +270,12 @@ def _describe_robot(schedule: Schedule) -> str:
     elif schedule.settings.robot.urdf:
         parts.append("no joints, though robot.urdf is set: no pixels of the robot will be known")
     if messages["poses"]:
-        use = "used" if on_gripper else "not used: no calibration of a camera on the gripper"
+        use = "not used: no hand-eye calibration of a camera"
+        if on_gripper:
+            use = "used"
+        elif has_base:
+            # beside a fixed camera, they tell which object is held
+            use = "used for what the gripper holds"
         parts.append(f"{messages['poses']} poses, {use}")
     elif on_gripper:
         parts.append("no poses, though a camera is on the gripper: no positions in the base")
@@ -347,7 +367,10 @@ def _measure_rate(jobs: Sequence[Job]) -> float | None:
     frames = 0
     seconds = 0.0
     for job in jobs:
-        summary = _read_finished(job)
+        summary = None
+        # a damaged summary tells no rate; its replay tells what is wrong with it
+        with suppress(Sam3NodeError, OSError):
+            summary = _read_finished(job)
         if summary is not None:
             frames += summary.frames
             seconds += summary.seconds

@@ -23,8 +23,8 @@ from ..types import Instance, Mask, MaskFrame
 from ..wire import decode_image, encode_image
 from . import completion, second_pass
 from .event_log import Action, Edit, Step
-from .job import LABEL_OUTPUTS, Job, Strategy, calibrations_for, describe_differences, have_equal_sections
-from .planning import check_request
+from .job import Job, Strategy, calibrations_for, describe_differences, have_equal_sections
+from .planning import check_request, skip_unknown_names
 from .player import Player
 from .schedule import open_schedule
 from .shards import LIMITS, SECOND_PASS, ShardLimits, Shards, ShardWriter
@@ -71,6 +71,9 @@ def run_job(
             perception = load(session.schedule.settings)
             perception.calibrations = calibrations_for(job, session.schedule.description)
             summary = _JobRun(session, perception, limits).replay()
+        elif completion.list_missing_outputs(job, summary):
+            # the run had skipped them: labels are numbered as they were then
+            skip_unknown_names(session.schedule)
         return session.finish(summary)
 
 
@@ -88,12 +91,9 @@ class PerceptionCache:
 
 
 def read_finished_summary(job: Job) -> Summary | None:
-    """Return the summary of a finished job, None for another one."""
+    """Return the summary of a finished job with all its outputs, None for another one."""
     summary = completion.read_complete_summary(open_store(job.out))
-    if summary is None or not set(job.outputs) <= set(summary.outputs):
-        return None
-    # labels that treat doubtful objects in another way are written anew
-    if summary.doubtful != job.doubtful and set(LABEL_OUTPUTS) & set(summary.outputs):
+    if summary is None or completion.list_missing_outputs(job, summary):
         return None
     return summary
 

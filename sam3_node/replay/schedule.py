@@ -214,6 +214,14 @@ class Schedule(Closeable):
         """Topics that the frames are made of. Empty for a recording of this package."""
         return self._bag.topics
 
+    def select_topics(self, camera: str) -> tuple[str, ...]:
+        """Return the topics of a job that reads this camera alone: all of this job but those of its other cameras."""
+        others = set[str]()
+        for name, topic in self._bag.colour_topics.items():
+            if name != camera:
+                others |= {name, topic}
+        return tuple(dict.fromkeys([camera, *(name for name in self.job.topics if name not in others)]))
+
     def _make_robot_finder(self) -> Callable[[Frame], RobotState]:
         """Return a function that gives the robot at a frame.
 

@@ -261,3 +261,18 @@ def test_a_replay_of_all_episodes_goes_on_after_a_stop(tmp_path: Path) -> None:
     whole = replace(job, out=str(tmp_path / "whole"))
     run_job(whole, load)
     assert digests(tmp_path / "out/lerobot") == digests(tmp_path / "whole/lerobot")
+
+
+def test_labels_that_are_written_anew_keep_their_numbers(tmp_path: Path) -> None:
+    """A name that the detector lacks was skipped: it has no number, also when a finished job writes its labels."""
+    dataset = Path(shutil.copytree(DATA / "v3.0", tmp_path / "dataset"))
+    settings = {"model": tiny_settings(tmp_path).model.model_dump(mode="json", exclude_unset=True)}
+    job = Job((str(dataset),), str(tmp_path / "out"), names=("gizmozz", "mug"), settings=settings)
+    job = replace(job, topics=("wrist",), outputs=("lerobot",))
+    load = PerceptionCache()
+    run_job(job, load)
+    first = json.loads((tmp_path / "out/lerobot" / NAMES).read_text())["labels"]
+    run_job(replace(job, doubtful="left-out"), load)
+    assert json.loads((tmp_path / "out/lerobot" / NAMES).read_text())["labels"] == first
+    assert "mug" in str(first)
+    assert "gizmozz" not in str(first)

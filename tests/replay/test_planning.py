@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
+from sam3_node.bags.formats.lerobot import POSE
+from sam3_node.bags.native.reader import TABLETOP
+from sam3_node.calibration import load_calibration
 from sam3_node.cli.main import main
+from sam3_node.errors import ReplayError
 from sam3_node.perception.perception import Perception
 from sam3_node.replay.completion import read_complete_summary
 from sam3_node.replay.job import Job
@@ -24,6 +33,7 @@ from sam3_node.replay.run import run_job
 from sam3_node.replay.store import open_store
 from sam3_node.settings import DetectorSettings, Settings
 from tests.support.live import chosen
+from tests.support.paths import ROOT
 from tests.support.refuses import mentions, refuses
 
 FRAMES = 4
@@ -149,9 +159,41 @@ def test_a_finished_job_is_not_refused(pictures: Path, settings: Settings, load:
     run_job(job, load)
     strict = Job((str(pictures),), str(tmp_path / "out"), settings=chosen(settings), requires_objects=True)
     check_jobs([strict])
+    with refuses(NothingToFollowError, field="--prompt"):
+        check_jobs([strict], again=True)
     assert run_job(strict, load).frames == FRAMES
     with refuses(NothingToFollowError, field="--prompt"):
         run_job(strict, load, again=True)
+
+
+def test_a_damaged_summary_is_left_to_its_replay(pictures: Path, settings: Settings, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "summary.json").write_text("{")
+    job = Job((str(pictures),), str(out), everything=True, settings=chosen(settings))
+    check_jobs([job])
+    assert plan_jobs([job]).frames_per_s is None
+    with refuses(ReplayError, field="summary.json"):
+        run_job(job)
+
+
+def test_a_plan_tells_what_poses_are_for_and_what_frames_lack(tmp_path: Path) -> None:
+    dataset = Path(shutil.copytree(ROOT / "tests/data/lerobot/v2.1", tmp_path / "arm"))
+    next(iter(sorted((dataset / "videos").rglob("*.mp4")))).write_bytes(b"no video")
+    for path in (dataset / "data").rglob("*.parquet"):
+        table = pyarrow.parquet.read_table(path)
+        at = table.schema.get_field_index("observation.state")
+        state = pyarrow.array([[0.0] * 6] * table.num_rows)
+        pyarrow.parquet.write_table(table.set_column(at, "observation.state", state), path)
+    info = json.loads((dataset / "meta/info.json").read_text())
+    info["features"]["observation.state"] |= {"names": list(POSE), "shape": [6]}
+    (dataset / "meta/info.json").write_text(json.dumps(info))
+    job = Job((str(dataset),), str(tmp_path / "out"), everything=True, settings={"model": {"name": "nano"}})
+    plan = plan_recording(job)
+    assert mentions(str(plan.lost), "/front/image")
+    assert mentions(plan.robot, "poses, not used")
+    fixed = load_calibration(TABLETOP.with_suffix(".toml")).model_dump_json()
+    assert mentions(plan_recording(replace(job, calibrations=(fixed,))).robot, "poses, used", "holds")
 
 
 def test_only_a_detector_with_a_vocabulary_lacks_names(tmp_path: Path) -> None:

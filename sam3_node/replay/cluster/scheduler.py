@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
@@ -271,9 +272,13 @@ class _Run:
 
     def describe_bags(self) -> list[BagResult]:
         """Return the results of all recordings so far, with the time and losses of tasks that are not over."""
+        # a run may have thousands of recordings, and is described each SAVE_S
+        by_bag = defaultdict[int, list[PoolTask]](list)
+        for owner, task in self._tasks.values():
+            by_bag[id(owner)].append(task)
         results = []
         for bag in self._bags:
-            tasks = [task for owner, task in self._tasks.values() if owner is bag]
+            tasks = by_bag[id(bag)]
             result = replace(
                 bag.result,
                 worker_s=bag.result.worker_s + sum(task.spent_s for task in tasks),

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -18,6 +18,7 @@ from ...errors import ReplayError, Sam3NodeError
 from ...types import MaskFrame
 from ..completion import SUMMARY, JobSession, ProgressCallback, StoppedError, job_session
 from ..job import Job
+from ..planning import skip_unknown_names
 from ..run import PerceptionCache, clear_job, read_finished_summary, run_job
 from ..schedule import open_schedule
 from ..second_pass import read_results
@@ -77,6 +78,8 @@ class ProbeResult(NamedTuple):
 
     cameras: tuple[str, ...]
     frames: int
+    topics: Mapping[str, tuple[str, ...]] = {}
+    """By camera: the topics of a job that reads this one alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,9 @@ class JobPlan:
 
     def _split_by_camera(self) -> Generator[PlanStep, StepValues, list[Job]]:
         (size,) = yield [Task("probe", self.job)]
-        jobs = [_select_camera(self.job, camera) for camera in size.cameras]
+        jobs = [
+            _select_camera(self.job, camera, size.topics.get(camera, (camera,))) for camera in size.cameras
+        ]
         prompted = [job for job in jobs if job.names or job.objects or job.everything]
         # without any, the whole job notes the objects that are on no camera
         return prompted or [self.job]
@@ -159,10 +164,10 @@ class JobPlan:
         ]
 
 
-def _select_camera(job: Job, camera: str) -> Job:
+def _select_camera(job: Job, camera: str, topics: tuple[str, ...]) -> Job:
     # each camera has results of its own, in a folder below the recording's
     objects = tuple(marked for marked in job.objects if marked.camera == camera)
-    return replace(job, topics=(camera,), objects=objects, out=f"{job.out.rstrip('/')}/{camera}")
+    return replace(job, topics=topics, objects=objects, out=f"{job.out.rstrip('/')}/{camera}")
 
 
 def _select_frames(job: Job, frames: Segment) -> Job:
@@ -283,7 +288,8 @@ def probe_recording(job: Job, progress: ProgressCallback, stop: threading.Event)
                 progress("reading", count, None)
                 if stop.is_set():
                     raise StoppedError(0)
-        return ProbeResult(schedule.cameras, count)
+        topics = {camera: schedule.select_topics(camera) for camera in schedule.cameras}
+        return ProbeResult(schedule.cameras, count, topics)
 
 
 def join_segments(
@@ -303,6 +309,8 @@ def join_segments(
             parts = (read_results(open_store(segment.out), min_score) for segment in segments)
             return stitch(parts, split.overlap)
 
+        # the segments have skipped them
+        skip_unknown_names(session.schedule)
         summary = session.read_finished() or _summarize(session, segments, masks())
         return session.write(summary, masks, is_interruptible=True)
 

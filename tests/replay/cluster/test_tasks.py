@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from sam3_node.cli.progress import align_rows
 from sam3_node.errors import ReplayError
 from sam3_node.replay.cluster.bill import BagResult, UsageReport
 from sam3_node.replay.cluster.scheduler import ThroughputMeter, connect_ray
-from sam3_node.replay.cluster.tasks import JobPlan, ProbeResult, Split
+from sam3_node.replay.cluster.tasks import JobPlan, ProbeResult, Split, probe_recording
 from sam3_node.replay.job import Job, ObjectOnFrame
+from sam3_node.replay.schedule import open_schedule
 from tests.support.command_line import command_parser
+from tests.support.mcap_files import colour_pixels, depth_pixels, raw, write_ros2
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions, refuses
@@ -48,6 +51,26 @@ def test_each_camera_is_a_job() -> None:
     tasks = steps.send([ProbeResult(("left", "right"), 20)])
     found = [(task.job.topics, task.job.out) for task in tasks]
     assert found == [(("left",), "out/left"), (("right",), "out/right")]
+
+
+def test_each_camera_keeps_the_topics_that_are_not_of_another(tmp_path: Path) -> None:
+    """A depth topic that the user has chosen stays chosen; the other camera does not come with it."""
+    moments = []
+    for side in ("left", "right"):
+        moments.append(raw(colour_pixels(0), "bgr8", topic=f"/{side}/color/image_raw"))
+        moments.append(raw(depth_pixels(0), "16UC1", topic=f"/{side}/depth/image_rect_raw"))
+    path = write_ros2(tmp_path / "two.mcap", moments)
+    chosen = ("left", "/right/color/image_raw", "/left/depth/image_rect_raw")
+    job = Job((str(path),), str(tmp_path / "out"), topics=chosen, names=("mug",))
+    size = probe_recording(job, lambda *_: None, threading.Event())
+    assert size.cameras == ("left", "right")
+    steps = JobPlan(job, Split(by_camera=True)).steps()
+    next(steps)
+    found = {task.job.out.rpartition("/")[2]: task.job.topics for task in steps.send([size])}
+    assert found["left"] == ("left", "/left/depth/image_rect_raw")
+    assert found["right"][:2] == ("right", "/right/color/image_raw")
+    with open_schedule(replace(job, topics=found["right"])) as schedule:
+        assert schedule.cameras == ("right",)
 
 
 def test_a_camera_has_its_own_objects() -> None:
