@@ -1,11 +1,16 @@
 """Command-line entry point: `sam3-node COMMAND`. Each command imports its heavy dependencies when it runs."""
 
-import os
 import sys
 from collections.abc import Sequence
 
 from ..errors import DeviceError, NoAnswerError, Sam3NodeError, find_version
-from ..processes.logs import discard_stdout, format_line, install_log_handler, use_format
+from ..processes.logs import (
+    discard_stdout,
+    format_line,
+    install_log_handler,
+    use_environment_format,
+    use_format,
+)
 from ..processes.notify import TRY_AGAIN, Watchdog, is_supervised
 from ..processes.signals import INTERRUPTED
 from ..settings import load_settings
@@ -22,8 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # a supervisor repeats a start that may succeed later; a person at a terminal decides that alone
     supervised = is_supervised()
     Watchdog.began = False
-    # known before the settings are read, so that a fault of theirs has the format, too
-    use_format("json" if os.environ.get("SAM3_LOGGING__FORMAT") == "json" else "text")
+    use_environment_format()
     try:
         args = _parser().parse(arguments)
         handler = install_log_handler()

@@ -1,4 +1,4 @@
-"""Which helpers of a group have ended: the supervisor writes it to a file, the node's status and metrics have it.
+"""Tells which helpers of a group have ended, by a file of the supervisor. The node's status and metrics have it.
 
 A helper is a process without which cameras and node go on, such as a recorder on a disk that is full.
 """

@@ -29,6 +29,8 @@ MAX_DESCRIPTORS = 65536
 """Open files that this process asks the system to permit."""
 NEARLY_FULL = 0.8
 """Share of the permitted files from which on a warning is logged."""
+FORMAT_VARIABLE = "SAM3_LOGGING__FORMAT"
+"""Variable of the environment that sets `logging.format`."""
 
 LogFormat = Literal["text", "json"]
 Kind = tuple[str, int, str, str | None]
@@ -141,6 +143,11 @@ def use_format(form: LogFormat) -> None:
         threading.excepthook = lambda args: _log_exception(args.exc_type, args.exc_value, args.exc_traceback)
 
 
+def use_environment_format() -> None:
+    """Use the format of the environment until the settings are read, so that a fault of theirs has it, too."""
+    use_format("json" if os.environ.get(FORMAT_VARIABLE) == "json" else "text")
+
+
 def format_line(line: str, level: str = "info", process: str = "") -> str:
     """Return a line that is no record of the log in the format of the log. In JSON, `process` says whose it is.
 
@@ -207,9 +214,14 @@ class JsonFormatter(logging.Formatter):
 
 
 def announce(line: str) -> None:
+    """Print a line on stdout in the format of the log; see `print_line`."""
+    print_line(format_line(line))
+
+
+def print_line(line: str) -> None:
     """Print a line on stdout. If it cannot be written, such as to a full disk, the process continues without stdout."""
     try:
-        print(format_line(line), flush=True)
+        print(line, flush=True)
     except OSError:
         discard_stdout()
 

@@ -31,7 +31,7 @@ from ..files import explain_os_error
 from ..resources import Closeable
 from ..settings import CameraSettings, Settings, load_settings
 from .helpers import ENDED_HELPERS, write_ended
-from .logs import announce, format_line, read_message, use_format
+from .logs import announce, format_line, print_line, read_message, use_environment_format, use_format
 from .notify import REFUSED, RESTARTED, VARIABLES, NotifySocket
 from .signals import stop_on_signals
 
@@ -498,7 +498,7 @@ def run_group(processes: Sequence[Process], stop: threading.Event, grace_s: floa
 
     Return the exit codes by name.
     """
-    with Group(grace_s=grace_s, echo=announce) as group:
+    with Group(grace_s=grace_s, echo=print_line) as group:
         for process in processes:
             group.start(process)
         announced = False
@@ -538,6 +538,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words in (["-h"], ["--help"]):
             return 0
         return 2
+    use_environment_format()
     try:
         profile = Path(words[0]).resolve()
         settings = load_settings(profile)

@@ -17,6 +17,7 @@ from sam3_node.cameras import publish
 from sam3_node.cli import main as cli
 from sam3_node.errors import CameraError, ProcessError, SettingsError
 from sam3_node.processes.helpers import ENDED_HELPERS, read_ended, write_ended
+from sam3_node.processes.logs import use_format
 from sam3_node.processes.notify import Watchdog
 from sam3_node.processes.supervisor import Group, Process, combine_exit_codes, list_processes, main, run_group
 from sam3_node.settings import load_settings
@@ -278,11 +279,20 @@ def test_a_watcher_of_lossless_masks_is_refused(tmp_path: Path) -> None:
     assert len(read_profile(tmp_path, f'{text}[group]\nprocesses = ["camera", "node"]\n')) == 2
 
 
-def test_main_explains_a_wrong_call(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_main_explains_a_wrong_call(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert main([]) == 2
     assert mentions(capsys.readouterr().err, "PROFILE.toml")
     assert main([str(tmp_path / "none.toml")]) == 2
     assert "none.toml" in capsys.readouterr().err
+    # a supervisor of a machine reads JSON, also of settings that cannot be read
+    monkeypatch.setenv("SAM3_LOGGING__FORMAT", "json")
+    try:
+        assert main([str(tmp_path / "none.toml")]) == 2
+    finally:
+        use_format("text")
+    assert mentions(json.loads(capsys.readouterr().err)["message"], "none.toml")
 
 
 @pytest.mark.parametrize("code", [1, 3, 4, 75])
