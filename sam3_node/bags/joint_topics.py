@@ -22,7 +22,7 @@ _LEADS = re.compile(
 
 
 class JointTopics:
-    """Which topic each joint is read from. Topics come in any order; the first to claim a joint has it."""
+    """The topic that each joint is read from. Topics come in any order; the first to claim a joint has it."""
 
     def __init__(self) -> None:
         self._owners: dict[str, str] = {}

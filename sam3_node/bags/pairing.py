@@ -87,7 +87,7 @@ class _Times:
 
 @dataclass(slots=True)
 class _CameraState:
-    """What is known of one camera so far. `settled` counts its frames, `paired` those with depth."""
+    """The state of one camera so far. `settled` counts its frames, `paired` those with depth."""
 
     camera: Camera
     seq: int = 0

@@ -243,7 +243,7 @@ class SampleReader(Closeable):
         self.opening = ReadReport()
         self.report = ReadReport()
         self.robot_notes = ReadReport()
-        """What `robot` has assumed."""
+        """Assumptions that `robot` has made."""
         self.chosen_joints: tuple[str, ...] = ()
         """Topics with joints that the user has chosen; empty: all of them."""
 

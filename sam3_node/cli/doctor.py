@@ -23,12 +23,12 @@ from ..cameras.sources import list_realsense, open_camera
 from ..errors import CameraError, ModelError, Sam3NodeError, find_version, install_advice
 from ..settings import CameraSettings, RobotSettings, Settings, TransportSettings, describe_robot_gaps
 from ..types import JointState
+from .light import NODE_TIMEOUT_MS
 
 PYTHON = ">=3.11"
 OTHER_ENVIRONMENTS = ("dev", "lerobot-policy")
 """Extras that the command does not advise for the node's environment: lerobot has an older torch."""
 OPENCV = ">=4.14,<5"
-NODE_TIMEOUT_MS = 1000
 NETWORK_SCHEMES = ("tcp", "ipc", "rtsp", "rtsps", "http", "https")
 """Schemes of camera sources that are addresses."""
 POSES_S = 1.0

@@ -1,4 +1,4 @@
-"""What the libraries below torch read from the environment when they are loaded. Values that a user has set stay."""
+"""Sets what the libraries below torch read from the environment when they load. Values that a user has set stay."""
 
 import os
 

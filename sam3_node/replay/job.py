@@ -36,7 +36,7 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 OUTPUTS: tuple[Output, ...] = get_args(Output)
 Doubtful = Literal["marked", "drawn", "left-out"]
-"""What outputs do with doubtful objects.
+"""The treatment of doubtful objects in outputs.
 
 marked    all outputs but `png` have them, and say which they are; `png`, which cannot say so, has no pixels of them
 drawn     `png` has their pixels, too
@@ -117,7 +117,7 @@ class Job:
     requires_objects: bool = False
     """Refuse a name that the detector lacks, and a job that follows no object, before the first frame."""
     doubtful: Doubtful = "marked"
-    """What the outputs do with doubtful objects."""
+    """Treatment of doubtful objects in the outputs."""
 
     def __post_init__(self) -> None:
         _check_choice("mode", self.mode, MODES)

@@ -156,7 +156,7 @@ def _describe_begin(begin_ns: int) -> str:
 
 @dataclass(slots=True)
 class RecordingPlan:
-    """What a replay of one recording will read and write."""
+    """The reads and writes of one recording's replay."""
 
     bag: str
     cameras: dict[str, int]
@@ -172,9 +172,9 @@ class RecordingPlan:
     lost: str | None = None
     """Parts that cannot be read."""
     error: str | None = None
-    """Why the recording cannot be replayed."""
+    """Reason why the recording cannot be replayed."""
     refused: str | None = None
-    """Why the job would follow nothing in it."""
+    """Reason why the job would follow nothing in it."""
 
     @property
     def frames(self) -> int:

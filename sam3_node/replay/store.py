@@ -160,7 +160,7 @@ class Summary:
     """Mean time of each stage in the last run."""
     outputs: list[str] = field(default_factory=list)
     doubtful: str = "marked"
-    """What these outputs do with doubtful objects, as in the job."""
+    """Treatment of doubtful objects in these outputs, as in the job."""
     complete: bool = True
     """False if the replay was stopped. Outputs hold the frames until then. The same command resumes it."""
 
