@@ -175,8 +175,7 @@ def replay(args: Namespace, settings: Settings) -> int:
     for module in ("torch", "transformers"):
         require(module, "node")
     require("mcap", "bags")
-    from ..replay.completion import StoppedError
-    from ..replay.planning import EmptyPartError, check_jobs
+    from ..replay.planning import check_jobs
 
     # contradictions of the options are errors before anything is loaded
     job = _make_job(args, settings)
@@ -200,8 +199,14 @@ def replay(args: Namespace, settings: Settings) -> int:
         if code or not args.compare:
             return code
         return max(map(_compare, jobs))
-    # one after the other, so that each has the whole machine
-    run = _make_runner(args, settings, stop)
+    return _replay_in_turn(jobs, args, _make_runner(args, settings, stop))
+
+
+def _replay_in_turn(jobs: Sequence[Job], args: Namespace, run: Callable[..., Summary]) -> int:
+    """Replay one recording after the other, so that each has the whole machine. Return the exit code of `replay`."""
+    from ..replay.completion import StoppedError
+    from ..replay.planning import EmptyPartError
+
     code = 0
     for single in jobs:
         try:
