@@ -54,7 +54,7 @@ class BagResult:
     worker_s: float = 0.0
     """Seconds that workers spent on it in all runs, including lost workers and failed attempts."""
     losses: int = 0
-    """Number of workers lost in all runs."""
+    """Number of workers lost in all runs, with those that were interrupted, as spot machines are."""
     notes: list[str] = field(default_factory=list)
 
     def after(self, earlier: BagResult) -> BagResult:
@@ -193,7 +193,8 @@ class UsageReport:
 def _describe_state(bag: BagResult) -> str:
     text = bag.state
     if bag.losses:
-        text += f", {bag.losses} workers lost"
+        noun = "worker" if bag.losses == 1 else "workers"
+        text += f", {bag.losses} {noun} lost"
     if bag.error:
         text += f": {bag.error}"
     return text

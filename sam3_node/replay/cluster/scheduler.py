@@ -449,7 +449,7 @@ class PoolTask:
     begun_s: float | None = None
     """Time when the current attempt began, None between attempts."""
     losses: int = 0
-    """Number of workers lost, also while they started."""
+    """Number of workers lost, also while they started, and of those that were interrupted."""
     failures: int = 0
     """Number of workers lost while they worked on it."""
     progress: TaskProgress = NOT_STARTED
@@ -480,7 +480,7 @@ class WorkerPool(Closeable):
     """Up to `max_workers` workers with one CPU and `gpus` GPUs each, started on demand. A context manager.
 
     A thread for each worker runs one task after the other. A task whose worker is lost runs again up to `retries`
-    times; interruptions do not count.
+    times. An interruption is a loss in the report, but uses up none of these.
     """
 
     def __init__(self, ray: Any, max_workers: int, gpus: float, retries: int) -> None:
@@ -554,6 +554,8 @@ class WorkerPool(Closeable):
             if self._stopping.is_set() or not result.interrupted:
                 self._idle.append(worker)
                 return result
+            # a machine that was taken away is lost, but says nothing about the task
+            task.losses += 1
             _log.warning("%s: its worker was interrupted, another one continues", task.task.job.bags[0])
             self._end_worker(worker)
         return TaskResult(error="its worker was lost" if task.seconds else "not started", stopped=True)

@@ -161,14 +161,15 @@ def test_killed_workers_cost_no_frame(
 def test_an_interrupted_worker_hands_its_task_on(
     bags: list[Path], settings: Settings, expected: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A spot machine that is taken away sends SIGTERM. It is no failure, so it needs no retry."""
+    """A spot machine that is taken away sends SIGTERM. It is a loss, but no failure, so it needs no retry."""
     out = tmp_path / "out"
     interrupt = SignalOneWorker(signal.SIGTERM)
     report = run(job_of(bags[:2], out, settings), workers=1, retries=0, progress=interrupt)
     assert interrupt.sent
     assert mentions(caplog.text, "interrupted")
     assert report.is_complete
-    assert [bag.losses for bag in report.bags] == [0, 0]
+    assert sum(bag.losses for bag in report.bags) == 1
+    assert mentions(str(report.rows()), "1 worker lost")
     for name in "ab":
         assert_same(out / name, expected / name)
     assert not psutil.wait_procs(workers(), timeout=PATIENCE_S)[1]
