@@ -1,9 +1,19 @@
-"""Drawing of masks on camera images, and writing of contact sheets, images and video files."""
+"""Drawing of masks on camera images, and writing of contact sheets, images and video files.
+
+Videos are H.264, which every browser plays, where PyAV has an encoder for it. Else OpenCV writes MPEG-4 Part 2.
+"""
+
+from __future__ import annotations
 
 import itertools
+import logging
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fractions import Fraction
+from functools import cache
 from pathlib import Path
+from typing import Any, Protocol
 
 import cv2
 import numpy as np
@@ -12,6 +22,8 @@ from .errors import OutputError
 from .files import make_folder, write_output
 from .resources import Closeable
 from .types import NANOSECONDS, Box, Image, Instance, Mask, MaskFrame
+
+_log = logging.getLogger(__name__)
 
 Colour = tuple[int, int, int]
 """Blue, green and red, 0..255."""
@@ -35,6 +47,16 @@ DASH = 5
 """Length of the dashes and gaps around a doubtful mask, in widths of the line."""
 STATE_MARK = {"tracked": "", "tentative": "?", "occluded": " occluded"}
 """What follows the score of an object in each state."""
+
+H264_ENCODERS = ("libx264", "libopenh264")
+"""Encoders of H.264 that PyAV may have, the best first."""
+H264_OPTIONS = {"preset": "veryfast", "crf": "20", "x264-params": "mbtree=0"}
+"""Options of libx264: quick to write, and thin outlines stay sharp. A lower `crf` gives larger files. With `mbtree`,
+the same frames would give other bytes each time."""
+H264_THREADS = 2
+"""Threads of the encoder. A fixed number gives the same bytes on each machine."""
+MAX_RATE_DENOMINATOR = 1001
+"""Largest denominator of a video's rate: that of 30000/1001."""
 
 # rates of videos, in frames per second: of one without a gap between two frames, and the limits
 _FALLBACK_FPS = 30.0
@@ -232,7 +254,7 @@ class VideoWriter(Closeable):
         self.frames = 0
         self._fps = fps
         self._buffered: list[tuple[Image, int]] = []
-        self._writer: cv2.VideoWriter | None = None
+        self._file: _VideoFile | None = None
         self._size = (0, 0)
 
     def write(self, image: Image, capture_ns: int = 0) -> None:
@@ -240,15 +262,16 @@ class VideoWriter(Closeable):
         # without a rate, wait for frames whose times show one
         self.frames += 1
         self._buffered.append((image, capture_ns))
-        if self._writer is not None or self._fps is not None or len(self._buffered) == FRAMES_FOR_RATE:
+        if self._file is not None or self._fps is not None or len(self._buffered) == FRAMES_FOR_RATE:
             self._flush()
 
     def close(self) -> None:
         """Finish the file. Without a frame there is no file. Raises OutputError if the disk was full."""
         self._flush()
-        if self._writer is not None:
-            self._writer.release()
-            self._writer = None
+        if self._file is not None:
+            file = self._file
+            self._file = None
+            file.close()
             self._check_whole()
 
     def _flush(self) -> None:
@@ -258,20 +281,25 @@ class VideoWriter(Closeable):
         if not buffered:
             return
         # the first frames set size and rate
-        if self._writer is None:
+        if self._file is None:
             self._size = buffered[0][0].shape[1::-1]
-            self._writer = self._open(self._fps or _measure_rate([capture_ns for _, capture_ns in buffered]))
+            self._file = self._open(self._fps or _measure_rate([capture_ns for _, capture_ns in buffered]))
         for image, _ in buffered:
             if image.shape[1::-1] != self._size:
                 image = np.asarray(cv2.resize(image, self._size), dtype=np.uint8)
-            self._writer.write(image)
+            self._file.write(image)
 
-    def _open(self, fps: float) -> cv2.VideoWriter:
+    def _open(self, fps: float) -> _VideoFile:
         make_folder(self.path.parent)
-        writer = cv2.VideoWriter(str(self.path), cv2.VideoWriter.fourcc(*"mp4v"), fps, self._size)
-        if not writer.isOpened():
-            raise OutputError(f"cannot write a video to {self.path}: expected a writable .mp4 file")
-        return writer
+        encoder = _find_h264()
+        if encoder is not None:
+            return _H264File(self.path, fps, self._size, encoder)
+        _log.warning(
+            "%s: written as MPEG-4 Part 2, which browsers do not play: expected PyAV with an encoder of H.264, found "
+            "none; pip install 'sam3-node[bags]', or convert the file with ffmpeg -i IN.mp4 -c:v libx264 OUT.mp4",
+            self.path,
+        )
+        return _OpenCvFile(self.path, fps, self._size)
 
     def _check_whole(self) -> None:
         """Raise OutputError if the file lacks frames."""
@@ -285,6 +313,91 @@ class VideoWriter(Closeable):
             raise OutputError(
                 f"cannot write {self.path}: expected a video of {self.frames} frames, found {count}; is the disk full?"
             )
+
+
+class _VideoFile(Protocol):
+    """A video file that is being written, from images of one size."""
+
+    def write(self, image: Image) -> None:
+        """Add a frame."""
+
+    def close(self) -> None:
+        """Finish the file. Idempotent."""
+
+
+class _OpenCvFile:
+    """A video that OpenCV writes. It has no encoder of H.264, and does not tell about failed writes."""
+
+    def __init__(self, path: Path, fps: float, size: tuple[int, int]) -> None:
+        self._writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*"mp4v"), fps, size)
+        if not self._writer.isOpened():
+            raise OutputError(f"cannot write a video to {path}: expected a writable .mp4 file")
+
+    def write(self, image: Image) -> None:
+        """Add a frame."""
+        self._writer.write(image)
+
+    def close(self) -> None:
+        """Finish the file. Idempotent."""
+        self._writer.release()
+
+
+class _H264File:
+    """A video that PyAV writes with an encoder of H.264. Its index comes first, so that browsers play it at once."""
+
+    def __init__(self, path: Path, fps: float, size: tuple[int, int], encoder: str) -> None:
+        import av
+
+        self._av = av
+        self._path = path
+        with self._explaining():
+            self._container = av.open(str(path), "w", format="mp4", options={"movflags": "faststart"})
+            rate = Fraction(fps).limit_denominator(MAX_RATE_DENOMINATOR)
+            self._stream: Any = self._container.add_stream(encoder, rate=rate)
+        # browsers play halved colour alone, which needs even sides
+        self._padding = [side % 2 for side in size]
+        self._stream.width, self._stream.height = (side + side % 2 for side in size)
+        self._stream.pix_fmt = "yuv420p"
+        self._stream.options = H264_OPTIONS if encoder == "libx264" else {}
+        self._stream.thread_count = H264_THREADS
+
+    def write(self, image: Image) -> None:
+        """Add a frame."""
+        right, below = self._padding
+        if right or below:
+            padded = cv2.copyMakeBorder(image, 0, below, 0, right, cv2.BORDER_REPLICATE)
+            image = np.asarray(padded, dtype=np.uint8)
+        with self._explaining():
+            frame = self._av.VideoFrame.from_ndarray(image, format="bgr24")
+            self._container.mux(self._stream.encode(frame))
+
+    def close(self) -> None:
+        """Finish the file. Idempotent."""
+        with self._explaining():
+            try:
+                self._container.mux(self._stream.encode(None))
+            finally:
+                self._container.close()
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Turn an error of ffmpeg into OutputError."""
+        try:
+            yield
+        except (self._av.FFmpegError, OSError) as error:
+            raise OutputError(
+                f"cannot write a video to {self._path}: expected a writable .mp4 file: {error.strerror}"
+            ) from error
+
+
+@cache
+def _find_h264() -> str | None:
+    """Return the name of the encoder of H.264 that PyAV has, None without one or without PyAV."""
+    try:
+        import av
+    except ImportError:
+        return None
+    return next((name for name in H264_ENCODERS if name in av.codecs_available), None)
 
 
 def _measure_rate(times_ns: Sequence[int]) -> float:

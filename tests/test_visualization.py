@@ -3,14 +3,17 @@
 from dataclasses import replace
 from pathlib import Path
 
+import av
 import cv2
 import numpy as np
 import numpy.typing as npt
+import pytest
 
+from sam3_node import visualization
 from sam3_node.errors import OutputError
 from sam3_node.types import Box, Instance, Mask, MaskFrame
 from sam3_node.visualization import VideoWriter, contact_sheet, overlay, pick_colour, status_text, write_image
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 
 SIZE = (240, 320)
 
@@ -106,12 +109,44 @@ def test_a_contact_sheet_has_a_cell_for_each_image() -> None:
         contact_sheet([grey()], [], columns=2)
 
 
-def test_a_video_reads_back_frame_by_frame(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [SIZE, (47, 63)], ids=["even", "odd"])
+def test_a_video_is_one_that_browsers_play(tmp_path: Path, size: tuple[int, int]) -> None:
     path = tmp_path / "sub" / "v.mp4"
+    with VideoWriter(path, fps=29.97) as video:
+        for level in (0, 120, 240):
+            video.write(np.full((*size, 3), level, dtype=np.uint8))
+        video.write(grey(100, 100))
+    with av.open(str(path)) as file:
+        (stream,) = file.streams
+        assert (stream.codec_context.name, stream.codec_context.pix_fmt) == ("h264", "yuv420p")
+        assert float(stream.average_rate) == pytest.approx(29.97, abs=1e-3)
+        images = [frame.to_ndarray(format="bgr24") for frame in file.decode(stream)]
+    assert [round(float(image.mean()) / 60) for image in images] == [0, 2, 4, 2]
+    # an odd side has one pixel more
+    assert {image.shape for image in images} == {(size[0] + size[0] % 2, size[1] + size[1] % 2, 3)}
+    # the index comes before the pictures
+    data = path.read_bytes()
+    assert data.index(b"moov") < data.index(b"mdat")
+
+
+def test_the_same_frames_give_the_same_bytes(tmp_path: Path) -> None:
+    for name in "ab":
+        with VideoWriter(tmp_path / f"{name}.mp4", fps=25.0) as video:
+            for level in range(40):
+                video.write(np.full((*SIZE, 3), 6 * level, dtype=np.uint8))
+    assert (tmp_path / "a.mp4").read_bytes() == (tmp_path / "b.mp4").read_bytes()
+
+
+def test_without_pyav_a_video_is_mpeg_4_and_the_log_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(visualization, "_find_h264", lambda: None)
+    path = tmp_path / "v.mp4"
     with VideoWriter(path, fps=25.0) as video:
         for level in (0, 120, 240):
             video.write(np.full((*SIZE, 3), level, dtype=np.uint8))
         video.write(grey(100, 100))
+    assert mentions(caplog.text, "v.mp4", "browsers", "sam3-node[bags]")
     capture = cv2.VideoCapture(str(path))
     images = [capture.read()[1] for _ in range(4)]
     assert [round(float(image.mean()) / 60) for image in images] == [0, 2, 4, 2]

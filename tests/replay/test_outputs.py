@@ -455,6 +455,7 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 
 
 LIMIT_BYTES = 20_000
+SMALL_LIMITS_BYTES = {"images": 100, "overlay": 2000}
 SCRIPT = """
 import resource, sys
 from pathlib import Path
@@ -475,7 +476,7 @@ except OutputError as error:
 
 @pytest.mark.parametrize("kind", ["mcap", "mcap-images", "coco", "overlay", "images"])
 def test_a_full_disk_is_an_error_that_spares_what_is_there(tmp_path: Path, kind: str) -> None:
-    limit = 100 if kind == "images" else LIMIT_BYTES
+    limit = SMALL_LIMITS_BYTES.get(kind, LIMIT_BYTES)
     command = [sys.executable, "-c", SCRIPT, str(tmp_path), kind, str(limit)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

@@ -10,7 +10,8 @@ _FILES = {
     "coco": "`masks.json`: COCO with RLE masks, with `videos` and `tracks` beside; each annotation has `confidence` "
     "and `doubtful`",
     "png": "or `davis`: `png/<camera>/00000.png`: palette masks in DAVIS' layout; `objects.json` names each index",
-    "overlay": "`overlay-<camera>.mp4`",
+    "overlay": "`overlay-<camera>.mp4`: H.264, which browsers play; without PyAV (extra `bags`) MPEG-4, and the "
+    "log says so",
     "images": "`images/<camera>/00000.jpg` or `.png`: the frames; `masks.json` names them",
     "report": "`report.html`: one page with pictures, tracks, confidences and, with `--as-recorded`, IoU",
     "lerobot": "`lerobot/`: the LeRobot dataset with masks as an added feature of each camera",
