@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -106,6 +107,16 @@ def worse_masks() -> Iterator[MaskFrame]:
             yield replace(masks, instances=(moved, *masks.instances[1:]))
 
 
+def show_report(folder: Path) -> str:
+    """Return what a browser makes of a report, as HTML."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip("no chromium is installed: apt-get install chromium")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    command = [browser, *options, f"--user-data-dir={folder}/profile", f"file://{folder}/report.html"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S).stdout
+
+
 def test_the_report_has_the_tracks_and_their_iou_and_opens_in_a_browser(tmp_path: Path) -> None:
     label = "</script><b>mug"
 
@@ -129,15 +140,43 @@ def test_the_report_has_the_tracks_and_their_iou_and_opens_in_a_browser(tmp_path
     # object 3 is hidden in both results: two empty masks agree
     assert ious["3"] == {1.0}
     assert {point[5] for point in right["objects"]["1"]["points"]} == {None}
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        pytest.skip("no chromium is installed: apt-get install chromium")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
-    command = [browser, *options, f"--user-data-dir={tmp_path}/profile", f"file://{tmp_path}/report.html"]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S).stdout
+    shown = show_report(tmp_path)
     assert shown.count("<svg") == 5  # timeline, score and IoU of left, and the first two of right
     assert shown.count("<figure>") == 12
     assert "<b>mug" not in shown.split("</h1>")[1].split("<script")[0]
+
+
+@pytest.mark.parametrize(
+    ("pause_s", "ticks", "unit"),
+    [
+        (20, ["0", "5", "10", "15", "20"], "(s)"),
+        (600, ["0:00", "2:00", "4:00", "6:00", "8:00", "10:00"], "(min:s)"),
+        (4 * 3600, ["0:00:00", "0:30:00", "1:00:00", "1:30:00", "2:00:00"], "(h:min:s)"),
+    ],
+)
+def test_the_time_of_a_report_is_linear_and_a_pause_is_a_gap(
+    tmp_path: Path, pause_s: int, ticks: list[str], unit: str
+) -> None:
+    """The camera is still for a while after its sixth frame."""
+
+    def masks() -> Iterator[MaskFrame]:
+        for seq in range(12):
+            pause_ns = pause_s * NANOSECONDS * (seq > 5)
+            yield replace(masks_of("left", seq), capture_ns=seq * STEP_NS + pause_ns)
+
+    write_outputs(tmp_path, ["report"], Sources(masks, all_frames, "a.mcap"), told)
+    timeline, score = re.findall(r"<svg.*?</svg>", show_report(tmp_path), re.DOTALL)
+    for drawn in (timeline, score):
+        found = re.findall(r'class="tick" x="([\d.]+)"[^>]*>([^<]+)<', drawn)
+        assert [text for _, text in found][: len(ticks)] == ticks
+        places = [float(x) for x, _ in found]
+        assert np.ptp(np.diff(places)) < 1e-6
+        assert unit in drawn.split('class="unit"')[1]
+    # two bars for each object, and a line in two parts: nothing is drawn in the pause
+    bars = [float(x) for x in re.findall(r'<rect x="([\d.]+)"', timeline)]
+    middle = (places[0] + places[-1]) / 2
+    assert sum(x < middle for x in bars) == sum(x > middle for x in bars) == 3
+    assert all(path.count("M") == 2 for path in re.findall(r'<path d="([^"]+)"', score))
 
 
 def test_the_bag_has_the_masks_in_their_order(tmp_path: Path) -> None:
