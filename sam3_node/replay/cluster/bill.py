@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
@@ -17,6 +17,9 @@ from ..store import Store
 BILL = "bill.json"
 """File with the time and cost of all runs, beside the results."""
 HOUR_S = 3600.0
+OUTLIVES_S = 3.0
+"""Time that a worker outlives the last bill of its killed driver, about: Ray ends it 2 to 3.5 s after the driver, and a
+bill is half a second old. Nobody is left to measure it."""
 
 _log = logging.getLogger(__name__)
 
@@ -60,10 +63,12 @@ class BagResult:
     def after(self, earlier: BagResult) -> BagResult:
         """Return this result with the time and the losses of earlier runs added."""
         losses = self.losses + earlier.losses
+        worker_s = self.worker_s + earlier.worker_s
         # the driver was killed, and its worker with it
         if earlier.state == "running":
             losses += 1
-        return replace(self, worker_s=self.worker_s + earlier.worker_s, losses=losses)
+            worker_s += OUTLIVES_S
+        return replace(self, worker_s=worker_s, losses=losses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,7 @@ class UsageReport:
     def after(self, earlier: UsageReport) -> UsageReport:
         """Return this report with the time, the losses and the cost of earlier runs added."""
         known = {bag.out: bag for bag in (*earlier.others, *earlier.bags)}
+        earlier = earlier._outlived([bag.out for bag in self.bags])
         bags = []
         for bag in self.bags:
             before = known.pop(bag.out, None)
@@ -120,6 +126,15 @@ class UsageReport:
             self.runs + earlier.runs,
             list(known.values()),
         )
+
+    def _outlived(self, resumed: Sequence[str]) -> UsageReport:
+        """Return this report of a killed driver with the time that its workers on `resumed` folders outlived it."""
+        orphans = sum(bag.state == "running" and bag.out in resumed for bag in self.bags)
+        if not orphans or not self.held_s:
+            return self
+        # all workers of a run have the same number of GPUs
+        held_s = self.held_s + orphans * OUTLIVES_S
+        return replace(self, held_s=held_s, gpu_s=self.gpu_s / self.held_s * held_s)
 
     def _mean_price(self, earlier: UsageReport) -> float | None:
         # a run without a price counts at that of the other
