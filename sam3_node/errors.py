@@ -4,6 +4,7 @@ The first line of a class docstring states when the error is raised; the documen
 """
 
 import importlib
+import importlib.util
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -197,9 +198,19 @@ def require(module: str, extra: str) -> ModuleType:
         # the module is there, but one that it needs itself is not: the extra would not help
         if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
             raise
-        raise MissingExtraError(
-            f"{module} is not installed; it comes with the extra '{extra}': {install_advice(extra)}"
-        ) from error
+        raise _make_missing(module, extra) from error
+
+
+def require_installed(module: str, extra: str) -> None:
+    """Raise MissingExtraError, as `require` does, if `module` is not installed. Does not import it."""
+    if importlib.util.find_spec(module) is None:
+        raise _make_missing(module, extra)
+
+
+def _make_missing(module: str, extra: str) -> MissingExtraError:
+    return MissingExtraError(
+        f"{module} is not installed; it comes with the extra '{extra}': {install_advice(extra)}"
+    )
 
 
 def explain_missing(error: ModuleNotFoundError) -> MissingExtraError | None:

@@ -15,9 +15,17 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
-from .errors import OutputError, Sam3NodeError
+from .errors import ModelError, OutputError, Sam3NodeError, did_you_mean
 
 _log = logging.getLogger(__name__)
+
+KNOWN_WEIGHTS = (
+    "nano",
+    "facebook/sam3",
+    *(f"facebook/sam2.1-hiera-{size}" for size in ("tiny", "small", "base-plus", "large")),
+    "yonigozlan/EdgeTAM-hf",
+)
+"""Names of weights that an error message may suggest."""
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -347,3 +355,21 @@ def _try_lock(folder: Path) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
+
+
+def check_weights_name(name: str) -> None:
+    """Raise ModelError if the name looks like a folder and there is no such folder, or is no name of any weights."""
+    # these are bundled
+    if name == "nano":
+        return
+    # a hub name has at most one slash, and its first part is no folder here
+    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or os.path.isdir(os.path.dirname(name))
+    if is_path and not os.path.isdir(name):
+        raise ModelError(f"no folder {name}: expected a folder with config.json and weights, or a hub name")
+    if "/" not in name and not os.path.isdir(name):
+        # a misspelt name may mean a folder of the working directory
+        folders = [path.name for path in Path().glob("*/")]
+        raise ModelError(
+            f"no weights {name!r}: expected nano (bundled), a folder with config.json and weights, or a hub name such "
+            f"as facebook/sam3{did_you_mean(name, [*folders, *KNOWN_WEIGHTS])}"
+        )

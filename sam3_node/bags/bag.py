@@ -374,18 +374,23 @@ def _is_depth(first: type[Payload] | BagError | None) -> bool:
     return isinstance(first, BagError) or (first is not None and issubclass(first, Depth))
 
 
-def _open_reader(path: Path) -> SampleReader:
-    """Open the reader that recognises the content; BagError if none does."""
+def find_reader(path: Path) -> type[SampleReader]:
+    """Return the kind of reader that recognises the content; BagError if none does. Reads little of it."""
     # a path that does not exist may be one that does, with a selection of episodes behind a #
     kinds = READERS
     if not path.exists():
         kinds = (LeRobotBag, Hdf5Bag)
     for kind in kinds:
         if split_selection(path).path.exists() and kind.recognises(path):
-            return kind(path)
+            return kind
     stand_in = describe_stand_in(path)
     advice = f"; it is {stand_in}" if stand_in else ""
     raise BagError(f"expected a recording, {_describe_other(path)}; known formats: {FORMATS}{advice}")
+
+
+def _open_reader(path: Path) -> SampleReader:
+    """Open the reader that recognises the content; BagError if none does."""
+    return find_reader(path)(path)
 
 
 def _describe_other(path: Path) -> str:

@@ -21,9 +21,11 @@ from ..errors import (
     SettingsError,
     VocabularyError,
     require,
+    require_installed,
 )
 from ..processes.signals import print_notice, stop_on_signals
 from ..settings import Settings
+from .early_checks import check_named_files, check_recording
 from .environment import prepare_torch
 from .parser import FAILED, CommandParser, Commands, parse_box, parse_count, parse_named
 from .progress import ProgressBar, align_rows, format_duration, printable
@@ -171,13 +173,10 @@ def replay(args: Namespace, settings: Settings) -> int:
     Returns 0 if all are done, 1 if --compare finds a difference, no frame was stepped or one of several recordings
     failed, 130 if interrupted.
     """
-    prepare_torch()
     for module in ("torch", "transformers"):
-        require(module, "node")
+        require_installed(module, "node")
     require("mcap", "bags")
-    from ..replay.planning import check_jobs
-
-    # contradictions of the options are errors before anything is loaded
+    # contradictions of the options, and what is not there, are errors before torch is imported, which takes seconds
     job = _make_job(args, settings)
     if args.compare and args.mode != "as-recorded":
         raise ReplayError(
@@ -185,11 +184,19 @@ def replay(args: Namespace, settings: Settings) -> int:
         )
     if args.connect and args.ray:
         raise ReplayError("--connect: expected no --ray with it; a node can run one replay at a time")
+    if not (args.ray or args.dry_run):
+        _check_alone(args)
+    # a node that is connected has weights of its own
+    if not args.connect:
+        check_named_files(settings)
+    if not args.dry_run:
+        check_recording(job)
+    prepare_torch()
+    from ..replay.planning import check_jobs
+
     if args.dry_run:
         return _plan(args, job)
     stop = stop_on_signals(once=True)
-    if not args.ray:
-        _check_alone(args)
     jobs = job.split_by_recording()
     # of one recording alone, its replay says the same before its first frame
     if not args.connect and (args.ray or len(jobs) > 1):

@@ -18,6 +18,7 @@ from ..processes.logs import announce, log_subject, raise_descriptor_limit
 from ..processes.notify import Watchdog
 from ..processes.signals import WaitingNotice, print_notice, stop_on_signals
 from ..settings import Settings
+from .early_checks import check_named_files
 from .environment import prepare_torch
 from .parser import FAILED, Commands, parse_timeout
 from .progress import printable
@@ -53,9 +54,10 @@ def run(args: Namespace, settings: Settings) -> None:
     """Run the node: track objects on camera frames and publish masks."""
     from ..transport.sockets import check_free
 
-    # before torch is imported, which takes seconds: a second node is refused at once
+    # before torch is imported, which takes seconds: a second node, and what is not there, is refused at once
     for endpoint in (settings.transport.masks, settings.transport.control):
         check_free(endpoint)
+    check_named_files(settings)
     prepare_torch()
     with _begin_service(settings) as watchdog:
         require("torch", "node")

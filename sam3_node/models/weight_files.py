@@ -21,8 +21,16 @@ from transformers import PreTrainedConfig
 from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
-from ..errors import ModelError, did_you_mean, summarize_error
-from ..files import ANY_SIZE, check_regular, describe_stand_in, explain_os_error, open_regular, read_regular
+from ..errors import ModelError, summarize_error
+from ..files import (
+    ANY_SIZE,
+    check_regular,
+    check_weights_name,
+    describe_stand_in,
+    explain_os_error,
+    open_regular,
+    read_regular,
+)
 
 CONFIG = "config.json"
 GATED = ("facebook/sam3",)
@@ -75,7 +83,7 @@ def locate_weights(name: str) -> str:
     """Say where the files of weights lie, without loading them. Raises ModelError where nothing can be loaded."""
     if name == "nano":
         return "nano, bundled"
-    _check_folder(name)
+    check_weights_name(name)
     if not os.path.isdir(name):
         is_here = _find(name, CONFIG, local_files_only=True) is not None
         return f"{name}, {'in the cache' if is_here else 'not here yet: the first start fetches them'} of the hub"
@@ -196,15 +204,6 @@ FAST_TOKENIZER = "tokenizer.json"
 PREPROCESSING = "preprocessor_config.json"
 
 
-KNOWN = (
-    "nano",
-    "facebook/sam3",
-    *(f"facebook/sam2.1-hiera-{size}" for size in ("tiny", "small", "base-plus", "large")),
-    "yonigozlan/EdgeTAM-hf",
-)
-"""Names of weights that an error message may suggest."""
-
-
 class Normalisation(NamedTuple):
     """Mean and standard deviation of red, green and blue, for pixels in 0..1."""
 
@@ -235,7 +234,7 @@ def load_pretrained(
     loaded, unless `is_safe` is False: then torch's own files where there are no others, from which it reads tensors
     alone. No code of the repository runs.
     """
-    _check_folder(name)
+    check_weights_name(name)
     # before transformers opens a file of the folder
     if os.path.isdir(name):
         check_weight_files(Path(name))
@@ -320,21 +319,6 @@ def read_normalisation(name: str, default: Normalisation) -> Normalisation:
         return default
     # pixels are divided by the deviations
     return Normalisation(mean, std) if len(mean) == len(std) == 3 and all(std) else default
-
-
-def _check_folder(name: str) -> None:
-    """Raise ModelError if the name looks like a folder and there is no such folder, or is no name of any weights."""
-    # a hub name has at most one slash, and its first part is no folder here
-    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or os.path.isdir(os.path.dirname(name))
-    if is_path and not os.path.isdir(name):
-        raise ModelError(f"no folder {name}: expected a folder with config.json and weights, or a hub name")
-    if "/" not in name and not os.path.isdir(name):
-        # a misspelt name may mean a folder of the working directory
-        folders = [path.name for path in Path().glob("*/")]
-        raise ModelError(
-            f"no weights {name!r}: expected nano (bundled), a folder with config.json and weights, or a hub name such "
-            f"as facebook/sam3{did_you_mean(name, [*folders, *KNOWN])}"
-        )
 
 
 @contextmanager

@@ -87,9 +87,7 @@ def read_robot(path: Path) -> RobotModel:
     not a URDF with a body, and MissingExtraError without the extra `robot`.
     """
     yourdfpy = require("yourdfpy", "robot")
-    with explain_os_error(SettingsError, f"robot.urdf: cannot read {path}"):
-        check_regular(path, MAX_URDF_BYTES)
-        check_text(path, path.read_bytes())
+    check_file(path)
     try:
         robot = yourdfpy.URDF.load(str(path), build_scene_graph=False, load_meshes=False).robot
         root, joints = _sort_joints(path, robot)
@@ -106,6 +104,13 @@ def read_robot(path: Path) -> RobotModel:
             f"robot.urdf: expected links with collision or visual geometry, found none in {path}"
         )
     return RobotModel(links, joints, parts)
+
+
+def check_file(path: Path) -> None:
+    """Raise SettingsError for a file that cannot be read or has no URDF. Needs lxml of the extra `robot` alone."""
+    with explain_os_error(SettingsError, f"robot.urdf: cannot read {path}"):
+        check_regular(path, MAX_URDF_BYTES)
+        check_text(path, path.read_bytes())
 
 
 def origin_of(element: Any) -> Array:
