@@ -70,6 +70,13 @@ def list_rules() -> list[str]:
     return re.findall(r"- alert: (\w+)", (MONITORING / "alerts.yml").read_text())
 
 
+@pytest.mark.verifies(
+    "monitoring",
+    "Prometheus: alert rules and configuration",
+    "own package",
+    "promtool checks the rules, and plays their tests",
+    "Alertmanager",
+)
 @needs_promtool
 def test_the_rules_are_valid_and_fire_as_their_tests_say() -> None:
     assert f"{len(list_rules())} rules found" in promtool("check", "rules", "alerts.yml")
@@ -178,6 +185,13 @@ def prometheus(target: str, folder: Path) -> Iterator[str]:
             process.kill()
 
 
+@pytest.mark.verifies(
+    "monitoring",
+    "Prometheus: `/metrics` and the queries of the dashboard",
+    "own package",
+    "Prometheus scrapes a node, and answers each query",
+    "Grafana",
+)
 @needs_prometheus
 def test_every_query_of_the_dashboard_is_answered(served: HealthyNode, tmp_path: Path) -> None:
     with prometheus(served.url.removeprefix("http://"), tmp_path) as url:

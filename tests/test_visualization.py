@@ -109,6 +109,13 @@ def test_a_contact_sheet_has_a_cell_for_each_image() -> None:
         contact_sheet([grey()], [], columns=2)
 
 
+@pytest.mark.verifies(
+    "results",
+    "videos with masks: H.264 in MP4",
+    "other implementation",
+    "ffmpeg decodes them; yuv420p, the index first",
+    "a browser",
+)
 @pytest.mark.parametrize("size", [SIZE, (47, 63)], ids=["even", "odd"])
 def test_a_video_is_one_that_browsers_play(tmp_path: Path, size: tuple[int, int]) -> None:
     path = tmp_path / "sub" / "v.mp4"

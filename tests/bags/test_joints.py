@@ -53,6 +53,13 @@ def check(found: list[JointState], stamps: list[int], names: list[str], position
     np.testing.assert_allclose([[*joints.positions.values()] for joints in found], positions, rtol=0)
 
 
+@pytest.mark.verifies(
+    "recording",
+    "`sensor_msgs/JointState`: arms in turn, several topics",
+    "other implementation",
+    "rosbags and mcap-ros2-support read the same",
+    "a recording of a robot",
+)
 @pytest.mark.parametrize("form", ["ros 1", "ros 2", "mcap"])
 def test_joint_states_of_ros_are_read_as_other_readers_do(tmp_path: Path, form: str) -> None:
     moments = [*rgbd(3), *joint_moments()]
@@ -86,6 +93,13 @@ def test_joint_states_of_ros_are_read_as_other_readers_do(tmp_path: Path, form: 
     assert read_joints(path) == whole
 
 
+@pytest.mark.verifies(
+    "recording",
+    "LeRobot: `observation.state` as joints",
+    "own package",
+    "lerobot 0.3.3 and 0.4.4 wrote the datasets",
+    "motors in percent, which are told",
+)
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 def test_a_dataset_of_lerobot_has_its_motors_in_degrees(tmp_path: Path, version: str) -> None:
     path = Path(shutil.copytree(ROOT / "tests/data/lerobot" / version, tmp_path / "dataset"))
@@ -145,6 +159,12 @@ def test_topics_of_joints_are_merged(tmp_path: Path) -> None:
     assert not notes
 
 
+@pytest.mark.verifies(
+    "recording",
+    "`sensor_msgs/JointState`: arms in turn, several topics",
+    "layout",
+    "of a leader's and a follower's topic, the follower's state counts, and a note names both",
+)
 @pytest.mark.parametrize(
     "topics",
     [

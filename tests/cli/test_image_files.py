@@ -67,6 +67,13 @@ def test_masks_of_other_kinds_are_read(tmp_path: Path, monkeypatch: pytest.Monke
         assert np.array_equal(found.full(), cv2.imread(str(path), cv2.IMREAD_GRAYSCALE) > 0)
 
 
+@pytest.mark.verifies(
+    "objects",
+    "RGBA cut-outs, and labels of 16 bits",
+    "other implementation",
+    "OpenCV writes them; the transparent part is outside",
+    "",
+)
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16])
 def test_a_cut_out_is_its_opaque_part(kind: type[np.uint8], tmp_path: Path) -> None:
     inside = np.zeros((40, 60), np.bool_)

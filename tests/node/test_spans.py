@@ -39,6 +39,13 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
         server.shutdown()
 
 
+@pytest.mark.verifies(
+    "monitoring",
+    "OpenTelemetry: traces over OTLP/HTTP",
+    "own package",
+    "opentelemetry-sdk sends, a server decodes by OpenTelemetry's schema",
+    "a collector; OTLP over gRPC",
+)
 def test_a_collector_receives_the_stages_of_a_frame(tmp_path: Path, collector: tuple[str, list[Any]]) -> None:
     address, requests = collector
     with NearNode(tmp_path, monitoring=MonitoringSettings(otlp_endpoint=address)) as node:
@@ -60,6 +67,13 @@ def test_a_collector_receives_the_stages_of_a_frame(tmp_path: Path, collector: t
         assert span.end_time_unix_nano - span.start_time_unix_nano == 1000 * masks.stages_us[name]
 
 
+@pytest.mark.verifies(
+    "monitoring",
+    "OpenTelemetry: `OTEL_SERVICE_NAME`, address with or without `/v1/traces`",
+    "own package",
+    "opentelemetry-sdk sends, a server decodes by OpenTelemetry's schema",
+    "",
+)
 def test_the_name_and_the_address_are_as_opentelemetry_specifies(
     tmp_path: Path, collector: tuple[str, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,13 @@ def find_turns(body: RobotBody, positions: Mapping[str, float]) -> list[float]:
     return np.arctan2(links[:, 1, 0], links[:, 0, 0]).tolist()
 
 
+@pytest.mark.verifies(
+    "robot",
+    "meshes: STL, OBJ, PLY, glTF, Collada with its unit",
+    "other implementation",
+    "trimesh writes them",
+    "meshes of a robot's maker",
+)
 @pytest.mark.parametrize("unit_m", [1.0, 0.01, 0.001, 0.0254])
 def test_a_collada_mesh_has_the_unit_that_it_names(tmp_path: Path, unit_m: float) -> None:
     mesh = tmp_path / "hand.dae"
@@ -78,6 +85,13 @@ def test_a_collada_mesh_has_the_unit_that_it_names(tmp_path: Path, unit_m: float
     assert find_size(path) == pytest.approx(0.3, abs=1e-6)
 
 
+@pytest.mark.verifies(
+    "robot",
+    "URDF: `package://` of ROS 1 and 2",
+    "layout",
+    "folders beside and above, ROS_PACKAGE_PATH, AMENT_PREFIX_PATH, package.xml",
+    "a package of a robot's maker",
+)
 @pytest.mark.parametrize("variable", ["", "ROS_PACKAGE_PATH", "AMENT_PREFIX_PATH"])
 def test_a_package_is_the_folder_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
@@ -108,6 +122,9 @@ def test_a_package_xml_names_a_folder_of_another_name(tmp_path: Path) -> None:
     assert find_size(path) == pytest.approx(0.1)
 
 
+@pytest.mark.verifies(
+    "robot", "MJCF, SDF and xacro: refused by name", "layout", "their root elements and macros", ""
+)
 @pytest.mark.parametrize(
     ("text", "named"),
     [
@@ -162,6 +179,7 @@ def test_a_floating_joint_above_the_robot_is_no_fault(tmp_path: Path) -> None:
     assert find_turns(RobotBody(path, "a"), {"j": 0.5})[2] == pytest.approx(0.5)
 
 
+@pytest.mark.verifies("robot", "URDF: mimic joints", "layout", "chains of them, as published", "")
 def test_joints_follow_through_joints_that_follow(tmp_path: Path) -> None:
     path = write(
         tmp_path / "arm.urdf",

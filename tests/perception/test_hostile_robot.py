@@ -275,6 +275,13 @@ def test_a_mesh_reads_no_pipe_beside_it(tmp_path: Path) -> None:
         RobotBody(path)
 
 
+@pytest.mark.verifies(
+    "robot",
+    "meshes: STL, OBJ, PLY, glTF, Collada with its unit",
+    "other implementation",
+    "trimesh writes them",
+    "meshes of a robot's maker",
+)
 @pytest.mark.parametrize("kind", ["stl", "obj", "dae", "ply", "glb"])
 def test_the_formats_of_meshes_give_the_same_hull(tmp_path: Path, kind: str) -> None:
     trimesh.creation.cone(radius=60, height=300, sections=5).export(tmp_path / f"hand.{kind}")

@@ -136,6 +136,13 @@ def cameras(seed: int) -> list[Array]:
     return [look(*view) for view in (whole, part, ((0.35, -0.3, 0.25), (-1.0, 0.1, 0.2)))]
 
 
+@pytest.mark.verifies(
+    "robot",
+    "URDF",
+    "other implementation",
+    "yourdfpy reads it, trimesh casts rays at its bodies",
+    "a description of a robot's maker",
+)
 @pytest.mark.parametrize("lens", LENSES)
 @pytest.mark.parametrize("seed", range(4))
 def test_the_silhouette_is_what_rays_hit(body: RobotBody, cast: Cast, lens: str, seed: int) -> None:

@@ -219,6 +219,13 @@ def test_an_annotation_gives_an_object_for_each_index(tmp_path: Path, at: str) -
         assert np.array_equal(read_mask(Path(shown.mask or ""), shown.value).full(), labels() == shown.value)
 
 
+@pytest.mark.verifies(
+    "objects",
+    "YouTube-VOS annotations: later objects, void",
+    "layout",
+    "folders of palette PNGs as published; 255 is no object",
+    "a sequence of the set",
+)
 def test_each_object_of_a_sequence_is_on_the_first_annotation_that_has_it(tmp_path: Path) -> None:
     """YouTube-VOS: objects appear later. Void, 255, is none."""
     annotation(tmp_path / "00005.png")
@@ -254,6 +261,13 @@ def test_annotations_go_to_the_frames_of_their_names(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.verifies(
+    "objects",
+    "RGBA cut-outs, and labels of 16 bits",
+    "other implementation",
+    "OpenCV writes them; the transparent part is outside",
+    "",
+)
 def test_labels_of_16_bits_and_cut_outs_are_read(tmp_path: Path) -> None:
     wide = np.where(labels() == 7, 256, labels().astype(np.uint16)).astype(np.uint16)
     cv2.imwrite(str(tmp_path / "wide.png"), wide)
@@ -357,6 +371,9 @@ def test_paths_without_prompts_are_errors(tmp_path: Path) -> None:
         read_prompts(tmp_path)
 
 
+@pytest.mark.verifies(
+    "objects", "DAVIS annotations", "real data", "the palette PNGs of five sequences of DAVIS", ""
+)
 def test_real_annotations_are_read() -> None:
     folder = SHARED / "data/davis/Annotations"
     if not folder.is_dir():

@@ -336,6 +336,13 @@ def doubtful_masks() -> Iterator[MaskFrame]:
             yield replace(masks, instances=(mug, bowl, hidden))
 
 
+@pytest.mark.verifies(
+    "results",
+    "COCO: `confidence` and `doubtful` of each annotation",
+    "layout",
+    "fields beside those of COCO",
+    "a tool that reads them",
+)
 def test_coco_says_which_annotations_are_doubtful(tmp_path: Path) -> None:
     write_outputs(tmp_path, ["coco"], Sources(doubtful_masks, all_frames), told)
     rows = json.loads((tmp_path / "masks.json").read_text())["annotations"]
@@ -362,6 +369,13 @@ def test_labels_may_leave_doubtful_objects_out(tmp_path: Path) -> None:
     assert sum(one.doubtful for masks in read_masks(tmp_path / "masks.mcap") for one in masks.instances) == 4
 
 
+@pytest.mark.verifies(
+    "results",
+    "DAVIS' palette PNG",
+    "layout",
+    "doubtful objects only with `--with-doubtful`; `objects.json` lists their frames",
+    "DAVIS' own evaluation",
+)
 @pytest.mark.parametrize("doubtful", ["marked", "drawn"])
 def test_png_have_doubtful_objects_only_when_asked(doubtful: Any, tmp_path: Path) -> None:
     write_outputs(tmp_path, ["png"], Sources(doubtful_masks, all_frames, doubtful=doubtful), told)

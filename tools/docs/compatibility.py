@@ -23,10 +23,13 @@ from .tables import table
 AREAS = {
     "recording": "recordings, read",
     "results": "recordings and results, written",
+    "objects": "objects and masks, read",
+    "robot": "descriptions of robots, read",
     "stream": "streams of cameras, in",
     "viewer": "viewers and robots, out",
     "policy": "policies",
     "reader": "readers of the wire",
+    "monitoring": "monitoring",
     "network": "networks",
     "board": "calibration boards",
 }
