@@ -406,6 +406,37 @@ def test_silence_is_explained(open_site: OpenSite, monkeypatch: pytest.MonkeyPat
     assert until(lambda: site.warnings, "a warning")[0].startswith("no masks: no node is connected at ipc:")
 
 
+def test_an_arm_that_is_silent_is_told_until_its_joints_come(
+    open_site: OpenSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Velocities alone are no positions, so an arm that sends nothing else is silent, too."""
+    name = "/joint_states"
+    site = open_site(timeout_ms=100, joint_states_topic=name, joints=f"ipc://{tmp_path}/joints")
+    status = {"cameras": {"cam0": {"fps": 15.0}}, "paused": False}
+    monkeypatch.setattr(site.bridge._probe, "status", lambda: status)
+    with MaskPublisher(site.settings.masks) as publisher:
+        site.publish()
+        frame = site.send((IMAGE, image(time.time_ns())))
+        site.publish_masks(publisher, frame)
+        assert site.bridge.check_health()[:2] == (link.OK, "masks come")
+        monkeypatch.setattr(site.bridge, "_joints_s", time.monotonic() - 60)
+        site.bridge.take(name, joint_state(time.time_ns(), ["elbow"], []))
+        site.publish_masks(publisher, frame)
+        level, message, _ = site.bridge.check_health()
+        assert level == link.WARNING
+        assert mentions(message, "masks come", name, "60 s", "ros2 topic hz")
+        told = until(lambda: [text for text in site.warnings if "JointState" in text], "a warning")
+        assert mentions(told[0], name)
+        site.bridge.take(name, joint_state(time.time_ns(), ["elbow"], [0.5]))
+        site.publish_masks(publisher, frame)
+        assert site.bridge.check_health().level == link.OK
+        # what the node lacks is told as well, such as joints of other names
+        status["cameras"]["cam0"]["spatial_problem"] = "no joints of robot"
+        level, message, values = site.bridge.check_health()
+        assert (level, values["spatial_problem"]) == (link.WARNING, "no joints of robot")
+        assert mentions(message, "no joints of robot")
+
+
 def test_points_come_with_the_masks_else_from_the_node(open_site: OpenSite) -> None:
     site = open_site(timeout_ms=100)
     header = Header(1, 2, "optical")

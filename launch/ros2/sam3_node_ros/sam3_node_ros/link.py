@@ -58,7 +58,7 @@ MIN_FRAMES = 30
 """Images after which a warning says that depth does not reach them."""
 POLL_MS = 100
 SILENCE_S = 5.0
-"""Time without masks after which a warning says what keeps them from coming."""
+"""Time without masks, or without joints of the robot, after which a warning says so."""
 REPEAT_S = 60.0
 """Time in which a warning on one subject is not repeated."""
 MAX_POINTS = 5000
@@ -69,7 +69,15 @@ OK = 0
 WARNING = 1
 ERROR = 2
 """Levels of diagnostics."""
-HEALTH = ("fps", "latency_p50_ms", "latency_p99_ms", "masks_age_ms", "skipped", "objects")
+HEALTH = (
+    "fps",
+    "latency_p50_ms",
+    "latency_p99_ms",
+    "masks_age_ms",
+    "skipped",
+    "objects",
+    "spatial_problem",
+)
 """Counts of the camera in the node's status that diagnostics show."""
 PLAIN_ENCODINGS = ("rgb8", "bgr8", "mono8", "16UC1", "32FC1")
 """Encodings that are not converted by OpenCV."""
@@ -173,6 +181,7 @@ class Ros2Bridge(Closeable):
             Subscription(topic, _name_type(topic, kind)) for topic, kind in self._kinds.items()
         )
         self._positions: dict[str, float] = {}  # of joints: an arm and its gripper may send theirs apart
+        self._joints_s = time.monotonic()  # when joints came last, else when this began to wait for them
         frame_topic(settings.camera)
         joints_topic(settings.robot)
         security = Security.from_environment()
@@ -219,6 +228,7 @@ class Ros2Bridge(Closeable):
             if sample is None:
                 return
             if self._joints is not None and isinstance(sample.payload, Joints):
+                self._joints_s = time.monotonic()
                 self._positions |= sample.payload.positions
                 clock = _choose_clock(sample.stamp_ns)
                 name = self._settings.robot
@@ -249,6 +259,7 @@ class Ros2Bridge(Closeable):
         Masks of images that this object has not sent, or sent MAX_HEADERS images ago, are skipped.
         """
         self._stopping.clear()
+        self._joints_s = time.monotonic()
         self._thread = threading.Thread(
             target=self._publish_all, args=(publish,), name="ros2 masks", daemon=True
         )
@@ -303,6 +314,10 @@ class Ros2Bridge(Closeable):
             if status.get("paused"):
                 return Health(WARNING, "sam3-node is paused", values)
             if time.monotonic() - self._heard_s < SILENCE_S:
+                # masks without what the robot's state gives are not what was asked for
+                problem = self._describe_silent_robot() or counts.get("spatial_problem")
+                if problem:
+                    return Health(WARNING, f"masks come, but {problem}", values)
                 return Health(OK, "masks come", values)
             return Health(WARNING, f"no masks: {self._client.diagnosis()}", values)
         except Sam3NodeError as error:
@@ -310,12 +325,25 @@ class Ros2Bridge(Closeable):
         except Exception as error:  # no answer may end the process
             return Health(ERROR, f"{type(error).__name__}: {error}", {})
 
+    def _describe_silent_robot(self) -> str | None:
+        """Say that no joints come, and what that costs; None if they come, or have no topic."""
+        silent_s = time.monotonic() - self._joints_s
+        if self._joints is None or silent_s < SILENCE_S:
+            return None
+        topic = self._settings.joint_states_topic
+        return (
+            f"no JointState with positions came on {topic} for {silent_s:.0f} s: the robot's pixels and positions in "
+            f"its base are not known; does its driver run? see ros2 topic hz {topic}"
+        )
+
     def _publish_all(self, publish: Callable[[MaskFrame, Header], object]) -> None:
         with suppress(Sam3NodeError):
             self._client.latest(0)  # masks from before a stop
         heard_s = time.monotonic()
         while not self._stopping.is_set():
             try:
+                if problem := self._describe_silent_robot():
+                    self._warnings.add("joints", problem)
                 masks = self._client.latest(POLL_MS)
                 if masks is not None:
                     heard_s = self._heard_s = time.monotonic()
