@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import msgpack
 import numpy as np
@@ -22,6 +22,7 @@ from sam3_node.wire import decode_mask
 from sam3_node.wire.operations import OPERATIONS
 from tests.support.command_line import command_parser
 from tests.support.node_rig import Rig
+from tests.support.pages import Code, block_with, blocks, shown
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_MS, PATIENCE_S
 from tests.support.wire_examples import golden
@@ -50,39 +51,8 @@ EXAMPLES = {
 """Paths that a page names though they do not exist: files to write."""
 
 
-class Code(NamedTuple):
-    """One fenced or indented block of a page."""
-
-    page: Path
-    language: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.page.name}: {self.text[:40]!r}"
-
-
-def shown(path: Path) -> str:
-    """Return the text of a page without its comments."""
-    return re.sub(r"<!--.*?-->", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
-
-
-def blocks(path: Path) -> Iterator[Code]:
-    """Yield the fenced blocks, and the indented ones as language ''."""
-    text = shown(path)
-    fenced = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
-    for block in fenced.finditer(text):
-        yield Code(path, block[1], block[2])
-    for block in re.finditer(r"(?:^ {4}.*\n)+", fenced.sub("", text), flags=re.MULTILINE):
-        yield Code(path, "", re.sub(r"^ {4}", "", block[0], flags=re.MULTILINE))
-
-
 def python_blocks() -> list[Code]:
     return [block for path in ALL for block in blocks(path) if block.language == "python"]
-
-
-def block_with(page: str, text: str) -> str:
-    (block,) = [block for block in blocks(ROOT / page) if block.language == "python" and text in block.text]
-    return block.text
 
 
 def command_lines() -> list[tuple[str, str]]:

@@ -239,7 +239,7 @@ def run_tracked_clip(model: TrackerModel, random: Rng, passes: bool, found: dict
     pipeline = Pipeline(model, TrackerSettings(), "cam0", surroundings=Surroundings(calibration=calibration))
     grasped = []
     held = []
-    ids: list[int] = []
+    ids: dict[int, int] = {}
     for seq, now_s in enumerate(TIMES):
         for index, pose in enumerate(clip.poses):
             scene.data.mocap_pos[index] = pose[seq, :3, 3]
@@ -253,22 +253,23 @@ def run_tracked_clip(model: TrackerModel, random: Rng, passes: bool, found: dict
         gripper = pose_of(clip.poses[-1][seq], "gripper", "base", stamp_ns, "system")
         step = StepFrame(frame, robot_state=RobotState(gripper))
         masks = pipeline.step(step)
-        # a prompt needs a frame before it; the objects come with the next one
-        if not ids:
-            boxes = [Mask.from_full(geoms == FIRST + index).box for index in range(TRACKED)]
-            ids = [pipeline.add(FramePrompt(box=box)).id for box in boxes]
-            held.append([False] * TRACKED)
-            continue
+        # a prompt needs a frame before it; the object comes with the next one
+        for index in range(TRACKED):
+            shown = Mask.from_full(geoms == FIRST + index)
+            if index not in ids and shown.area >= SEEN_PX:
+                ids[index] = pipeline.add(FramePrompt(box=shown.box)).id
         grasped += [event.id for event in step.events if event.op == GRASPED]
-        held.append([item.held for item in masks.instances])
-        first = masks.instances[0]
-        if first.held and first.position_m is not None:
+        found_by_id = {item.id: item for item in masks.instances}
+        seen = [found_by_id.get(ids.get(index, 0)) for index in range(TRACKED)]
+        held.append([item is not None and item.held for item in seen])
+        first = seen[0]
+        if first is not None and first.held and first.position_m is not None:
             error_m = np.linalg.norm(np.subtract(first.position_m, clip.poses[0][seq, :3, 3]))
             found["position of a held object, from its middle mm"].append(1000 * float(error_m))
     scene.renderer.close()
     count_held(np.array(held), passes, found)
-    found["passing" if passes else "strange"].append(len(grasped) - (not passes) * grasped.count(ids[0]))
-    found["once"].append(grasped.count(ids[0]) == 1 and not passes)
+    found["passing" if passes else "strange"].append(len(grasped) - (not passes) * grasped.count(ids.get(0)))
+    found["once"].append(grasped.count(ids.get(0)) == 1 and not passes)
 
 
 def count_held(held: np.ndarray, passes: bool, found: dict[str, list[float]]) -> None:
