@@ -2,23 +2,29 @@
 
 A held object stands still in the gripper's frame while both rise. A pushed one stands still there, too, but does not
 rise. Up is the table's normal, else the base's z; of a base that seems to hang from the ceiling, z may point down.
+
+A doubtful mask in the gripper often shows the object together with fingers and a shadow, so its position says little.
+Depth decides instead: the place where the object stood is empty, and a part of the mask is where the object would be
+if the gripper had taken it there.
+
 A held object is released when several frames show that it stays where it is while the gripper moves, or that it is far
-from its place in the gripper.
+from its place in the gripper, or, without a sure mask, that this place is empty.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ...geometry import Array, invert, matrix_of, project, transform_points
-from ...types import NANOSECONDS, Instance
+from ...types import NANOSECONDS, Instance, Mask
 from ...wire import GRASPED, RELEASED
 from ..objects import Objects
 from ..stage import PerObject, Stage
 from ..step import BASE, DoubtfulPlace, ObjectEvent, StepFrame
+from ..surfaces import TARGET_PIXELS
 
 WINDOW_S = 1.5
 """Time over which an object's motion is compared with the gripper's."""
@@ -28,6 +34,9 @@ STILL_M = 0.02
 """Largest distance of an object from its place in the gripper while it stands still there."""
 LIFT_M = 0.03
 """Height by which an object was lifted that counts as held."""
+LIFT_SHARE = 0.3
+"""Share of its size by which an object with a doubtful mask must be lifted further: a part that stayed behind would be
+near."""
 LOOKS_UP = 0.3
 """Least z in the base of a camera's axis from which the base may hang from the ceiling: most cameras look down."""
 LEFT_M = 0.05
@@ -39,16 +48,26 @@ SURE_WEIGHT = 3
 """Frames with a doubtful mask that count like one with a sure mask, when they show that an object has left."""
 REACH_M = 0.3
 """Largest distance of an object that is held from the origin of the gripper's frame, which may be the flange."""
-START_M = 0.05
-"""Largest distance, beside half of the object's size, between its place of rest and where its lift begins."""
+SAME_M = 0.005
+"""Difference up to which two heights of the gripper are the same."""
+MAX_SIZE_M = 0.2
+"""Longest side of an object that doubtful masks may show as held. A larger one needs a sure mask."""
+NEAR_M = 0.02
+"""Largest distance, beside half of its size, of an object's points from where the gripper has it."""
+NEAR_SHARE = 0.2
+"""Least share of a doubtful mask's points that are near there."""
 EMPTY_M = 0.01
 """Depth behind an object's place of rest from which on the place is empty. Thinner objects need a sure mask."""
-EMPTY_PX = 3
-"""Half the side in pixels of the square at the place of rest whose depth is looked at."""
+LOOK_PX = 3
+"""Half the side in pixels of the square at a place whose depth is looked at."""
 SLIP_MPS = 0.005
 """Growth of the standard deviation of a hidden object's place in the gripper."""
 DIGITS = 6
 """Digits of positions in metres: a micrometre."""
+
+
+Look = Literal["empty", "occupied", "hidden"]
+"""What depth shows at a place. hidden: something is in front of it, or its depth is not known."""
 
 
 class GripSight(NamedTuple):
@@ -61,6 +80,60 @@ class GripSight(NamedTuple):
     """in the gripper"""
     covariance_m2: tuple[float, ...]
     """of the position's error: xx, xy, xz, yy, yz, zz"""
+    is_doubtful: bool = False
+    """True if it is of a doubtful mask"""
+    rest_place_m: tuple[float, ...] = ()
+    """where the object's place of rest was in the gripper; empty: it was not known"""
+    is_rest_empty: bool = False
+    """True if depth showed this place empty already"""
+
+
+class GripFrame(NamedTuple):
+    """The gripper on a frame, and the frame's depth."""
+
+    base_from_gripper: Array
+    ups: Array
+    """[k, 3], the directions in the base that may be upward"""
+    step: StepFrame
+
+    def look_at(self, position_m: Sequence[float], empty_m: float) -> Look:
+        """Return what is at a place in the base. It is empty if what is seen there is more than `empty_m` behind."""
+        step = self.step
+        if step.depth is None or step.intrinsics is None or step.camera_pose is None:
+            return "hidden"
+        in_camera_m = transform_points(invert(matrix_of(step.camera_pose)), np.array([position_m]))
+        column, row = project(in_camera_m, step.intrinsics)[0]
+        height, width = step.depth.image.shape
+        # also false for what is behind the camera, which has no pixel
+        if not (LOOK_PX <= column < width - LOOK_PX and LOOK_PX <= row < height - LOOK_PX):
+            return "hidden"
+        rows = slice(round(row) - LOOK_PX, round(row) + LOOK_PX + 1)
+        columns = slice(round(column) - LOOK_PX, round(column) + LOOK_PX + 1)
+        units = step.depth.image[rows, columns]
+        units = units[units > 0]
+        if not units.size:
+            return "hidden"
+        behind_m = float(np.median(units)) * step.depth.scale_m - in_camera_m[0, 2]
+        # nearer by more than an object's own bulge
+        if behind_m < -LEFT_M:
+            return "hidden"
+        return "empty" if behind_m > empty_m else "occupied"
+
+    def find_share(self, mask: Mask, position_m: Sequence[float], near_m: float) -> float:
+        """Return the share of a mask's points that are within a distance of a place in the base."""
+        step = self.step
+        if step.depth is None or step.camera_pose is None:
+            return 0.0
+        stride = max(1, round((mask.area / TARGET_PIXELS) ** 0.5))
+        x0, y0, x1, y1 = mask.box
+        inside = mask.crop[::stride, ::stride]
+        z = step.depth.image[y0:y1:stride, x0:x1:stride][inside] * step.depth.scale_m
+        x, y = step.depth.rays[:, y0:y1:stride, x0:x1:stride][:, inside] * z
+        points_m = np.stack([x, y, z], axis=1)[z > 0]
+        if not len(points_m):
+            return 0.0
+        in_camera_m = transform_points(invert(matrix_of(step.camera_pose)), position_m)
+        return float((_measure_ways(points_m, in_camera_m) <= near_m).mean())
 
 
 @dataclass(slots=True)
@@ -72,79 +145,148 @@ class Grip:
     is_held: bool = False
     contradictions: int = 0
     """weight of the frames in a row that contradict that it is held"""
-    doubtful_ns: list[int] = field(default_factory=list)
-    """stamps of those sights that are of a doubtful mask"""
     rest_m: list[float] = field(default_factory=list)
     """in the base, where it last stood still by masks that are not doubtful; empty: not known"""
-    is_lifted_in_doubt: bool = False
-    """True while doubtful masks show it lifted, and its place of rest was not seen since"""
+    size_m: float = 0.0
+    """its longest side there"""
+    lifted_m: list[float] = field(default_factory=list)
+    """in the gripper, where doubtful masks show it lifted while its place of rest is hidden; empty: they do not"""
 
-    def see(
-        self, sight: GripSight, size_m: float, ups: Array, has_left_rest: Callable[[], bool | None] | None
-    ) -> None:
-        """Take the newest sight of the object, whose longest side is `size_m`. `ups` [k, 3] may be upward.
-
-        The sight is of a doubtful mask if `has_left_rest` is given. It says whether the object's place of rest is empty
-        by the frame's depth; None: the place is hidden.
-        """
-        is_doubtful = has_left_rest is not None
+    def see(self, sight: GripSight, size_m: float, frame: GripFrame) -> None:
+        """Take a sight of the object by a mask that is not doubtful. Its longest side is `size_m`."""
+        self.lifted_m = []
         # the position of a large object moves more when another part of its surface is seen
         if self.is_held and self._has_left(sight, max(LEFT_M, size_m / 2)):
-            self.contradictions += 1 if is_doubtful else SURE_WEIGHT
-            if self.contradictions >= LEFT_FRAMES * SURE_WEIGHT:
-                self._release()
+            self._contradict(SURE_WEIGHT)
             return
         self.contradictions = 0
-        self._keep(sight, is_doubtful)
+        self._keep(sight)
         if self.is_held:
             return
-        if not is_doubtful:
-            self._note_rest()
-        sure = [old for old in self.sights if old.stamp_ns not in self.doubtful_ns]
-        is_held = _was_lifted(sure, ups, None, 0.0)
-        # a doubtful mask may be that of the gripper itself: then the object is still where it was
-        if not is_held and has_left_rest is not None and self.rest_m:
-            near_m = START_M + size_m / 2
-            self.is_lifted_in_doubt |= _was_lifted(self.sights, ups, self.rest_m, near_m)
-            if self.is_lifted_in_doubt:
-                has_left = has_left_rest()
-                is_held = has_left is True
-                self.is_lifted_in_doubt = has_left is None
-        if is_held:
-            self.sights = [sight]
-            self.doubtful_ns = [sight.stamp_ns] * is_doubtful
-            self.is_held = True
-            self.is_lifted_in_doubt = False
+        self._note_rest(size_m)
+        self._place_rest(frame)
+        if _was_lifted([old for old in self.sights if not old.is_doubtful], frame.ups):
+            self._grasp(sight)
+
+    def see_doubtful(self, sight: GripSight, mask: Mask, frame: GripFrame) -> None:
+        """Take a sight of the object by a doubtful mask, which may be that of the gripper or of a shadow."""
+        if self.is_held:
+            self._check_grasp(sight, frame)
+            return
+        self._keep(sight)
+        if not self.rest_m or self.size_m > MAX_SIZE_M:
+            return
+        self._place_rest(frame)
+        place_m = self.lifted_m or self._find_lifted(frame)
+        self.lifted_m = []
+        if not place_m:
+            return
+        # a gripper that has left without the object leaves the mask behind, or the object at its place
+        position_m = transform_points(frame.base_from_gripper, place_m).tolist()
+        if frame.find_share(mask, position_m, NEAR_M + self.size_m / 2) < NEAR_SHARE:
+            return
+        rest = frame.look_at(self.rest_m, EMPTY_M)
+        if rest == "empty":
+            self._grasp(sight._replace(position_m=tuple(position_m), place_m=tuple(place_m)))
+        elif rest == "hidden":
+            self.lifted_m = place_m
+
+    def miss(self, frame: GripFrame) -> None:
+        """Take a frame on which the object has no position."""
+        if self.is_held:
+            self._check_grasp(None, frame)
+
+    def predict(self, stamp_ns: int, base_from_gripper: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return the position in the base of the hidden object, and the covariance of its error, which grows."""
+        last = self._find_surest()
+        slip_m = SLIP_MPS * (stamp_ns - last.stamp_ns) / NANOSECONDS
+        # it may slip in any direction, so the diagonal grows alike
+        covariance_m2 = np.add(last.covariance_m2, slip_m**2 * np.array([1, 0, 0, 1, 0, 1]))
+        position_m = np.round(transform_points(base_from_gripper, last.place_m), DIGITS)
+        return tuple(position_m.tolist()), tuple(covariance_m2.tolist())
+
+    def _check_grasp(self, sight: GripSight | None, frame: GripFrame) -> None:
+        """Count a frame without a sure mask for or against that the object is held."""
+        place_m = self._find_surest().place_m
+        position_m = transform_points(frame.base_from_gripper, place_m).tolist()
+        look = frame.look_at(position_m, max(LEFT_M, self.size_m))
+        if look == "empty":
+            self._contradict(SURE_WEIGHT)
+        elif sight is not None and not self._has_left(sight, max(LEFT_M, self.size_m / 2)):
+            self.contradictions = 0
+            self._keep(sight)
+        elif look == "occupied":
+            # what is elsewhere is a shadow, or another object
+            self.contradictions = 0
+        elif sight is not None:
+            self._contradict(1)
+
+    def _grasp(self, sight: GripSight) -> None:
+        """Begin to hold the object."""
+        self.sights = [sight]
+        self.is_held = True
+
+    def _contradict(self, weight: int) -> None:
+        """Count a frame that contradicts that the object is held. Enough of them in a row release it."""
+        self.contradictions += weight
+        if self.contradictions >= LEFT_FRAMES * SURE_WEIGHT:
+            self._release()
 
     def _release(self) -> None:
         """Forget the grasp, and all that was seen in it."""
         self.sights = []
-        self.doubtful_ns = []
         self.rest_m = []
         self.is_held = False
         self.contradictions = 0
 
-    def _keep(self, sight: GripSight, is_doubtful: bool) -> None:
+    def _keep(self, sight: GripSight) -> None:
         """Add a sight, and forget old ones."""
         # the sight of the grasp stays, others while they are recent; a camera's clock may begin again
         grasp = self.sights[: int(self.is_held)]
         others = self.sights[int(self.is_held) :]
         oldest_ns = sight.stamp_ns - WINDOW_S * NANOSECONDS
         recent = [old for old in others[-MAX_SIGHTS:] if oldest_ns < old.stamp_ns < sight.stamp_ns]
-        # what was lifted in doubt must go on standing still in the gripper
-        if recent and np.linalg.norm(np.subtract(recent[-1].place_m, sight.place_m)) > STILL_M:
-            self.is_lifted_in_doubt = False
         self.sights = [*grasp, *recent, sight]
-        kept_ns = {old.stamp_ns for old in self.sights}
-        doubtful_ns = [*self.doubtful_ns, sight.stamp_ns] if is_doubtful else self.doubtful_ns
-        self.doubtful_ns = [stamp_ns for stamp_ns in doubtful_ns if stamp_ns in kept_ns]
 
-    def _note_rest(self) -> None:
+    def _note_rest(self, size_m: float) -> None:
         """Keep the object's place if it stood still in the base over the window."""
         newest = self.sights[-1]
         ways_m = _measure_ways([old.position_m for old in self.sights], newest.position_m)
         if ways_m.max() <= STILL_M:
             self.rest_m = list(newest.position_m)
+            self.size_m = size_m
+
+    def _place_rest(self, frame: GripFrame) -> None:
+        """Tell the newest sight where the place of rest is in the gripper."""
+        if self.rest_m:
+            place_m = transform_points(invert(frame.base_from_gripper), self.rest_m)
+            is_empty = frame.look_at(self.rest_m, EMPTY_M) == "empty"
+            self.sights[-1] = self.sights[-1]._replace(
+                rest_place_m=tuple(place_m.tolist()), is_rest_empty=is_empty
+            )
+
+    def _find_lifted(self, frame: GripFrame) -> list[float]:
+        """Return where the object is in the gripper if that took it at its place of rest, and has risen since.
+
+        Empty if the gripper has not risen, was never near, or was lowest when the object had left the place already.
+        """
+        near = [
+            old for old in self.sights if old.rest_place_m and np.linalg.norm(old.rest_place_m) <= REACH_M
+        ]
+        if not near or not len(frame.ups):
+            return []
+        ways_m = transform_points(frame.base_from_gripper, [old.rest_place_m for old in near]) - self.rest_m
+        heights_m = (ways_m @ frame.ups.T).max(axis=1)
+        # it took the object where it was lowest, and stood there until it rose
+        taken = int(np.flatnonzero(heights_m >= heights_m.max() - SAME_M)[-1])
+        if near[taken].is_rest_empty or heights_m[taken] <= LIFT_M + LIFT_SHARE * self.size_m:
+            return []
+        return list(near[taken].rest_place_m)
+
+    def _find_surest(self) -> GripSight:
+        """Return the newest sight by a sure mask in the grasp; without one, that of the grasp."""
+        sure = [old for old in self.sights if not old.is_doubtful]
+        return sure[-1] if sure else self.sights[0]
 
     def _has_left(self, sight: GripSight, least_m: float) -> bool:
         """Return True if it moved in the gripper but not in the base, or is far from where it was grasped."""
@@ -152,15 +294,6 @@ class Grip:
         in_gripper_m = _measure_ways([old.place_m for old in self.sights], sight.place_m)
         stayed = (in_gripper_m > least_m) & (in_base_m < in_gripper_m / 2)
         return bool(stayed.any() or in_gripper_m[0] > 2 * least_m)
-
-    def predict(self, stamp_ns: int, base_from_gripper: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return the position in the base of the hidden object, and the covariance of its error, which grows."""
-        last = self.sights[-1]
-        slip_m = SLIP_MPS * (stamp_ns - last.stamp_ns) / NANOSECONDS
-        # it may slip in any direction, so the diagonal grows alike
-        covariance_m2 = np.add(last.covariance_m2, slip_m**2 * np.array([1, 0, 0, 1, 0, 1]))
-        position_m = np.round(transform_points(base_from_gripper, last.place_m), DIGITS)
-        return tuple(position_m.tolist()), tuple(covariance_m2.tolist())
 
 
 class FindHeld(Stage):
@@ -184,7 +317,7 @@ class FindHeld(Stage):
         if gripper is None or step.camera_pose is None:
             return
         base_from_gripper = matrix_of(gripper)
-        ups = _list_ups(step, matrix_of(step.camera_pose))
+        frame = GripFrame(base_from_gripper, _list_ups(step, matrix_of(step.camera_pose)), step)
         held = list[Instance]()
         for instance in step.instances:
             grip = self._grips.get(instance.id)
@@ -192,12 +325,13 @@ class FindHeld(Stage):
             place = _find_place(instance, step)
             if place is not None:
                 grip = self._grips.setdefault(instance.id, Grip())
-                sight = _make_sight(place, gripper.stamp_ns, base_from_gripper)
-                # what is far from the gripper is not in it, whatever the mask shows
-                if not instance.doubtful:
-                    grip.see(sight, max(place.extent_m), ups, None)
-                elif np.linalg.norm(sight.place_m) <= REACH_M or grip.is_held:
-                    grip.see(sight, max(place.extent_m), ups, partial(_is_empty, grip, step))
+                sight = _make_sight(place, gripper.stamp_ns, base_from_gripper, instance.doubtful)
+                if instance.doubtful:
+                    grip.see_doubtful(sight, instance.mask, frame)
+                else:
+                    grip.see(sight, max(place.extent_m), frame)
+            elif grip is not None:
+                grip.miss(frame)
             is_held = grip is not None and grip.is_held
             if is_held != was_held:
                 step.events.append(ObjectEvent(GRASPED if is_held else RELEASED, instance.id))
@@ -224,19 +358,16 @@ def _find_place(instance: Instance, step: StepFrame) -> DoubtfulPlace | None:
     return DoubtfulPlace(instance.position_m, instance.covariance_m2, instance.extent_m)
 
 
-def _make_sight(place: DoubtfulPlace, stamp_ns: int, base_from_gripper: Array) -> GripSight:
+def _make_sight(
+    place: DoubtfulPlace, stamp_ns: int, base_from_gripper: Array, is_doubtful: bool
+) -> GripSight:
     """Return the sight of an object at a place in the base."""
     place_m = transform_points(invert(base_from_gripper), place.position_m)
-    return GripSight(stamp_ns, place.position_m, tuple(place_m.tolist()), place.covariance_m2)
+    return GripSight(stamp_ns, place.position_m, tuple(place_m.tolist()), place.covariance_m2, is_doubtful)
 
 
-def _was_lifted(
-    sights: Sequence[GripSight], ups: Array, rest_m: Sequence[float] | None, near_m: float
-) -> bool:
-    """Return True if an object was lifted along one of `ups` [k, 3] while it stood still in the gripper.
-
-    With `rest_m`, the lift must begin within `near_m` of it.
-    """
+def _was_lifted(sights: Sequence[GripSight], ups: Array) -> bool:
+    """Return True if an object was lifted along one of `ups` [k, 3] while it stood still in the gripper."""
     if not sights:
         return False
     places_m = np.array([sight.place_m for sight in sights])
@@ -244,33 +375,8 @@ def _was_lifted(
     # from the first sight on since which it has stood still
     first = int(moved[-1]) + 1 if moved.size else 0
     positions_m = np.array([sight.position_m for sight in sights[first:]])
-    if rest_m is not None and np.linalg.norm(positions_m[0] - rest_m) > near_m:
-        return False
     heights_m = positions_m @ ups.T
     return bool((heights_m[-1] - heights_m.min(axis=0) > LIFT_M).any())
-
-
-def _is_empty(grip: Grip, step: StepFrame) -> bool | None:
-    """Return True if depth shows something behind an object's place of rest, None if the place is not seen."""
-    if step.depth is None or step.intrinsics is None or step.camera_pose is None:
-        return None
-    in_camera_m = transform_points(invert(matrix_of(step.camera_pose)), np.array([grip.rest_m]))
-    column, row = project(in_camera_m, step.intrinsics)[0]
-    height, width = step.depth.image.shape
-    # also false for what is behind the camera, which has no pixel
-    if not (EMPTY_PX <= column < width - EMPTY_PX and EMPTY_PX <= row < height - EMPTY_PX):
-        return None
-    rows = slice(round(row) - EMPTY_PX, round(row) + EMPTY_PX + 1)
-    columns = slice(round(column) - EMPTY_PX, round(column) + EMPTY_PX + 1)
-    units = step.depth.image[rows, columns]
-    units = units[units > 0]
-    if not units.size:
-        return None
-    behind_m = float(np.median(units)) * step.depth.scale_m - in_camera_m[0, 2]
-    # nearer by more than an object's own bulge: something is in front of the place
-    if behind_m < -LEFT_M:
-        return None
-    return bool(behind_m > EMPTY_M)
 
 
 def _complete(instance: Instance, grip: Grip | None, stamp_ns: int, base_from_gripper: Array) -> Instance:
@@ -282,7 +388,7 @@ def _complete(instance: Instance, grip: Grip | None, stamp_ns: int, base_from_gr
     return replace(instance, held=True, frame=BASE, position_m=(x, y, z), covariance_m2=covariance_m2)
 
 
-def _measure_ways(points_m: Sequence[Sequence[float]], target_m: Sequence[float]) -> Array:
+def _measure_ways(points_m: npt.ArrayLike, target_m: npt.ArrayLike) -> Array:
     """Return the distances [n] of points to a target."""
     ways_m: Array = np.linalg.norm(np.subtract(points_m, target_m), axis=1)
     return ways_m

@@ -1,4 +1,4 @@
-"""Measure the table, and what the gripper holds, on rendered clips of a gripper that picks and pushes, or only passes.
+"""Measure the table, and what the gripper holds, on rendered clips of a gripper that picks, pushes, passes or fails.
 
 python -m tools.bench.accuracy.held [--clips N] [--tracker NAME] [--json FILE]
 
@@ -10,7 +10,7 @@ default settings, after a box around each thing on the first frame. A screen hid
 
 import time
 from collections import defaultdict
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import cv2
 import numpy as np
@@ -62,10 +62,18 @@ COLOURS = [(0.8, 0.1, 0.1, 1), (0.1, 0.5, 0.8, 1), (0.9, 0.8, 0.1, 1), (0.1, 0.6
 GREY = (0.35, 0.35, 0.35, 1)
 
 
+SLIP_S = 0.2
+"""Time in which a thing slips out of a gripper that fails to take it."""
+
+Motion = Literal["pick", "pass", "fail"]
+"""pick: the gripper picks the first thing and pushes the second one. pass: it reaches around each thing and leaves it.
+fail: as pick, but the first thing slips aside while the gripper closes."""
+
+
 class Clip(NamedTuple):
     """Geoms (kind, size, place) and table_from_body [n, 4, 4] of the things and of the gripper, which is the last body.
 
-    It picks the first thing and pushes the second one, unless it only passes. The table is z = 0.
+    The table is z = 0.
     """
 
     geoms: list[list[tuple[int, Any, Any]]]
@@ -76,32 +84,36 @@ class Clip(NamedTuple):
 
 def main() -> None:
     parser = make_parser(__doc__)
-    text = "clips with a pick, and half as many that pass (default 40)"
+    text = "clips with a pick, half as many that pass, and a quarter that fail (default 40)"
     parser.add_argument("--clips", type=int, default=40, help=text)
     parser.add_argument("--tracker", help="tracker that makes the masks, such as nano (default: true masks)")
     args = parser.parse_args()
     figures = Figures("accuracy.held")
     found = defaultdict[str, list[float]](list)
     model = load_tracker(args.tracker) if args.tracker else None
-    for seed in range(args.clips + args.clips // 2):
+    motions: list[Motion] = ["pick"] * args.clips
+    motions += ["pass"] * (args.clips // 2)
+    motions += ["fail"] * (args.clips // 4)
+    for seed, motion in enumerate(motions):
         random = np.random.default_rng(seed)
         if model is None:
-            run_clip(random, seed >= args.clips, found)
+            run_clip(random, motion, found)
         else:
-            run_tracked_clip(model, random, seed >= args.clips, found)
-    names = ("right", "wrong", "missed", "once", "strange", "passing")
-    right, wrong, missed, once, strange, passing = (sum(found.pop(name, [0])) for name in names)
+            run_tracked_clip(model, random, motion, found)
+    names = ("right", "wrong", "missed", "once", "strange", "passing", "failed")
+    right, wrong, missed, once, strange, passing, failed = (sum(found.pop(name, [0])) for name in names)
     figures.add("held, frames of clips with a pick: precision", right / max(1, right + wrong), "of 1", "0.95")
     figures.add("held, frames of clips with a pick: recall", right / max(1, right + missed), "of 1", "0.95")
     figures.add("clips with a pick whose object is `grasped` once", once / args.clips, "of 1")
     figures.add("`grasped` of other objects in clips with a pick", strange, "")
     figures.add("`grasped` in clips that pass", passing, "", "0")
+    figures.add("`grasped` in clips whose grasp fails", failed, "", "0")
     for name, values in found.items():
         figures.add_percentiles(f"{name[:-3]}:", values, name[-2:])
     figures.write(args.json)
 
 
-def make_clip(random: Rng, passes: bool) -> Clip:
+def make_clip(random: Rng, motion: Motion) -> Clip:
     """Draw a clip at random."""
     azimuth = random.uniform(0, 2 * np.pi)
     elevation = np.radians(random.uniform(30, 65))
@@ -120,16 +132,24 @@ def make_clip(random: Rng, passes: bool) -> Clip:
     homes = np.array([pose[0, :3, 3] * (1, 1, 1.2) for pose in poses])
     # the first thing goes to the free spot that is farthest to the side
     goal = np.append(max(spots[THINGS:], key=lambda spot: abs((spot - spots[0]) @ eye[:2, 0])), homes[0, 2])
-    keys = plan_pass(random, homes) if passes else plan_pick(random, homes, goal, geoms[1][0][1].max() + 0.02)
+    if motion == "pass":
+        keys = plan_pass(random, homes)
+    else:
+        keys = plan_pick(random, homes, goal, geoms[1][0][1].max() + 0.02)
     tip = keyframes(TIMES, keys)
     lean = np.append(random.uniform(-0.3, 0.3, 2), random.uniform(-0.5, 0.5))
     leans = [(2.0, np.zeros(3)), (3.6, lean), (5.0, lean * (0, 0, 2))]
     turns = [rotation_from_vector(turn) @ np.diag([1, -1, -1]) for turn in keyframes(TIMES, leans)]
     gripper = np.array([rigid(turn, place) for turn, place in zip(turns, tip, strict=True)])
-    if not passes:
-        grasp, release, begin, end = (round(when * FPS) for when in (GRASP_S, RELEASE_S, *PUSH_S))
+    grasp, release, begin, end = (round(when * FPS) for when in (GRASP_S, RELEASE_S, *PUSH_S))
+    if motion == "pick":
         poses[0][grasp:] = gripper[grasp:] @ invert(gripper[grasp]) @ poses[0][0]
         poses[0][release:] = poses[0][release]
+    if motion == "fail":
+        aside = random.uniform(0, 2 * np.pi)
+        way = random.uniform(0.05, 0.1) * np.array([np.cos(aside), np.sin(aside), 0])
+        poses[0][:, :3, 3] += ((TIMES - GRASP_S) / SLIP_S).clip(0, 1)[:, None] * way
+    if motion != "pass":
         poses[1][begin:, :2, 3] += tip[np.arange(begin, len(TIMES)).clip(max=end), :2] - tip[begin, :2]
     opening = geoms[0][0][1].max() + 0.008
     fingers = [(BOX, (0.006, 0.012, 0.04), (side * opening, 0, -0.03)) for side in (-1, 1)]
@@ -177,9 +197,9 @@ def build(clip: Clip) -> Any:
     return spec
 
 
-def run_clip(random: Rng, passes: bool, found: dict[str, list[float]]) -> None:
+def run_clip(random: Rng, motion: Motion, found: dict[str, list[float]]) -> None:
     """Add the figures of one clip."""
-    clip = make_clip(random, passes)
+    clip = make_clip(random, motion)
     scene = Scene(build(clip), clip.camera, SIZE, LENS)
     # the base is tilted against the table
     base = rigid(rotation_from_vector(random.uniform(-0.08, 0.08, 3)), random.uniform(-0.3, 0.3, 3))
@@ -223,14 +243,13 @@ def run_clip(random: Rng, passes: bool, found: dict[str, list[float]]) -> None:
             found["position of a held object while it is hidden mm"].append(1000 * float(error_m))
         judge_table(base, step.table, measured[2].heights_m, clip.poses[2][0, 2, 3], found)
     scene.renderer.close()
-    count_held(np.array(held), passes, found)
-    found["passing" if passes else "strange"].append(len(grasped) - (not passes) * grasped.count(0))
-    found["once"].append(grasped.count(0) == 1 and not passes)
+    count_held(np.array(held), motion, found)
+    count_grasped(grasped, 0, motion, found)
 
 
-def run_tracked_clip(model: TrackerModel, random: Rng, passes: bool, found: dict[str, list[float]]) -> None:
+def run_tracked_clip(model: TrackerModel, random: Rng, motion: Motion, found: dict[str, list[float]]) -> None:
     """Add the figures of one clip whose masks a tracker makes from colour, at default settings."""
-    clip = make_clip(random, passes)
+    clip = make_clip(random, motion)
     scene = Scene(build(clip), clip.camera, SIZE, LENS)
     mount = pose_of(clip.camera, "camera", "base", 0, "system")
     hand_eye = {"kind": "eye_to_hand", "translation_m": mount.position_m}
@@ -267,16 +286,26 @@ def run_tracked_clip(model: TrackerModel, random: Rng, passes: bool, found: dict
             error_m = np.linalg.norm(np.subtract(first.position_m, clip.poses[0][seq, :3, 3]))
             found["position of a held object, from its middle mm"].append(1000 * float(error_m))
     scene.renderer.close()
-    count_held(np.array(held), passes, found)
-    found["passing" if passes else "strange"].append(len(grasped) - (not passes) * grasped.count(ids.get(0)))
-    found["once"].append(grasped.count(ids.get(0)) == 1 and not passes)
+    count_held(np.array(held), motion, found)
+    count_grasped(grasped, ids.get(0, 0), motion, found)
 
 
-def count_held(held: np.ndarray, passes: bool, found: dict[str, list[float]]) -> None:
+def count_grasped(grasped: list[int], picked: int, motion: Motion, found: dict[str, list[float]]) -> None:
+    """Count the events of a clip. `picked` is the id of the thing that a pick takes."""
+    if motion == "pass":
+        found["passing"].append(len(grasped))
+    elif motion == "fail":
+        found["failed"].append(len(grasped))
+    else:
+        found["strange"].append(len(grasped) - grasped.count(picked))
+        found["once"].append(grasped.count(picked) == 1)
+
+
+def count_held(held: np.ndarray, motion: Motion, found: dict[str, list[float]]) -> None:
     """Compare what is held [frames, objects] with the truth. Either answer counts as right for GUARD_S."""
     true = np.zeros_like(held)
     sure = np.ones_like(held)
-    true[:, 0] = (TIMES >= GRASP_S) & (TIMES < RELEASE_S) & (not passes)
+    true[:, 0] = (TIMES >= GRASP_S) & (TIMES < RELEASE_S) & (motion == "pick")
     for after_s in (TIMES - GRASP_S, TIMES - RELEASE_S):
         sure[:, 0] &= (after_s < 0) | (after_s >= GUARD_S)
     for name, cases in (("right", held & true), ("wrong", held & ~true), ("missed", ~held & true)):
