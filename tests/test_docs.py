@@ -7,6 +7,8 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -15,10 +17,13 @@ import msgpack
 import numpy as np
 import pytest
 
+from sam3_node.bags import RecordingReader, RecordingWriter
+from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.errors import NodeRestarted
 from sam3_node.processes import supervisor
 from sam3_node.settings import Settings, load_settings
-from sam3_node.wire import decode_mask
+from sam3_node.types import Instance, MaskFrame
+from sam3_node.wire import decode_mask, pack_masks
 from sam3_node.wire.operations import OPERATIONS
 from tests.support.command_line import command_parser
 from tests.support.node_rig import Rig
@@ -28,6 +33,7 @@ from tests.support.patience import PATIENCE_MS, PATIENCE_S
 from tests.support.wire_examples import golden
 from tools.docs.command_line import commands
 from tools.docs.errors import ADVICE, error_classes
+from tools.docs.fields import list_members
 from tools.docs.operations import RESULTS
 from tools.docs.pages import PARTS, generated_names, outdated
 
@@ -256,6 +262,30 @@ def test_the_recording_example_runs() -> None:
     bag, clip = run(block_with("docs/python-api.md", "LabelledClip.load(")).splitlines()
     assert bag == "('tabletop',) 224 640 jpeg None"
     assert clip.startswith("225 15.0")
+
+
+def test_the_example_of_a_recording_with_masks_runs(tmp_path: Path) -> None:
+    pytest.importorskip("mcap")
+    reader = RecordingReader([TABLETOP])
+    with RecordingWriter(tmp_path / "pick.mcap") as writer:
+        # the node skipped the last frame
+        for frame, masks in zip(islice(reader.frames(), 3), [*islice(reader.truth(), 2), None], strict=True):
+            writer.write_frame(frame, frame.capture_ns)
+            if masks is not None:
+                writer.write_masks(pack_masks(masks, "rle")[1], masks, frame.capture_ns)
+    example = block_with("docs/python-api.md", "read_masks(").replace(
+        '"pick.mcap"', repr(f"{tmp_path}/pick.mcap")
+    )
+    lines = run(example).splitlines()
+    assert len(lines) == 10
+    assert re.fullmatch(r"0 1 red mug \[.*\] \d\.\d\d m", lines[0])
+
+
+def test_every_field_of_masks_is_in_the_tables() -> None:
+    page = shown(ROOT / "docs" / "python-api.md")
+    for kind in (MaskFrame, Instance):
+        assert {member.name for member in list_members(kind)} >= {part.name for part in fields(kind)}
+        assert not [part.name for part in fields(kind) if f"| `{part.name}` |" not in page]
 
 
 def test_the_restart_example_adds_its_object_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from .bounds import bounds_table
 from .command_line import command_reference
 from .compatibility import compatibility_table
 from .errors import error_table
+from .fields import instance_table, mask_frame_table
 from .operations import operation_table
 from .tables import code, output_table, table
 
@@ -178,6 +179,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "operations": operation_table,
     "outputs": output_table,
     "bounds": bounds_table,
+    "mask-frame": mask_frame_table,
+    "instance": instance_table,
     "layers": layer_diagram,
     "cli": command_reference,
     "compatibility": compatibility_table,
