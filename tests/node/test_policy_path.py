@@ -261,7 +261,7 @@ def test_a_policy_picks_a_block_while_node_and_camera_are_killed(tmp_path: Path)
         world = World(rig, poses)
         Trouble(rig, world)
         with rig.client() as client:
-            ids = policy(client, world, BALL_PIXEL)
+            ids = policy(client, world)
         assert world.troubles == []
     block, ball = ids[:2]
     assert ids == [block, ball, block, ball]
