@@ -19,6 +19,7 @@ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI")  # `model.dtype auto` takes bfloat16 beyond it
 
 LONGEST_FIRST = (
+    "replay/cluster/test_operator.py",
     "replay/cluster/test_scheduler.py",
     "transport/test_restart.py",
     "replay/live/test_run.py",
