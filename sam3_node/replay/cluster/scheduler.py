@@ -57,6 +57,8 @@ RETRIES = 5
 """Number of workers that a task may lose, and of workers in a row that may fail to start."""
 POLL_S = 0.2
 """Time between two looks at running tasks."""
+START_POLL_S = 2.0
+"""Time between two looks at the machines of the cluster while a worker starts."""
 SAVE_S = 1.0
 """Time between two reports of a run that goes on. A driver that is killed loses the time of its workers since."""
 
@@ -572,7 +574,7 @@ class WorkerPool(Closeable):
         """Run a task once. Ask for its progress meanwhile, and pass a stop on. Raises RayError for a lost worker."""
         # a worker that answers has started; its time costs from here on
         if worker.ready_s is None:
-            self._ray.get(worker.actor.pid.remote())
+            self._await_start(worker)
             worker.ready_s = time.monotonic()
             self._failed_starts = 0
         begin_s = time.monotonic()
@@ -588,6 +590,18 @@ class WorkerPool(Closeable):
         finally:
             task.begun_s = None
             task.seconds += time.monotonic() - begin_s
+
+    def _await_start(self, worker: _WorkerHandle) -> None:
+        """Wait until a worker has started. Raises RayError for a lost worker, ReplayError without a machine for it."""
+        # Ray waits for ever for machines, as new ones may join; but without any, the head is gone as well
+        call = worker.actor.pid.remote()
+        while not self._ray.wait([call], timeout=START_POLL_S)[0]:
+            if not any(node["Alive"] for node in self._ray.nodes()):
+                raise ReplayError(
+                    "expected Ray to run, found that it has ended: was it killed, for example for lack of memory? "
+                    "Results so far are kept, the same command continues"
+                )
+        self._ray.get(call)
 
     def _count_loss(self, worker: _WorkerHandle, task: PoolTask, error: Exception) -> TaskResult | None:
         """Count the loss of a worker. Return the result of a task that has lost too many, None to try again.

@@ -250,3 +250,18 @@ def test_kills_cost_no_frame_and_the_bill_is_the_time_of_all_workers(
     assert bill["cost"] == pytest.approx(bill["held_s"] / 3600 * PRICE, abs=1e-5)
     assert sum(bag["worker_s"] for bag in bill["bags"]) <= bill["held_s"] + 1
     assert mentions((tmp_path / "second.log").read_text(), "lost", "of 2 runs")
+
+
+def test_a_ray_that_has_ended_ends_the_command(command: list[str], tmp_path: Path) -> None:
+    """Ray itself would wait for ever for another machine."""
+    here = list(command)
+    out = here[here.index("-o") + 1] = str(tmp_path / "out")
+    with driver([*here, "--ray", "local", "--workers", "1"], WorkerWatch(), tmp_path / "log") as process:
+        wait_for_bill(Path(out), count_running, "a worker")
+        (raylet,) = [
+            one for one in psutil.Process(process.pid).children(recursive=True) if one.name() == "raylet"
+        ]
+        raylet.kill()
+        assert process.wait() == 2
+    log = (tmp_path / "log").read_text()
+    assert mentions(log, "sam3-node: error", "Ray", "the same command continues")
