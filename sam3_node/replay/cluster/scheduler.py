@@ -413,7 +413,11 @@ def _init_ray(ray: Any, address: str, workers: int) -> None:
         else:
             _check_address(address)
             ray.init(address, **quiet)
-    except (RuntimeError, ValueError, OverflowError, OSError) as error:
+    except Exception as error:  # Ray raises errors of many kinds, also a bare Exception
+        if address == LOCAL:
+            raise ReplayError(
+                f"expected Ray to start on this machine, found {error}; if the machine is busy, try again later"
+            ) from error
         raise ReplayError(
             f"expected a Ray cluster at {address}, found none: {error}; --ray local starts one on this machine"
         ) from error

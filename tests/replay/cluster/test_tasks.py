@@ -139,7 +139,7 @@ def test_a_usage_report_adds_up() -> None:
 def test_a_resumed_run_adds_to_the_bill() -> None:
     killed = BagResult("a.mcap", "out/a", "running", None, 0, 100.0, losses=1)
     other = BagResult("c.mcap", "out/c", "done", None, 50, 30.0)
-    first = UsageReport.from_json(UsageReport([killed, other], 120.0, 150.0, 75.0, 2.0).to_json().encode())
+    first = UsageReport.from_json(UsageReport([killed, other], 120.0, 150.0, 150.0, 2.0).to_json().encode())
     done = BagResult("a.mcap", "out/a", "done", None, 100, 20.0)
     fresh = BagResult("b.mcap", "out/b", "done", None, 10, 5.0)
     bill = UsageReport([done, fresh], 30.0, 50.0, 0.0, 4.0).after(first)
@@ -150,7 +150,7 @@ def test_a_resumed_run_adds_to_the_bill() -> None:
     assert [bag.bag for bag in bill.others] == ["c.mcap"]
     # the worker of a killed driver goes on for a while, and nobody measures it
     first_s = 150.0 + OUTLIVES_S
-    assert (bill.seconds, bill.held_s, bill.gpu_s, bill.runs) == (150.0, first_s + 50.0, first_s / 2, 2)
+    assert (bill.seconds, bill.held_s, bill.gpu_s, bill.runs) == (150.0, first_s + 50.0, first_s, 2)
     # each run at its own price
     assert bill.cost(bill.held_s) == pytest.approx((first_s * 2 + 50.0 * 4) / 3600, abs=1e-5)
     assert bill.is_complete
