@@ -15,12 +15,11 @@ OTEL = "otel"
 """The extra of this package that installs the SDK."""
 EXPORT_S = 2.0
 """Seconds after which an export ends without an answer of the collector, and the last one at the node's end, too."""
-
-
 TRACES_PATH = "/v1/traces"
 """Path of traces at a collector, behind its base address."""
 MAX_REASON_CHARACTERS = 300
 """Characters of the exporter's words that reach the log."""
+
 log = logging.getLogger(__name__)
 
 
@@ -36,7 +35,8 @@ class TracedSpan(NamedTuple):
 class _CountedExporter:
     """An exporter that counts lost spans, and says once that the collector is away, and once that it is back.
 
-    The exporter of OpenTelemetry logs each failed batch, one every few seconds. Its last line becomes the reason here.
+    The exporter of OpenTelemetry logs each failed batch, one every few seconds. Its first line about a batch is the
+    reason here.
     """
 
     def __init__(self, exporter: Any, url: str, logger: str) -> None:
@@ -85,8 +85,8 @@ class _CountedExporter:
             )
 
     def _keep_reason(self, record: logging.LogRecord) -> bool:
-        """Keep the line of the exporter as the reason, and log it no more."""
-        self._reason = record.getMessage()[:MAX_REASON_CHARACTERS]
+        """Keep the exporter's first line about a batch as the reason, and log none."""
+        self._reason = self._reason or record.getMessage()[:MAX_REASON_CHARACTERS]
         return False
 
 
