@@ -237,13 +237,15 @@ class Perception:
 
         Also the camera that the calibration without a camera's name serves. See `Pipeline.state` for `whole`.
         """
+        # only where there is one, so that other states have the bytes that they had before it was saved
+        owner = {} if self._nameless_owner is None else {"nameless_owner": self._nameless_owner}
         return {
             "prompts": self._prompts.state(),
             "paused": self.paused,
             "cameras": {camera: pipeline.state(whole) for camera, pipeline in self.pipelines.items()},
             "epochs": {camera: pipeline.epoch for camera, pipeline in self.pipelines.items()},
             "links": self.linker and self.linker.state(),
-            "nameless_owner": self._nameless_owner,
+            **owner,
         }
 
     def restore(self, state: State) -> None:
