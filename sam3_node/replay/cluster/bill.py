@@ -17,8 +17,8 @@ from ..store import Store
 BILL = "bill.json"
 """File with the time and cost of all runs, beside the results."""
 HOUR_S = 3600.0
-OUTLIVES_S = 2.5
-"""Time that a worker outlives the last bill of its killed driver, about: Ray ends it 2 to 3 s after the driver, and a
+OUTLIVES_S = 2.0
+"""Time that a worker outlives the last bill of its killed driver, about: Ray ends it 1 to 3 s after the driver, and a
 bill is half a second old. Nobody is left to measure it."""
 
 _log = logging.getLogger(__name__)

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 FRAMES = 500
 """Frames of each of the first two recordings."""
-LONG_FRAMES = 1500
+LONG_FRAMES = 2000
 """Frames of each of the next two: they cost a minute of workers, beside which a second is little."""
 LOOK_S = 0.1
 """Time between two looks at the processes of workers."""
