@@ -175,15 +175,20 @@ class MemoryBank:
         prompts = self._conditioning - self._keeps_anchor
         self._prompts = slice(prompts)
         self._anchor = slice(prompts, None)
+        # where many objects share a memory, their pointers are those of the frames that are attended to
+        self._pointer_slots = CONDITIONING_POINTERS if model.slots == 1 else self._conditioning
+        self._ages_conditioning = model.ages_conditioning
         self._pointer_window = max(self._window, model.max_pointers - 1)
         self._pointer_ring = self._pointer_window + history
-        self.features = torch.zeros(  # [objects, ring + conditioning, T, 64]
-            (max_objects, self._ring + self._conditioning, model.memory_tokens, model.memory_channels),
-            dtype=model.memory_dtype,
-            device=model.device,
+        self.features = (
+            torch.zeros(  # [objects, ring + conditioning, T, 64], or of groups of objects that share a memory
+                (max_objects, self._ring + self._conditioning, model.memory_tokens, model.memory_channels),
+                dtype=model.memory_dtype,
+                device=model.device,
+            )
         )
         self.pointers = torch.zeros(  # [objects, ring + conditioning, C]
-            (max_objects, self._pointer_ring + CONDITIONING_POINTERS, model.hidden),
+            (max_objects, self._pointer_ring + self._pointer_slots, model.slots * model.hidden),
             dtype=model.dtype,
             device=model.device,
         )
@@ -194,7 +199,7 @@ class MemoryBank:
         self._area: Ints = np.zeros(table, dtype=np.int64)  # of tracked masks, with selection distractor
         self._conditioning_frame: Ints = np.full((max_objects, self._conditioning), NO_FRAME, dtype=np.int64)
         self._conditioning_pointer: Ints = np.full(
-            (max_objects, CONDITIONING_POINTERS), NO_FRAME, dtype=np.int64
+            (max_objects, self._pointer_slots), NO_FRAME, dtype=np.int64
         )
         self._unread: list[tuple[Ints, int, list[HostCopy]]] = []
 
@@ -202,6 +207,11 @@ class MemoryBank:
     def nbytes(self) -> int:
         """Device memory of the bank in bytes. It never changes."""
         return self.features.nbytes + self.pointers.nbytes
+
+    @property
+    def conditioning(self) -> int:
+        """Number of conditioning frames of a row."""
+        return self._conditioning
 
     @property
     def layout(self) -> list[Any]:
@@ -212,7 +222,7 @@ class MemoryBank:
     def widths(self) -> tuple[int, int]:
         """Numbers of memories and pointers in a row that is read with static shapes."""
         memories = self._num_maskmem - 1 + self._conditioning
-        return memories, self._max_pointers - 1 + CONDITIONING_POINTERS
+        return memories, self._max_pointers - 1 + self._pointer_slots
 
     @torch.inference_mode()
     def clear(self, row: int) -> None:
@@ -237,6 +247,21 @@ class MemoryBank:
     def is_conditioning(self, row: int, frame: int) -> bool:
         """Return True if `frame` is a conditioning frame of the object in `row`."""
         return bool((self._conditioning_pointer[row] == frame).any())
+
+    def conditioning_slot(self, row: int, frame: int) -> int | None:
+        """Return which of the conditioning frames of a row `frame` is; None if it is none, or is no longer kept."""
+        slots = np.flatnonzero(self._conditioning_frame[row] == frame)
+        return int(slots[0]) if slots.size else None
+
+    def memory_at(self, row: int, frame: int) -> Tensor:
+        """Return the memory [T, 64] of a frame that the row holds."""
+        slot = self.conditioning_slot(row, frame)
+        return self.features[row, frame % self._ring if slot is None else self._ring + slot]
+
+    def pointer_at(self, row: int, frame: int) -> Tensor:
+        """Return the pointer [C] of a frame that the row holds."""
+        slot = self.conditioning_slot(row, frame)
+        return self.pointers[row, frame % self._pointer_ring if slot is None else self._pointer_ring + slot]
 
     def write(self, rows: Ints, frame: int, memory: Tensor, decoded: Decoded) -> None:
         """Store a tracked frame for N rows: memory [N, T, 64], and the decoder's output, of N objects or more."""
@@ -306,7 +331,7 @@ class MemoryBank:
         """
         self._settle()
         memory = self._memory_slots(rows, frame)
-        pointer = self._pointer_slots(rows, frame)
+        pointer = self._select_pointers(rows, frame)
         memories, pointers = self.full_widths
         mask: Bools | None
         if full_apart and memory.all_have(memories) and pointer.all_have(pointers):
@@ -336,7 +361,7 @@ class MemoryBank:
         """
         self._settle()
         memory = self._memory_slots(rows, frame)
-        pointer = self._pointer_slots(rows, frame)
+        pointer = self._select_pointers(rows, frame)
         counts = memory.valid.sum(axis=1)
         widths = np.array(self.read_widths)
         if engine_objects:
@@ -490,7 +515,7 @@ class MemoryBank:
         chosen, offset, valid = self._rule.choose(ages, self._score[rows], held, self._num_maskmem - 1)
         index = np.take_along_axis(frames, chosen, axis=1) % self._ring
         prompted = self._conditioning_slots(
-            conditioning, self._ring, np.full_like(conditioning, self._num_maskmem - 1)
+            conditioning, self._ring, self._conditioning_offset(frame, conditioning)
         )
         # it comes last, since the first is the newest prompted frame
         conditioning[:, self._anchor] = NO_FRAME
@@ -501,7 +526,16 @@ class MemoryBank:
             _Slots(np.where(valid, index, 0), np.where(valid, offset - 1, 0), valid),
         )
 
-    def _pointer_slots(self, rows: Ints, frame: int) -> _Slots:
+    def _conditioning_offset(self, frame: int, conditioning: Ints) -> Ints:
+        """Return the rows of the temporal table for conditioning frames: the last one, or SAM 3.1's, by their age."""
+        last = self._num_maskmem - 1
+        if not self._ages_conditioning:
+            return np.full_like(conditioning, last)
+        # the table runs the other way for these: the reference counts from the oldest frame
+        ages = frame - conditioning
+        return np.where((ages > 0) & (ages <= last), last - ages, last)
+
+    def _select_pointers(self, rows: Ints, frame: int) -> _Slots:
         ages = frame - self._frame[rows]
         held = (self._frame[rows] != NO_FRAME) & (ages > 0) & (ages <= self._pointer_window)
         held &= ~self._prompted[rows]

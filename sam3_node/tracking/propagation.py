@@ -12,7 +12,7 @@ from ..models import Features, TrackerModel
 from ..models.sam.stages import Decoded, find_limits
 from .host_copy import copy_to_device
 from .memory import Bools, Ints, MemoryBank
-from .tracks import BATCHES, Cover, pad_to_batch
+from .tracks import BATCHES, Cover, PromptTensors, pad_to_batch
 
 PRESENT_LOGIT = 10.0
 """Presence logit of an object whose prompt is a mask; its negative stands for an empty mask."""
@@ -52,13 +52,36 @@ class Propagation:
         """Return True if `frame` was tracked without a prompt, and can be corrected by `read` and `correct`."""
         return False
 
-    def read(self, top: Tensor, rows: Ints, frame: int) -> Tensor:
-        """Return the image tokens of N objects with what was known of them before step `frame`, [N, C, h, w]."""
+    def prepare_correction(
+        self, features: Features, row: int, frame: int, prompt: PromptTensors
+    ) -> tuple[Tensor | None, PromptTensors]:
+        """Return what a tracked frame is corrected with: image tokens [1, C, h, w] with memory, or None; and the prompt.
+
+        The tokens know the object as it was before step `frame`.
+        """
         raise NotImplementedError("only frames for which has_tracked is True can be corrected")
 
     def correct(self, features: Features, row: int, frame: int, now: int, prompted: Prompted) -> None:
         """Replace what was tracked on step `frame` of one row."""
         raise NotImplementedError("only frames for which has_tracked is True can be corrected")
+
+    def take_batch(self, rows: Ints, most: int) -> Ints:
+        """Return the places in `rows` of the objects to follow first, with at most `most` reads."""
+        return np.arange(min(len(rows), most))
+
+    def count_reads(self, rows: Ints) -> int:
+        """Return how many reads following the objects in `rows` takes."""
+        return len(rows)
+
+    def begins_apart(self, frame: int, now: int) -> bool:
+        """Return True if an object that is prompted on step `frame` must not share a group: the frame is too old."""
+        return False
+
+    def make_room(self, key: int, now: int) -> None:
+        """Do what is needed for one more object to have a row."""
+
+    def end_step(self, frame: int) -> None:
+        """Tidy up after step `frame`, when all objects are tracked and all prompts are stored."""
 
     def warm_up_reads(self, capacity: int) -> None:
         """Run what needs a compiler, a plan or a graph for up to `capacity` objects, so that no frame waits for it."""
@@ -124,6 +147,12 @@ class MemoryPropagation(Propagation):
             masks = write.upsample(decoded.logits)
         memory: Tensor = write(features.top, masks, True, decoded.presence)
         return memory
+
+    def prepare_correction(
+        self, features: Features, row: int, frame: int, prompt: PromptTensors
+    ) -> tuple[Tensor | None, PromptTensors]:
+        """Return image tokens [1, C, h, w] that have attended to the memories before step `frame`, and the prompt."""
+        return self.read(features.top, np.array([row], dtype=np.int64), frame), prompt
 
     def read(self, top: Tensor, rows: Ints, frame: int) -> Tensor:
         """Return the image tokens of N objects, [N, C, h, w], which have attended to the memories before `frame`.

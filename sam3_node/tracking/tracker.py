@@ -10,6 +10,7 @@ from ..errors import RequestError, SettingsError
 from ..models import Features, TrackerModel
 from ..models.sam.stages import Decoded
 from ..types import SavedFields
+from .groups import GroupMemory, GroupSeats, count_groups
 from .last_masks import LastMasks
 from .memory import MemoryBank, SelectionRule, get_rule
 from .propagation import MemoryPropagation, Prompted, Propagation
@@ -62,16 +63,21 @@ class Tracker(SavedFields):
         self.model = model
         self.frame_number = 0
         rule = selection if isinstance(selection, SelectionRule) else get_rule(selection)
-        self.bank: MemoryBank | LastMasks
+        self.bank: MemoryBank | LastMasks | GroupMemory
         """What is remembered of the objects, in rows"""
         self._propagation: Propagation
-        if model.has_memory:
+        self._rows = ObjectRows(max_objects, corrections)
+        if model.slots > 1:
+            groups = count_groups(max_objects, corrections, model.slots)
+            self._rows = seats = GroupSeats(max_objects, corrections, model.slots, groups)
+            self.bank = GroupMemory(model, seats, bank_size, rule, history)
+            self._propagation = self.bank
+        elif model.has_memory:
             self.bank = MemoryBank(model, max_objects + corrections, bank_size, rule, history)
             self._propagation = MemoryPropagation(model, self.bank)
         else:
             self.bank = LastMasks(model, max_objects + corrections)
             self._propagation = self.bank
-        self._rows = ObjectRows(max_objects, corrections)
 
     @property
     def ids(self) -> list[int]:
@@ -116,6 +122,7 @@ class Tracker(SavedFields):
             results[object_id] = track._replace(visible=torch.zeros_like(track.visible))
         for object_id, prompt in checked.items():
             results[object_id] = self._condition(features, frame, object_id, prompt)
+        self._propagation.end_step(frame)
         self.frame_number += 1
         return self._tracks(results)
 
@@ -258,18 +265,23 @@ class Tracker(SavedFields):
 
         A batch writes the bank last, so one that failed can run again.
         """
-        tracks: list[Track] = []
-        while len(tracks) < len(ids):
-            batch = ids[len(tracks) : len(tracks) + self.model.batch_size]
+        tracks: dict[int, Track] = {}
+        rest = list(ids)
+        while rest:
+            rows = np.array([self._rows[object_id] for object_id in rest], dtype=np.int64)
+            places = self._propagation.take_batch(rows, self.model.batch_size)
+            batch = [rest[place] for place in places]
             try:
-                tracks += self._follow_batch(features, batch, frame, cover)
+                tracks.update(zip(batch, self._follow_batch(features, batch, frame, cover), strict=True))
+                rest = [object_id for object_id in rest if object_id not in tracks]
                 continue
             except torch.OutOfMemoryError:
-                if len(batch) == 1:
+                reads = self._propagation.count_reads(rows[places])
+                if reads == 1:
                     raise
             # here the traceback, which holds the failed batch's memory, is released
-            self.model.limit_batch(len(batch) // 2)
-        return tracks
+            self.model.limit_batch(reads // 2)
+        return [tracks[object_id] for object_id in ids]
 
     def _follow_batch(
         self, features: Features, ids: list[int], frame: int, cover: Cover | None = None
@@ -289,8 +301,8 @@ class Tracker(SavedFields):
         if prompt.mask is not None:
             prompted = self._propagation.decode_mask(features, prompt.mask)
         else:
-            top = self._propagation.read(features.top, np.array([row], dtype=np.int64), frame)
-            prompted = Prompted(self._decode_prompt(features, prompt, top))
+            remembered, prompt = self._propagation.prepare_correction(features, row, frame, prompt)
+            prompted = Prompted(self._decode_prompt(features, prompt, remembered))
         self._propagation.correct(features, row, frame, self.frame_number, prompted)
         return split_tracks(prompted.decoded, 1)[0]
 
@@ -304,14 +316,16 @@ class Tracker(SavedFields):
 
     def _start(self, features: Features, frame: int, object_id: int, prompted: Prompted) -> Track:
         """Store a prompted frame."""
-        self._propagation.start(features, self._row(object_id), frame, self.frame_number, prompted)
+        row = self._row(object_id, frame)
+        self._propagation.start(features, row, frame, self.frame_number, prompted)
         return split_tracks(prompted.decoded, 1)[0]
 
-    def _row(self, key: int) -> int:
-        """Return the row of an object's id, or of its key while it catches up; make one if there is none."""
+    def _row(self, key: int, frame: int) -> int:
+        """Return the row of an object's id, or of its key while it catches up; one that begins on `frame` if new."""
         if key in self._rows:
             return self._rows[key]
-        row = self._rows.add(key)
+        self._propagation.make_room(key, self.frame_number)
+        row = self._rows.add(key, self._propagation.begins_apart(frame, self.frame_number))
         self.bank.clear(row)
         if catching_key(key) in self._rows:
             self.bank.copy_conditioning(self._rows[catching_key(key)], row)

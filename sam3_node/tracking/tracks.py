@@ -138,13 +138,16 @@ class ObjectRows:
                 f"{self._spare} already; try again in a second, or correct the newest frame"
             )
 
-    def add(self, key: int) -> int:
-        """Give the key a free row and return it; CapacityError if all rows are taken."""
+    def add(self, key: int, apart: bool = False) -> int:
+        """Give the key a free row and return it; CapacityError if all rows are taken.
+
+        apart: the object must not share a group with others. A row is of one object, so this counts for `GroupSeats`.
+        """
         if catching_key(key) in self._rows:
             self.check_spare(key)
         else:
             self.check_capacity(1)
-        row = self._free.pop()
+        row = self._take(key, apart)
         self._rows[key] = row
         return row
 
@@ -152,7 +155,7 @@ class ObjectRows:
         """Free the key's row and return it; UnknownObjectError if there is none."""
         row = self[key]
         del self._rows[key]
-        self._free.append(row)
+        self._give_back(row)
         return row
 
     def rename(self, key: int, new_key: int) -> int | None:
@@ -160,8 +163,16 @@ class ObjectRows:
         freed = self._rows.get(new_key)
         self._rows[new_key] = self._rows.pop(key)
         if freed is not None:
-            self._free.append(freed)
+            self._give_back(freed)
         return freed
+
+    def _take(self, key: int, apart: bool) -> int:
+        """Return a free row for a key, which is not free then."""
+        return self._free.pop()
+
+    def _give_back(self, row: int) -> None:
+        """Note that no key holds this row any more."""
+        self._free.append(row)
 
     def state(self) -> State:
         """Return the state that `restore` takes: the rows in use, and the free rows in their order."""

@@ -1,0 +1,619 @@
+"""Follow objects in groups that share a memory, a read and a run of the decoder: the "multiplex" of SAM 3.1.
+
+A group is a row of a `MemoryBank`, and has `TrackerModel.slots` slots. An object has a seat: slot s of group g is seat
+g * slots + s. A memory holds the masks of all objects of its group on one frame, so a prompt for one object, a
+correction or a removal concerns the others:
+
+- Add: the frame is encoded anew with the masks that the others have on it, and becomes a conditioning frame of the
+  group. In older memories the slot is empty, as it was.
+- Correct: the frame is encoded anew with the corrected mask in the place of the tracked one.
+- Remove: the slot is empty from the next frame on. Older memories still show the object, so its slot is not given again.
+- Build anew: where no slot is left, or where two groups have become small enough to be one, the conditioning frames of
+  the group are encoded again from their saved masks, without the objects that left. Of the frames between, only the
+  newest is kept.
+
+An object that begins on a frame too old for its group, and one that catches up, has a group of its own until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import CapacityError, SettingsError
+from ..models import Features, TrackerModel
+from ..models.sam.algebra import resize_matrix
+from ..models.sam.memory_write import MASK_BIAS, MASK_SCALE
+from ..models.sam.stages import Decoded
+from ..types import State
+from .host_copy import copy_to_device
+from .memory import NO_FRAME, Bools, Ints, MemoryBank, SelectionRule
+from .propagation import PRESENT_LOGIT, MemoryPropagation, Prompted, Propagation
+from .tracks import Cover, ObjectRows, PromptTensors, confidence, pad_to_batch
+
+FREE_LOGIT = 0.0
+"""Logit of the pixels of a slot that holds no object. The memory encoder sees it as neither inside nor outside."""
+FREE_PRESENCE = -10.0
+"""Presence logit of a slot that holds no object."""
+MAX_LOGIT = 32.0
+"""Largest logit of a mask that a correction begins with. Larger ones are beyond what the prompt encoder has learnt."""
+MERGE_GAP = 30
+"""Frames between two times that a group is built anew to be merged. Fewer would forget the frames between too often."""
+
+
+class GroupSeats(ObjectRows):
+    """The seat of each object. A seat that was given back is given again once its group is empty or built anew."""
+
+    def __init__(self, capacity: int, spare: int, slots: int, groups: int) -> None:
+        super().__init__(capacity, spare)
+        self.slots = slots
+        self.groups = groups
+        self._given = [0] * groups
+        """Slots of each group that were given since the group was empty or built anew"""
+
+    def members(self, group: int) -> list[int]:
+        """Return the keys of a group's objects, in the order of their slots."""
+        seats = {seat: key for key, seat in self._rows.items() if seat // self.slots == group}
+        return [seats[seat] for seat in sorted(seats)]
+
+    def key_of(self, seat: int) -> int:
+        """Return the key that holds a seat."""
+        return next(key for key, held in self._rows.items() if held == seat)
+
+    def shared_groups(self) -> list[int]:
+        """Return the groups that hold objects, without those of objects that catch up."""
+        apart = {seat // self.slots for key, seat in self._rows.items() if key < 0}
+        return sorted({seat // self.slots for seat in self._rows.values()} - apart)
+
+    def empty_groups(self) -> list[int]:
+        """Return the groups without objects."""
+        held = {seat // self.slots for seat in self._rows.values()}
+        return [group for group in range(self.groups) if group not in held]
+
+    def open_groups(self) -> list[int]:
+        """Return the groups in which a slot can be given, the first to fill first."""
+        return [group for group in self.shared_groups() if self._given[group] < self.slots]
+
+    def rebuild(self, keys: Sequence[int], group: int) -> None:
+        """Move objects to the first slots of a group. All its objects are among them."""
+        for slot, key in enumerate(keys):
+            self._rows[key] = group * self.slots + slot
+        self._given[group] = len(keys)
+        for empty in self.empty_groups():
+            self._given[empty] = 0
+
+    def state(self) -> State:
+        """Return the state that `restore` takes: the seats in use, and those that can be given, in their order."""
+        free = [
+            group * self.slots + slot
+            for group, given in enumerate(self._given)
+            for slot in range(given, self.slots)
+        ]
+        return {"rows": [list(pair) for pair in self._rows.items()], "free": free}
+
+    def restore(self, state: State) -> None:
+        """Replace the seats by what `state` returned; ValueError if they do not fit this capacity."""
+        rows = dict(state["rows"])
+        free = list(state["free"])
+        seats = [*rows.values(), *free]
+        if len(set(seats)) != len(seats) or not set(seats) <= set(range(self.groups * self.slots)):
+            raise ValueError(
+                f"expected each of {self.groups * self.slots} seats at most once, found {rows}, {free}"
+            )
+        self._rows = rows
+        self._given = [
+            self.slots - sum(seat // self.slots == group for seat in free) for group in range(self.groups)
+        ]
+
+    def _take(self, key: int, apart: bool) -> int:
+        """Return a seat in a group that has room. An object that catches up, or is `apart`, has an empty group."""
+        groups = self.empty_groups() if key < 0 or apart else [*self.open_groups(), *self.empty_groups()]
+        if not groups:
+            raise CapacityError(
+                "expected a group of objects for one that begins on a past frame, found all "
+                f"{self.groups} in use; try again in a second, or prompt the newest frame"
+            )
+        seat = groups[0] * self.slots + self._given[groups[0]]
+        self._given[groups[0]] += 1
+        return seat
+
+    def _give_back(self, row: int) -> None:
+        """Note that no key holds this seat any more."""
+        group = row // self.slots
+        if not self.members(group):
+            self._given[group] = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sheet:
+    """The objects of a group on one frame: what its memory is encoded from."""
+
+    frame: int
+    top: Tensor
+    """[1, C, h, w], the frame's image tokens"""
+    logits: Tensor
+    """[slots, 4h, 4w]"""
+    presence: Tensor
+    """logit [slots]"""
+    pointers: Tensor
+    """[slots, C]"""
+    used: Bools
+    """bool [slots]: slots that held an object"""
+    prompted: Bools
+    """bool [slots]: slots whose mask is of a prompt"""
+
+    def put(self, slot: int, decoded: Decoded) -> Sheet:
+        """Return the sheet with the result of a prompt, of one object, in one slot."""
+        logits = self.logits.clone()
+        logits[slot] = decoded.logits[0]
+        presence = self.presence.clone()
+        presence[slot] = decoded.presence[0]
+        pointers = self.pointers.clone()
+        pointers[slot] = decoded.pointer[0]
+        used = self.used.copy()
+        used[slot] = True
+        prompted = self.prompted.copy()
+        prompted[slot] = True
+        return replace(
+            self, logits=logits, presence=presence, pointers=pointers, used=used, prompted=prompted
+        )
+
+
+class GroupMemory(Propagation):
+    """Follows objects in groups by the memories of a bank, in tensors that are allocated once.
+
+    It takes the place of the memory bank, too: its rows are seats. `seats` are those of the tracker.
+    """
+
+    def __init__(
+        self, model: TrackerModel, seats: GroupSeats, bank_size: int, rule: SelectionRule, history: int
+    ) -> None:
+        if rule.keeps_anchor:
+            raise SettingsError(
+                "tracker.selection: expected recent or confident for weights whose objects share a memory, found "
+                "distractor, which is decided for each object"
+            )
+        self._model = model
+        self._seats = seats
+        self._slots = model.slots
+        groups = seats.groups
+        self.bank = MemoryBank(model, groups, bank_size, rule, history)
+        self._reader = MemoryPropagation(model, self.bank)
+        self._recent = history + 1
+        """Newest frames whose sheets are kept, so that they can be encoded anew"""
+        self._to_logits = resize_matrix((model.image_size, model.mask_size[0])).to(model.device)
+        # first the newest frames, then the conditioning frames in the order of the bank's slots
+        sheets = self._recent + self.bank.conditioning
+        table = (groups, sheets)
+        self._logits = torch.zeros(
+            (*table, self._slots, *model.mask_size), device=model.device, dtype=model.dtype
+        )
+        self._presence = torch.zeros((*table, self._slots), device=model.device)
+        self._frame: Ints = np.full(table, NO_FRAME, dtype=np.int64)
+        self._used: Bools = np.zeros((*table, self._slots), dtype=np.bool_)
+        self._prompted: Bools = np.zeros((*table, self._slots), dtype=np.bool_)
+        self._active: Bools = np.zeros((groups, self._slots), dtype=np.bool_)
+        """Slots whose objects are followed"""
+        self._built: Ints = np.zeros(groups, dtype=np.int64)
+        """Frame on which each group was begun or built anew"""
+        self.moved: list[int] = []
+        """Ids of the objects whose group changed on the newest step"""
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory in bytes. It never changes."""
+        return self.bank.nbytes + self._logits.nbytes + self._presence.nbytes
+
+    @property
+    def layout(self) -> list[Any]:
+        """Shapes and dtype. A state fits any object with the same layout."""
+        return [*self.bank.layout, list(self._logits.shape), str(self._logits.dtype)]
+
+    # the objects of the tracker
+
+    def take_batch(self, rows: Ints, most: int) -> Ints:
+        """Return the places in `rows` of all objects of the first `most` groups."""
+        groups = rows // self._slots
+        first = list(dict.fromkeys(groups.tolist()))[:most]
+        return np.flatnonzero(np.isin(groups, first))
+
+    def count_reads(self, rows: Ints) -> int:
+        """Return the number of groups of the objects in `rows`."""
+        return len(np.unique(rows // self._slots))
+
+    def begins_apart(self, frame: int, now: int) -> bool:
+        """Return True for a frame of which no sheets are kept any more."""
+        return now - frame >= self._recent
+
+    def make_room(self, key: int, now: int) -> None:
+        """Build groups anew, if no slot is left for one more object."""
+        if key < 0:
+            if not self._seats.empty_groups():
+                self._merge_smallest(now)
+            return
+        if self._seats.open_groups() or self._seats.empty_groups():
+            return
+        # the shared groups have slots for all objects, so one of them has fewer objects than slots
+        group = min(self._seats.shared_groups(), key=lambda group: len(self._seats.members(group)))
+        self._rebuild(self._seats.members(group), group, now)
+
+    def end_step(self, frame: int) -> None:
+        """Merge two groups whose objects fit into one, unless either was built anew a short time ago."""
+        self.moved.clear()
+        groups = self._seats.shared_groups()
+        if len(groups) > 1 and all(frame - self._built[group] >= MERGE_GAP for group in groups):
+            self._merge_smallest(frame)
+
+    def _merge_smallest(self, now: int) -> None:
+        """Merge the two groups with the fewest objects, if they fit into one."""
+        groups = sorted(self._seats.shared_groups(), key=lambda group: len(self._seats.members(group)))
+        if len(groups) < 2:
+            return
+        fewer, more = groups[:2]
+        keys = [*self._seats.members(more), *self._seats.members(fewer)]
+        if len(keys) <= self._slots:
+            self._rebuild(keys, more, now)
+
+    @torch.inference_mode()
+    def clear(self, row: int) -> None:
+        """Erase the object in a seat. Older memories of its group still show it, until the group has no objects."""
+        group, slot = divmod(row, self._slots)
+        self._active[group, slot] = False
+        held = [self._seats[key] for key in self._seats.members(group)]
+        if set(held) <= {row}:
+            self._clear_group(group)
+
+    def _clear_group(self, group: int) -> None:
+        self.bank.clear(group)
+        self._frame[group] = NO_FRAME
+        self._active[group] = False
+
+    # frames
+
+    def follow(
+        self, features: Features, rows: Ints, frame: int, hidden: Bools, cover: Cover | None
+    ) -> Decoded:
+        """Read the bank, decode and write the bank for the groups of N seats.
+
+        All objects of these groups are followed, whether their seats are asked for or not. Hidden objects count as
+        absent in the memory. A group whose objects are all hidden remembers nothing of the frame.
+        """
+        groups, position = np.unique(rows // self._slots, return_inverse=True)
+        slots = rows % self._slots
+        veiled = np.zeros((len(groups), self._slots), dtype=np.bool_)
+        veiled[position, slots] = hidden
+        decoded = self._decode(features, groups, frame, cover)
+        self._remember(features, groups, frame, decoded, self._active[groups] & ~veiled)
+        index = copy_to_device(np.stack([position, slots]), decoded.logits.device)
+        return Decoded(*(part[index[0], index[1]] for part in decoded))
+
+    def _decode(self, features: Features, groups: Ints, frame: int, cover: Cover | None) -> Decoded:
+        """Decode all slots of some groups: logits [G, slots, 4h, 4w], the others [G, slots, ...]."""
+        model = self._model
+        top = self._reader.read(features.top, groups, frame)
+        if model.is_compiled:
+            top = top.contiguous()  # a compiled decoder is made for one order of values in memory
+        # with static shapes, the rows after those of the groups are padding
+        padded = pad_to_batch(groups) if model.static_shapes else groups
+        used = copy_to_device(self._active[padded], top.device)
+        decoded = Decoded(*model.stages.decode(top, features.fine, features.middle, used))
+        decoded = Decoded(*(part[: len(groups)] for part in decoded))
+        return decoded if cover is None else cover.cut(decoded)
+
+    def _remember(self, features: Features, groups: Ints, frame: int, decoded: Decoded, seen: Bools) -> None:
+        """Encode the memory of a tracked frame, from the slots that are `seen`, bool [G, slots], and keep its sheet."""
+        model = self._model
+        kept = np.flatnonzero(seen.any(axis=1))
+        if not kept.size:
+            return
+        padded = pad_to_batch(kept) if model.static_shapes else kept
+        index = copy_to_device(padded, decoded.logits.device)
+        mask = copy_to_device(seen[padded], decoded.logits.device)
+        logits = torch.where(mask[..., None, None], decoded.logits[index], FREE_LOGIT)
+        presence = torch.where(mask, decoded.presence[index].float(), FREE_PRESENCE)
+        pointers = torch.where(mask[..., None], decoded.pointer[index], 0)
+        memory = model.stages.remember(features.top, logits, presence, torch.zeros_like(mask))
+        count = len(kept)
+        score = torch.where(mask, confidence(decoded.presence[index], decoded.iou[index]), 0).amax(dim=1)
+        # a score of one object in view: presence 1 and the best IoU
+        group_decoded = Decoded(
+            logits, score[:count], torch.full_like(score[:count], PRESENT_LOGIT), pointers.flatten(1)[:count]
+        )
+        rows = groups[kept]
+        self.bank.write(rows, frame, memory[:count], group_decoded)
+        at = copy_to_device(rows, logits.device)
+        place = frame % self._recent
+        self._logits[at, place] = logits[:count].to(self._logits.dtype)
+        self._presence[at, place] = presence[:count]
+        self._frame[rows, place] = frame
+        self._used[rows, place] = seen[kept]
+        self._prompted[rows, place] = False
+
+    def decode_mask(self, features: Features, mask: Tensor) -> Prompted:
+        """Return a mask prompt [1, 1, S, S] in 0..1 itself as the result, with the pointer of its object."""
+        model = self._model
+        high = mask[0].float() * MASK_SCALE + MASK_BIAS
+        logits = self._to_logits @ high @ self._to_logits.T
+        pointer = model.decode_stage.encode_mask_pointer(features, mask.to(model.dtype))
+        # decided on the device, so that the host does not wait for it
+        presence = torch.where(mask.any(), PRESENT_LOGIT, -PRESENT_LOGIT).reshape(1)
+        return Prompted(Decoded(logits.to(model.dtype), torch.ones_like(presence), presence, pointer))
+
+    def start(self, features: Features, row: int, frame: int, now: int, prompted: Prompted) -> None:
+        """Encode the frame anew with the prompted object, as a conditioning frame of its group."""
+        group, slot = divmod(row, self._slots)
+        others = self._active[group].copy()
+        others[slot] = False
+        if others.any() and self._place(group, frame) is None:
+            if frame == now:
+                # none of the others was asked for on this frame; without them, the memory would say that they are gone
+                decoded = self._decode(features, np.array([group]), frame, None)
+                self._remember(features, np.array([group]), frame, decoded, others[None])
+            elif self._seats.empty_groups():
+                group = self._seats.empty_groups()[0]
+                slot = 0
+                self._rebuild([self._seats.key_of(row)], group, now)
+        if not self._active[group].any():
+            self._built[group] = now
+        sheet = self._sheet(group, frame, features.top).put(slot, prompted.decoded)
+        self._active[group, slot] = True
+        self._store(group, sheet, now, conditioning=True)
+
+    def has_tracked(self, row: int, frame: int) -> bool:
+        """Return True if the object in a seat was tracked on `frame`, as far as sheets are kept."""
+        group, slot = divmod(row, self._slots)
+        place = frame % self._recent
+        held = self._frame[group, place] == frame and self._used[group, place, slot]
+        return bool(held and not self.is_conditioning(row, frame))
+
+    def prepare_correction(
+        self, features: Features, row: int, frame: int, prompt: PromptTensors
+    ) -> tuple[Tensor | None, PromptTensors]:
+        """Return no image tokens, and the prompt with the mask that was tracked: prompts are decoded without memory."""
+        group, slot = divmod(row, self._slots)
+        place = frame % self._recent
+        if prompt.logits is None and bool(self._presence[group, place, slot] > 0):
+            tracked = self._logits[group, place, slot].clamp(-MAX_LOGIT, MAX_LOGIT)
+            prompt = prompt._replace(logits=tracked)
+        return None, prompt
+
+    def correct(self, features: Features, row: int, frame: int, now: int, prompted: Prompted) -> None:
+        """Encode a tracked frame anew with the corrected object. It stays what it is for the others."""
+        group, slot = divmod(row, self._slots)
+        sheet = self._sheet(group, frame, features.top).put(slot, prompted.decoded)
+        conditioning = self.bank.conditioning_slot(group, frame) is not None
+        self._store(group, sheet, now, conditioning)
+
+    def is_conditioning(self, row: int, frame: int) -> bool:
+        """Return True if the object in a seat was prompted on `frame`, a conditioning frame of its group."""
+        group, slot = divmod(row, self._slots)
+        place = self.bank.conditioning_slot(group, frame)
+        return place is not None and bool(self._prompted[group, self._recent + place, slot])
+
+    def forget_recent(self, row: int) -> None:
+        """Forget all frames of the group of a seat, except its conditioning frames. The object is alone in it."""
+        group = row // self._slots
+        self.bank.forget_recent(group)
+        self._frame[group, : self._recent] = NO_FRAME
+
+    @torch.inference_mode()
+    def copy_conditioning(self, row: int, target: int) -> None:
+        """Encode the conditioning frames of one seat's object for the group of another, in which it is alone."""
+        group, slot = divmod(target, self._slots)
+        for sheet in self._conditioning_sheets([row], [slot]):
+            self._active[group, slot] = True
+            self._store(group, sheet, sheet.frame, conditioning=True)
+
+    def conditioning_pointers(self, rows: Ints) -> tuple[Tensor, Tensor]:
+        """Return the pointers of the prompted frames of N seats' objects, [N, P, C], and bool [N, P]: True if valid."""
+        groups = rows // self._slots
+        slots = rows % self._slots
+        places = np.arange(self._recent, self._frame.shape[1])
+        held = self._frame[groups][:, places] != NO_FRAME
+        held &= self._prompted[groups[:, None], places[None], slots[:, None]]
+        pointers = self.bank.conditioning_pointers(groups)[0].unflatten(-1, (self._slots, -1))
+        device = pointers.device
+        index = torch.from_numpy(slots).to(device)
+        return pointers[torch.arange(len(rows), device=device), :, index], torch.from_numpy(held).to(device)
+
+    def warm_up_reads(self, capacity: int) -> None:
+        """Run the read in every shape that needs a compiler, a plan or a graph, so that no frame waits for it."""
+        self._reader.warm_up_reads(-(-capacity // self._slots))
+
+    # sheets
+
+    def _place(self, group: int, frame: int) -> int | None:
+        """Return where the sheet of a frame is: among the newest, or among the conditioning frames."""
+        places = np.flatnonzero(self._frame[group] == frame)
+        return int(places[0]) if places.size else None
+
+    def _sheet(self, group: int, frame: int, top: Tensor) -> Sheet:
+        """Return the sheet of a group's frame, an empty one if there is none. Objects that have left are not on it."""
+        place = self._place(group, frame)
+        if place is None:
+            return self._empty_sheet(frame, top)
+        used = self._used[group, place] & self._active[group]
+        return self._pick(
+            self._empty_sheet(frame, top), group, place, np.flatnonzero(used), np.flatnonzero(used)
+        )
+
+    def _empty_sheet(self, frame: int, top: Tensor) -> Sheet:
+        slots = self._slots
+        return Sheet(
+            frame,
+            top,
+            torch.full_like(self._logits[0, 0], FREE_LOGIT),
+            torch.full_like(self._presence[0, 0], FREE_PRESENCE),
+            self.bank.pointers.new_zeros(slots, self._model.hidden),
+            np.zeros(slots, dtype=np.bool_),
+            np.zeros(slots, dtype=np.bool_),
+        )
+
+    def _pick(self, sheet: Sheet, group: int, place: int, slots: Ints, targets: Ints) -> Sheet:
+        """Return a sheet with the objects in some slots of a group's kept sheet, in the slots `targets`."""
+        if not slots.size:
+            return sheet
+        device = self._logits.device
+        source = torch.from_numpy(slots).to(device)
+        target = torch.from_numpy(targets).to(device)
+        pointers = self.bank.pointer_at(group, sheet.frame).unflatten(0, (self._slots, -1))
+        used = sheet.used.copy()
+        used[targets] = True
+        prompted = sheet.prompted.copy()
+        prompted[targets] = self._prompted[group, place, slots]
+        return replace(
+            sheet,
+            logits=sheet.logits.index_copy(0, target, self._logits[group, place, source]),
+            presence=sheet.presence.index_copy(0, target, self._presence[group, place, source]),
+            pointers=sheet.pointers.index_copy(0, target, pointers[source]),
+            used=used,
+            prompted=prompted,
+        )
+
+    def _store(self, group: int, sheet: Sheet, now: int, conditioning: bool) -> None:
+        """Encode the memory of a sheet, and keep both."""
+        device = self._logits.device
+        flags = torch.from_numpy(sheet.prompted)[None].to(device)
+        memory = self._model.remember_stage(
+            sheet.top, sheet.logits[None].to(sheet.top.dtype), sheet.presence[None], flags
+        )
+        pointer = sheet.pointers.flatten()[None]
+        frame = sheet.frame
+        places = []
+        if conditioning:
+            self.bank.write_conditioning(group, frame, now, memory, pointer)
+            slot = self.bank.conditioning_slot(group, frame)
+            # None if all that are kept are newer
+            if slot is not None:
+                places.append(self._recent + slot)
+        elif self.bank.has_tracked(group, frame):
+            self.bank.correct(group, frame, now, memory, pointer)
+        else:
+            one = torch.ones(1, device=device)
+            self.bank.write(
+                np.array([group]),
+                frame,
+                memory,
+                Decoded(sheet.logits[None], one, one * PRESENT_LOGIT, pointer),
+            )
+        if now - frame < self._recent:
+            places.append(frame % self._recent)
+        for place in places:
+            self._logits[group, place] = sheet.logits
+            self._presence[group, place] = sheet.presence
+            self._frame[group, place] = frame
+            self._used[group, place] = sheet.used
+            self._prompted[group, place] = sheet.prompted
+
+    # groups that are built anew
+
+    @torch.inference_mode()
+    def _rebuild(self, keys: list[int], group: int, now: int) -> None:
+        """Build a group from objects of any groups; all its own objects are among them."""
+        rows = [self._seats[key] for key in keys]
+        slots = list(range(len(keys)))
+        conditioning = self._conditioning_sheets(rows, slots)
+        newest = self._newest_sheet(rows, slots)
+        sources = {row // self._slots for row in rows}
+        self.moved += [key for key, row in zip(keys, rows, strict=True) if row // self._slots != group]
+        for row in rows:
+            self._active[row // self._slots, row % self._slots] = False
+        self._seats.rebuild(keys, group)
+        for source in {*sources, group}:
+            if source == group or not self._seats.members(source):
+                self._clear_group(source)
+        self._active[group, slots] = True
+        self._built[group] = now
+        for sheet in conditioning:
+            self._store(group, sheet, now, conditioning=True)
+        if newest is not None and self.bank.conditioning_slot(group, newest.frame) is None:
+            self._store(group, newest, now, conditioning=False)
+
+    def _conditioning_sheets(self, rows: Sequence[int], slots: Sequence[int]) -> list[Sheet]:
+        """Return the conditioning frames of the objects in some seats, the oldest first, for them in other slots.
+
+        There are no more than a group keeps. Those on which none of the objects was prompted are left out.
+        """
+        sheets: dict[int, Sheet] = {}
+        moves = zip(*_by_group(rows, slots, self._slots), strict=True)
+        for group, sources, targets in moves:
+            for place in range(self._recent, self._frame.shape[1]):
+                frame = int(self._frame[group, place])
+                used = self._used[group, place, sources]
+                if frame == NO_FRAME or not self._prompted[group, place, sources].any():
+                    continue
+                blank = sheets.get(frame) or self._empty_sheet(frame, self._top_at(group, frame))
+                sheets[frame] = self._pick(blank, group, place, sources[used], targets[used])
+        newest = sorted(sheets)[-self.bank.conditioning :]
+        return [sheets[frame] for frame in newest]
+
+    def _newest_sheet(self, rows: Sequence[int], slots: Sequence[int]) -> Sheet | None:
+        """Return the newest frame of the objects in some seats, for them in other slots; None without frames."""
+        newest: Sheet | None = None
+        groups = sorted({row // self._slots for row in rows})
+        frame = int(self._frame[groups, : self._recent].max())
+        if frame == NO_FRAME:
+            return None
+        place = frame % self._recent
+        for group, sources, targets in zip(*_by_group(rows, slots, self._slots), strict=True):
+            if self._frame[group, place] != frame:
+                continue
+            used = self._used[group, place, sources]
+            blank = newest or self._empty_sheet(frame, self._top_at(group, frame))
+            newest = self._pick(blank, group, place, sources[used], targets[used])
+        return newest
+
+    def _top_at(self, group: int, frame: int) -> Tensor:
+        """Return the image tokens [1, C, h, w] of a frame that the bank holds: the last channels of its memory."""
+        memory = self.bank.memory_at(group, frame)
+        image = memory[:, -self._model.hidden :]
+        return image.T.reshape(1, -1, *self._model.grid)
+
+    # saved states
+
+    @torch.inference_mode()
+    def state(self) -> State:
+        """Return the state that `restore` takes: the tables and the groups in use."""
+        groups = np.flatnonzero(self._active.any(axis=1))
+        index = torch.from_numpy(groups).to(self._logits.device)
+        return {
+            "used": groups.tolist(),
+            "groups": self.bank.state(),
+            "sheet_tables": [torch.from_numpy(table.copy()) for table in self._tables()],
+            "logits": self._logits[index].cpu(),
+            "presence": self._presence[index].cpu(),
+        }
+
+    @torch.inference_mode()
+    def restore(self, state: State) -> None:
+        """Replace everything by what `state` returned, with the same `layout`."""
+        self.bank.restore(state["groups"])
+        for table, values in zip(self._tables(), state["sheet_tables"], strict=True):
+            table[:] = values.numpy().reshape(table.shape)
+        index = torch.tensor(state["used"], dtype=torch.int64, device=self._logits.device)
+        self._logits[index] = state["logits"].to(self._logits.device)
+        self._presence[index] = state["presence"].to(self._presence.device)
+
+    def _tables(self) -> tuple[Ints | Bools, ...]:
+        return self._frame, self._used, self._prompted, self._active, self._built
+
+
+def count_groups(max_objects: int, corrections: int, slots: int) -> int:
+    """Return the number of groups for `max_objects` objects, and for those that catch up apart from the others."""
+    return -(-max_objects // slots) + max(1, corrections)
+
+
+def _by_group(
+    rows: Sequence[int], slots: Sequence[int], size: int
+) -> tuple[list[int], list[Ints], list[Ints]]:
+    """Sort moves from seats to slots by the group they leave: the groups, and for each its slots and the new ones."""
+    seats = np.array(rows, dtype=np.int64)
+    targets = np.array(slots, dtype=np.int64)
+    groups = sorted(set((seats // size).tolist()))
+    at = [np.flatnonzero(seats // size == group) for group in groups]
+    return groups, [seats[places] % size for places in at], [targets[places] for places in at]
