@@ -252,7 +252,8 @@ class FrameCache:
 
 
 def _map(features: Features, change: Callable[[Tensor], Tensor]) -> Features:
-    return Features(change(features.fine), change(features.middle), change(features.top))
+    parts: Iterator[Any] = (None if part is None else change(part) for part in features)
+    return Features(*parts)
 
 
 class CaughtUp(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 from ..bags.native.reader import RecordedMasks
 from ..errors import ReplayError
 from ..types import Frame, MaskFrame, RobotState, count_missing_frames
-from ..wire import DROPPED, FAILED, GRASPED, RELEASED, RESTORED, SERVED, Event, Fields
+from ..wire import DROPPED, FAILED, GRASPED, REGROUPED, RELEASED, RESTORED, SERVED, Event, Fields
 from ..wire.messages import read_joints, read_pose, read_shed
 from ..wire.operations import CHANGES, Change, read_operation
 
@@ -179,8 +179,8 @@ class _LogReader:
             self.last_seq[args.text("camera")] = None
         elif event.op == DROPPED:
             self.last_seq.pop(args.text("camera"), None)
-        # a replay finds grasps itself, from the steps
-        if event.op not in (GRASPED, RELEASED):
+        # a replay finds these itself, from the steps
+        if event.op not in (GRASPED, RELEASED, REGROUPED):
             yield Edit(event.op, event.args)
 
     def _read_failed(self, args: Fields) -> LoggedStep:

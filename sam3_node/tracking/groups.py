@@ -7,7 +7,7 @@ correction or a removal concerns the others:
 - Add: the frame is encoded anew with the masks that the others have on it, and becomes a conditioning frame of the
   group. In older memories the slot is empty, as it was.
 - Correct: the frame is encoded anew with the corrected mask in the place of the tracked one.
-- Remove: the slot is empty from the next frame on. Older memories still show the object, so its slot is not given again.
+- Remove: the slot is empty from the next frame on. Older memories show the object still, so its slot is not given again.
 - Build anew: where no slot is left, or where two groups have become small enough to be one, the conditioning frames of
   the group are encoded again from their saved masks, without the objects that left. Of the frames between, only the
   newest is kept.
@@ -201,8 +201,7 @@ class GroupMemory(Propagation):
         """Slots whose objects are followed"""
         self._built: Ints = np.zeros(groups, dtype=np.int64)
         """Frame on which each group was begun or built anew"""
-        self.moved: list[int] = []
-        """Ids of the objects whose group changed on the newest step"""
+        self._moved: list[int] = []
 
     @property
     def nbytes(self) -> int:
@@ -242,9 +241,14 @@ class GroupMemory(Propagation):
         group = min(self._seats.shared_groups(), key=lambda group: len(self._seats.members(group)))
         self._rebuild(self._seats.members(group), group, now)
 
+    def take_moved(self) -> list[int]:
+        """Return the ids of objects whose group changed, since the last call."""
+        moved = self._moved
+        self._moved = []
+        return moved
+
     def end_step(self, frame: int) -> None:
         """Merge two groups whose objects fit into one, unless either was built anew a short time ago."""
-        self.moved.clear()
         groups = self._seats.shared_groups()
         if len(groups) > 1 and all(frame - self._built[group] >= MERGE_GAP for group in groups):
             self._merge_smallest(frame)
@@ -520,7 +524,7 @@ class GroupMemory(Propagation):
         conditioning = self._conditioning_sheets(rows, slots)
         newest = self._newest_sheet(rows, slots)
         sources = {row // self._slots for row in rows}
-        self.moved += [key for key, row in zip(keys, rows, strict=True) if row // self._slots != group]
+        self._moved += [key for key, row in zip(keys, rows, strict=True) if row // self._slots != group]
         for row in rows:
             self._active[row // self._slots, row % self._slots] = False
         self._seats.rebuild(keys, group)

@@ -55,9 +55,9 @@ class Propagation:
     def prepare_correction(
         self, features: Features, row: int, frame: int, prompt: PromptTensors
     ) -> tuple[Tensor | None, PromptTensors]:
-        """Return what a tracked frame is corrected with: image tokens [1, C, h, w] with memory, or None; and the prompt.
+        """Return what a tracked frame is corrected with: image tokens [1, C, h, w], or None, and the prompt.
 
-        The tokens know the object as it was before step `frame`.
+        The tokens know the object as it was before step `frame`. Without them, the prompt is decoded without memory.
         """
         raise NotImplementedError("only frames for which has_tracked is True can be corrected")
 
@@ -79,6 +79,10 @@ class Propagation:
 
     def make_room(self, key: int, now: int) -> None:
         """Do what is needed for one more object to have a row."""
+
+    def take_moved(self) -> list[int]:
+        """Return the ids of objects that share their memory with others than before, since the last call."""
+        return []
 
     def end_step(self, frame: int) -> None:
         """Tidy up after step `frame`, when all objects are tracked and all prompts are stored."""

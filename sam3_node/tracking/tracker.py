@@ -226,6 +226,10 @@ class Tracker(SavedFields):
         """Return the object pointers of the prompted frames of N objects, [N, P, C], and bool [N, P]: True if valid."""
         return self.bank.conditioning_pointers(np.array([self._rows[i] for i in ids], dtype=np.int64))
 
+    def take_moved(self) -> list[int]:
+        """Return the ids of objects that share their memory with others than before, since the last call."""
+        return self._propagation.take_moved()
+
     def remove(self, object_id: int) -> None:
         """Remove an object; UnknownObjectError if the id is not known. Other objects are not affected."""
         # an object may hold a row that steps track, one that catches up, or both

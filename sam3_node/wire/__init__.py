@@ -8,6 +8,7 @@ from .control import (
     FAILED,
     GRASPED,
     INTERNAL_ERROR,
+    REGROUPED,
     RELEASED,
     RESTORED,
     SERVED,

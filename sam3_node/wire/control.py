@@ -141,6 +141,7 @@ CAUGHT_UP = "caught_up"
 RESTORED = "restored"
 GRASPED = "grasped"
 RELEASED = "released"
+REGROUPED = "regrouped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,8 @@ class Event:
     frame, and the next masks contain it as tracked from that prompt. With `error` it gave up: if new, it is removed.
     RESTORED (args: sha256, saved_ns, ids_continue, cameras): the node tracks what a snapshot holds, in the place of
     everything before; sha256 identifies the snapshot's file. GRASPED and RELEASED (args: camera, id): the next masks
-    contain the object as held, or as not held any more.
+    contain the object as held, or as not held any more. REGROUPED (args: camera, id): from the next frame on, the
+    object shares its memory with other objects than before.
     """
 
     n: int

@@ -44,6 +44,7 @@ export function describeEvent({ op, camera, id, label, prompts, error, seq }, na
     failed: () => `Frame ${seq} of ${camera} failed: ${error}.`,
     restored: () => "Continued from a snapshot.",
     pin_frame: () => null,
+    regrouped: () => null,
   };
   return words[op] ? words[op]() : `${op.replaceAll("_", " ")}.`;
 }

@@ -6,11 +6,12 @@ from contextlib import contextmanager
 
 from ...tracking import Tracker
 from ...tracking.tracks import PromptTensors
+from ...wire import REGROUPED
 from ..catch_up import CatchUps
 from ..objects import Objects
 from ..shedding import choose_shed
 from ..stage import PerObject, Stage
-from ..step import StepFrame
+from ..step import ObjectEvent, StepFrame
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class TrackObjects(Stage):
         held = step.shed.held if step.shed is not None else ()
         with self._pending_prompts() as prompts:
             step.tracks = self._tracker.step_features(step.features, prompts, held, step.cover)
+        step.events += [ObjectEvent(REGROUPED, object_id) for object_id in self._tracker.take_moved()]
 
     @contextmanager
     def _pending_prompts(self) -> Iterator[Sequence[PromptTensors]]:
