@@ -20,9 +20,10 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     It may work in place and return `x` itself, so do not use `x` afterwards.
     """
     if not torch.compiler.is_compiling() and not torch.onnx.is_in_onnx_export():
-        exact = x.float()  # x itself if it is float32
+        # x itself if it is float32 or float64
+        exact = x if x.dtype == torch.float64 else x.float()
         torch.view_as_complex(torch.unflatten(exact, -1, (-1, 2))).mul_(
-            torch.view_as_complex(rotation.float())
+            torch.view_as_complex(rotation.to(exact.dtype))
         )
         return x if exact is x else x.copy_(exact)
     # inductor makes no kernels for complex numbers, and the operators of ONNX take none

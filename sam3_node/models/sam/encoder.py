@@ -7,6 +7,7 @@ in memory.
 """
 
 import math
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,13 +46,7 @@ class Sam3Encoder(nn.Module):
         super().__init__()
         vision = source.vision_encoder
         self.backbone = WindowedViT(vision.backbone)
-        fine, middle, top = vision.neck.fpn_layers[:3]
-        decoder = source.mask_decoder
-        first, activation, second = fine.scale_layers
-        grid = self.backbone.grid
-        self.fine = nn.Sequential(first, activation, _Upscaling(second, fine, decoder.conv_s0, 4 * grid))
-        self.middle = _Upscaling(middle.scale_layers[0], middle, decoder.conv_s1, 2 * grid)
-        self.top = nn.Sequential(top.proj1, top.proj2)
+        self.pyramid = Sam3Pyramid(vision.neck.fpn_layers[:3], source.mask_decoder, self.backbone.grid)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # the tokens are channels-last already
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -60,7 +55,23 @@ class Sam3Encoder(nn.Module):
         The last output is the backbone's own, the trunk [1, D, h, w], which costs nothing.
         """
         image = self.backbone(pixels)
-        return self.fine(image), self.middle(image), self.top(image), image
+        return *self.pyramid(image), image
+
+
+class Sam3Pyramid(nn.Module):
+    """Levels of SAM 3's feature pyramid, folded with the mask decoder's projections of them."""
+
+    def __init__(self, levels: Iterable[Any], decoder: Any, grid: int) -> None:
+        super().__init__()
+        fine, middle, top = levels
+        first, activation, second = fine.scale_layers
+        self.fine = nn.Sequential(first, activation, _Upscaling(second, fine, decoder.conv_s0, 4 * grid))
+        self.middle = _Upscaling(middle.scale_layers[0], middle, decoder.conv_s1, 2 * grid)
+        self.top = nn.Sequential(top.proj1, top.proj2)
+
+    def forward(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Turn the trunk [1, D, h, w] into fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w] and top [1, C, h, w]."""
+        return self.fine(image), self.middle(image), self.top(image)
 
 
 class _Upscaling(nn.Module):

@@ -321,6 +321,16 @@ class Features(NamedTuple):
     """[1, C, h, w]"""
     trunk: Tensor | None = None
     """[1, D, h, w]: the trunk's output, if a detector shares it; see `TrackerModel.share_trunk`"""
+    prompt_fine: Tensor | None = None
+    """As `fine`, of the pyramid that prompts are decoded on, where weights have one of its own (SAM 3.1)"""
+    prompt_middle: Tensor | None = None
+    prompt_top: Tensor | None = None
+
+    def for_prompts(self) -> Features:
+        """Return the features that prompts are decoded on: these, unless the weights have a pyramid for prompts."""
+        if self.prompt_fine is None or self.prompt_middle is None or self.prompt_top is None:
+            return self
+        return Features(self.prompt_fine, self.prompt_middle, self.prompt_top)
 
 
 class Decoded(NamedTuple):
@@ -400,14 +410,18 @@ class Decoder(nn.Module):
     def _describe(self, masks: Tensor, iou: Tensor, tokens: Tensor, presence: Tensor) -> Decoded:
         present = presence[:, None] > 0
         logits = masks.masked_fill(~present[..., None], ABSENT_LOGIT)
-        pointer = torch.where(present, self.pointer_proj(tokens), self.no_pointer)
-        return Decoded(logits, iou, presence, pointer)
+        return Decoded(logits, iou, presence, self.describe_pointer(tokens, present))
+
+    def describe_pointer(self, tokens: Tensor, present: Tensor) -> Tensor:
+        """Return the pointers [N, C] of mask tokens [N, C]; present [N, 1] says which objects are in view."""
+        return torch.where(present, self.pointer_proj(tokens), self.no_pointer)
 
     def embed(
         self, features: Features, points: Tensor, labels: Tensor, logits: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return the first five arguments of `forward` for prompts on an image without memory; see `prompt`."""
         sparse, dense = self.prompt(points, labels, logits)
+        features = features.for_prompts()
         top = features.top + self.no_memory.reshape(1, -1, 1, 1)
         # `len` would fix the number of objects in an export
         return top.expand(sparse.shape[0], -1, -1, -1), features.fine, features.middle, sparse, dense
@@ -436,17 +450,22 @@ class Decoder(nn.Module):
         maps = logits.reshape(-1, 1, *logits.shape[-2:]).to(self.position.dtype)
         return self.prompt_encoder.mask_embed(maps)
 
-    def encode_mask_pointer(self, features: Features, mask: Tensor) -> Tensor:
-        """Return the object pointer [1, C] of a mask prompt, float [1, 1, S, S] in 0..1."""
+    def embed_mask(self, mask: Tensor) -> Tensor:
+        """Embed a mask prompt, float [1, 1, S, S] in 0..1, as dense [1, C, h, w]."""
         small = self.mask_downsample(mask)
         size = self.prompt_encoder.mask_input_size
         if small.shape[-2:] != tuple(size):
             small = F.interpolate(
                 small.float(), size=size, mode="bilinear", align_corners=False, antialias=True
             )
-        dense = self.prompt_encoder.mask_embed(small.to(mask.dtype))
-        sparse = self.nothing
-        decoded: Decoded = self(features.top, features.fine, features.middle, sparse, dense, True)
+        dense: Tensor = self.prompt_encoder.mask_embed(small.to(mask.dtype))
+        return dense
+
+    def encode_mask_pointer(self, features: Features, mask: Tensor) -> Tensor:
+        """Return the object pointer [1, C] of a mask prompt, float [1, 1, S, S] in 0..1."""
+        features = features.for_prompts()
+        dense = self.embed_mask(mask)
+        decoded: Decoded = self(features.top, features.fine, features.middle, self.nothing, dense, True)
         # an empty mask describes no object
         return torch.where(mask.any(), decoded.pointer, self.no_pointer)
 

@@ -22,7 +22,7 @@ from .encoder import Sam3Encoder, build_encoder
 from .memory_read import MemoryRead, ReadMethod
 from .memory_write import MemoryWrite
 from .stages import Decoder, Features, FollowDecode, FollowRemember, NoMemory, Stages
-from .vit import side
+from .vit import WindowedViT, side
 
 CPU_BATCH = 16  # objects at once; with more, the data no longer fits into the CPU's cache
 GPU_BATCH = 64
@@ -42,6 +42,10 @@ class TrackerModel(nn.Module):
 
     mean: Tensor
     std: Tensor
+    slots: int = 1
+    """Number of objects that share a memory, a read and a run of the mask decoder: a group, with a row of the bank."""
+    read_stage: Any
+    remember_stage: Any
 
     def __init__(
         self, source: Any, *, name: str, mean: list[float], std: list[float], has_memory: bool = True
@@ -64,15 +68,19 @@ class TrackerModel(nn.Module):
         self.shares_trunk = False
         """True if a detector takes the trunk from the Features of each frame."""
         self._batch_limit = GPU_BATCH
-        self.encode_stage = build_encoder(source)
-        self.decode_stage = Decoder(source, has_memory)
-        read, remember = self._build_memory(source) if has_memory else (NoMemory(), NoMemory())
-        decode = FollowDecode(self.decode_stage, self.competes(0, False))
-        self.stages = Stages(self.encode_stage, read, decode, remember)
+        self.stages = self._build_stages(source)
         """The stages that track objects without prompts. An engine replaces them here."""
         self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1), persistent=False)
         self.requires_grad_(False).eval()
+
+    def _build_stages(self, source: Any) -> Stages:
+        """Build the stages, and what prompts need."""
+        self.encode_stage = build_encoder(source)
+        self.decode_stage = Decoder(source, self.has_memory)
+        read, remember = self._build_memory(source) if self.has_memory else (NoMemory(), NoMemory())
+        decode = FollowDecode(self.decode_stage, self.competes(0, False))
+        return Stages(self.encode_stage, read, decode, remember)
 
     def _build_memory(self, source: Any) -> tuple[nn.Module, nn.Module]:
         """Build the stages that need memory modules; return the read and the memory write of `stages`."""
@@ -176,8 +184,8 @@ class TrackerModel(nn.Module):
             has_cudnn(self.device, self.dtype)  # probes it now: neither compiled nor captured code may do so
         if self.has_memory:
             self.read_stage.use_kernels(on)
-        if isinstance(self.encode_stage, Sam3Encoder):
-            self.encode_stage.backbone.use_kernels(on)
+        if isinstance(self.trunk, WindowedViT):
+            self.trunk.use_kernels(on)
         if on:
             KERNEL_DEVICES.add(self.device)
         else:

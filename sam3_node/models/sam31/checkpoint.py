@@ -1,0 +1,164 @@
+"""Read SAM 3.1's weights from Meta's original names: sizes, then the tensors of `Source`."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Sam3TrackerVideoModel
+
+from ...errors import ModelError
+from ..weight_files import quiet_transformers
+from .source import MODEL, TRUNK, ModelSizes, Source, original_name
+
+POINTS = f"{MODEL}.interactive_sam_prompt_encoder.point_embeddings"
+POINT_KINDS = 4
+"""Kinds of points, each in a tensor of its own: outside, inside, two corners."""
+IMAGE_SIZE = 1008
+WINDOW = 24
+"""Sides of the image in pixels and of a window in tokens, of a file that does not tell them."""
+STAGES = 4
+"""Layers that attend to the whole image, the last of as many equal parts; of a file that does not tell them."""
+HEAD_WIDTH = 64
+"""Channels of one of the ViT's heads, of a file that does not tell them."""
+
+
+def read_sizes(tensors: Mapping[str, Tensor], name: str) -> ModelSizes:
+    """Read the sizes of the model whose tensors these are. Raises ModelError for weights of another model."""
+    try:
+        return _read_sizes(tensors)
+    except (KeyError, ValueError, IndexError) as error:
+        raise ModelError(
+            f"{name}: expected the tensors of SAM 3.1 under the names of Meta's checkpoint, found "
+            f"{len(tensors)} tensors without {error}"
+        ) from error
+
+
+def _read_sizes(tensors: Mapping[str, Tensor]) -> ModelSizes:
+    width, _, _, patch = tensors[f"{TRUNK}.patch_embed.proj.weight"].shape
+    layers = _count(tensors, f"{TRUNK}.blocks.")
+    tiles = math.isqrt(tensors[f"{TRUNK}.pos_embed"].shape[1] - 1)
+    image_size, window, global_layers, heads = _read_windows(tensors, layers, width, patch)
+    decoder = f"{MODEL}.sam_mask_decoder"
+    slots, hidden = tensors[f"{decoder}.iou_token.weight"].shape
+    downsample = f"{MODEL}.maskmem_backbone.mask_downsampler.encoder"
+    steps = sorted(
+        int(key.split(".")[-2])
+        for key, value in tensors.items()
+        if key.startswith(f"{downsample}.") and value.ndim == 4
+    )
+    kernels = [tensors[f"{downsample}.{step}.weight"].shape for step in steps]
+    narrow = f"{decoder}.transformer.layers.0.cross_attn_token_to_image.q_proj.weight"
+    return ModelSizes(
+        image_size=image_size,
+        patch=patch,
+        window=window,
+        global_layers=global_layers,
+        layers=layers,
+        width=width,
+        heads=heads,
+        mlp=tensors[f"{TRUNK}.blocks.0.mlp.fc1.weight"].shape[0],
+        tiles=tiles,
+        hidden=hidden,
+        decoder_mlp=tensors[f"{decoder}.transformer.layers.0.mlp.lin1.weight"].shape[0],
+        decoder_rate=hidden // tensors[narrow].shape[0],
+        slots=slots,
+        masks=tensors[f"{decoder}.mask_tokens.weight"].shape[0] // slots,
+        read_layers=_count(tensors, f"{MODEL}.transformer.encoder.layers."),
+        read_mlp=tensors[f"{MODEL}.transformer.encoder.layers.0.linear1.weight"].shape[0],
+        # the last one is the map to the image's channels
+        downsample=(kernels[0][1], *(kernel[0] for kernel in kernels[:-1])),
+        fuser_layers=_count(tensors, f"{MODEL}.maskmem_backbone.fuser.layers."),
+        fuser_mlp=tensors[f"{MODEL}.maskmem_backbone.fuser.layers.0.pwconv1.weight"].shape[0],
+    )
+
+
+def _count(tensors: Mapping[str, Tensor], prefix: str) -> int:
+    """Return the number of layers whose tensors begin with `prefix`."""
+    pattern = re.compile(rf"{re.escape(prefix)}(\d+)\.")
+    found = [int(match[1]) for match in map(pattern.match, tensors) if match]
+    if not found:
+        raise KeyError(f"{prefix}0")
+    return 1 + max(found)
+
+
+def _read_windows(
+    tensors: Mapping[str, Tensor], layers: int, width: int, patch: int
+) -> tuple[int, int, tuple[int, ...], int]:
+    """Return the image size, the window, the layers without windows, and the heads of the ViT.
+
+    The file tells them by the tables of its rotary encoding, [tokens, channels of a head / 2], if it has them.
+    """
+    tables = [tensors.get(f"{TRUNK}.blocks.{layer}.attn.freqs_cis") for layer in range(layers)]
+    found = [table for table in tables if table is not None]
+    if len(found) < layers:
+        part = max(1, layers // STAGES)
+        return IMAGE_SIZE, WINDOW, tuple(range(part - 1, layers, part)), max(1, width // HEAD_WIDTH)
+    tokens = [len(table) for table in found]
+    grid = math.isqrt(max(tokens))
+    window = math.isqrt(min(tokens))
+    whole = tuple(layer for layer, count in enumerate(tokens) if count == max(tokens))
+    return grid * patch, window, whole, width // (2 * found[0].shape[1])
+
+
+def build_source(tensors: Mapping[str, Tensor], sizes: ModelSizes, name: str) -> Source:
+    """Build the modules from the tensors of a file. Raises ModelError for tensors that lack or have another shape."""
+    with torch.device("meta"):
+        source = Source(sizes)
+    state = {}
+    lacking = []
+    for target, value in source.state_dict().items():
+        if (original := original_name(target, sizes)) is None:
+            continue
+        found = _find(tensors, target, original)
+        if found is None:
+            lacking.append(original)
+            continue
+        if found.shape != value.shape:
+            raise ModelError(
+                f"{name}: {original}: expected a tensor {tuple(value.shape)}, found {tuple(found.shape)}"
+            )
+        state[target] = found
+    if lacking:
+        raise ModelError(
+            f"{name} lacks {len(lacking)} tensors that a tracker needs, for example {', '.join(lacking[:3])}"
+        )
+    _fill(source, state)
+    return source.requires_grad_(False).eval()
+
+
+def _fill(source: Source, state: dict[str, Tensor]) -> None:
+    """Put the tensors into the modules; transformers' model makes its own tables of positions."""
+    prefix = "tracker."
+    own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    with quiet_transformers():
+        tracker: Any = Sam3TrackerVideoModel.from_pretrained(
+            None, config=source.config, state_dict=own, dtype=torch.float32
+        )
+    # the grid's positions are those of the prompts
+    tracker.shared_image_embedding.positional_embedding.copy_(
+        tracker.prompt_encoder.shared_embedding.positional_embedding
+    )
+    source.tracker = tracker
+    rest = {key: value for key, value in state.items() if not key.startswith(prefix)}
+    source.load_state_dict(rest, strict=False, assign=True)
+
+
+def _find(tensors: Mapping[str, Tensor], target: str, original: str) -> Tensor | None:
+    """Return the tensor of `Source` named `target`, from what the file calls `original`; None if it lacks."""
+    if target.endswith("prompt_encoder.point_embed.weight"):
+        kinds = [tensors.get(f"{POINTS}.{kind}.weight") for kind in range(POINT_KINDS)]
+        parts = [kind for kind in kinds if kind is not None]
+        return torch.cat(parts).float() if len(parts) == POINT_KINDS else None
+    found = tensors.get(original)
+    if found is None:
+        return None
+    if original == f"{TRUNK}.pos_embed":
+        found = found[:, 1:]  # the first is a class token's, which the model does not have
+    if part := re.search(r"\.attention\.([qkv])_proj\.", target):
+        found = found.chunk(3)["qkv".index(part[1])]
+    return found.float()

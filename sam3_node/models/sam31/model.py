@@ -1,0 +1,76 @@
+"""SAM 3.1's tracker as stages: encode, read, decode and remember for groups of objects."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import ModelError
+from ..sam.encoder import Sam3Pyramid
+from ..sam.memory_read import ReadMethod
+from ..sam.stages import Stages
+from ..sam.tracker_model import TrackerModel
+from ..sam.vit import WindowedViT
+from .decoder import PromptDecoder, VideoDecoder
+from .memory import GroupRead, GroupWrite
+from .source import MAX_CONDITIONING, MAX_POINTERS, NUM_MASKMEM, Source
+
+
+class Sam31Encoder(nn.Module):
+    """SAM 3's ViT with two pyramids: one for tracking, one for prompts."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__()
+        vision = source.tracker.vision_encoder
+        self.backbone = WindowedViT(vision.backbone)
+        grid = self.backbone.grid
+        self.video = Sam3Pyramid(source.propagation, source.video_decoder, grid)
+        self.prompt = Sam3Pyramid(vision.neck.fpn_layers, source.tracker.mask_decoder, grid)
+        # the tokens are channels-last already
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        """Encode pixels [1, 3, S, S] into the tensors of `Features`."""
+        trunk = self.backbone(pixels)
+        return *self.video(trunk), trunk, *self.prompt(trunk)
+
+
+class Sam31Model(TrackerModel):
+    """The stages of SAM 3.1's tracker. An object has a slot of a group, and groups take the place of objects."""
+
+    def __init__(self, source: Source, *, name: str, mean: list[float], std: list[float]) -> None:
+        super().__init__(source, name=name, mean=mean, std=std)
+        self.slots = source.sizes.slots
+        self.model_type = "sam3.1"
+
+    def _build_stages(self, source: Source) -> Stages:
+        self.encode_stage = Sam31Encoder(source)
+        self.decode_stage = PromptDecoder(source)
+        self.video_stage = VideoDecoder(source)
+        self.read_stage = GroupRead(source)
+        self.remember_stage = GroupWrite(source)
+        self.memory_channels = 2 * source.sizes.hidden
+        self.num_maskmem = NUM_MASKMEM
+        self.max_conditioning = MAX_CONDITIONING
+        self.max_pointers = MAX_POINTERS
+        self.memory_tokens = self.read_stage.memory_tokens
+        return Stages(self.encode_stage, self.read_stage, self.video_stage, self.remember_stage)
+
+    @property
+    def memory_dtype(self) -> torch.dtype:
+        """Dtype in which memories are kept: the model's own."""
+        return self.dtype
+
+    @property
+    def trunk(self) -> nn.Module:
+        """The part of the encoder that a detector may share."""
+        assert isinstance(self.encode_stage, Sam31Encoder)
+        return self.encode_stage.backbone
+
+    def use_read(self, method: ReadMethod) -> None:
+        """Attend to memories by this method. Raises ModelError for any other than exact."""
+        if method != "exact":
+            raise ModelError(
+                f"tracker.read {method}: expected exact with SAM 3.1, whose objects share their memories; use "
+                "--tracker.read exact"
+            )
