@@ -7,7 +7,7 @@ correction or a removal concerns the others:
 - Add: the frame is encoded anew with the masks that the others have on it, and becomes a conditioning frame of the
   group. In older memories the slot is empty, as it was.
 - Correct: the frame is encoded anew with the corrected mask in the place of the tracked one.
-- Remove: the slot is empty from the next frame on. Older memories show the object still, so its slot is not given again.
+- Remove: the slot is empty from the next frame on. Older memories show the object, so its slot is not given again.
 - Build anew: where no slot is left, or where two groups have become small enough to be one, the conditioning frames of
   the group are encoded again from their saved masks, without the objects that left. Of the frames between, only the
   newest is kept.

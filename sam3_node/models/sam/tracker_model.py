@@ -44,6 +44,8 @@ class TrackerModel(nn.Module):
     std: Tensor
     slots: int = 1
     """Number of objects that share a memory, a read and a run of the mask decoder: a group, with a row of the bank."""
+    ages_conditioning: bool = False
+    """True if a conditioning frame has the temporal encoding of its age, until it is older than all others."""
     read_stage: Any
     remember_stage: Any
 

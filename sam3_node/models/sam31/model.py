@@ -42,6 +42,7 @@ class Sam31Model(TrackerModel):
         super().__init__(source, name=name, mean=mean, std=std)
         self.slots = source.sizes.slots
         self.model_type = "sam3.1"
+        self.ages_conditioning = True
 
     def _build_stages(self, source: Source) -> Stages:
         self.encode_stage = Sam31Encoder(source)
