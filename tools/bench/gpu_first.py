@@ -8,8 +8,9 @@ tests: those that need a GPU; their output goes beside the file as it comes. tog
 loaded as the product loads them, so that a line is a setting. node: a node over sockets with a camera on 1080p frames,
 the first detection, and the first mask from an empty cache. stages: each stage with a wait after it, and the slowest
 kernels. kernels: attention of the memory read by each operation and launch. peer: transformers' streaming inference on
-the same weights, under autocast. fp8: products in FP8, and the encoder, compiled. The model is SAM 3 at full size. Its
-weights are random: a cosine shows errors of the code, not accuracy.
+the same weights, under autocast. fp8: products in FP8, and the encoder, compiled. multiplex: steps of SAM 3.1, whose
+objects share memories by 16. The model is SAM 3 at full size, else. Weights are random: a cosine shows errors of the
+code, not accuracy.
 
 A figure that the file has is not measured again, so that a command that was stopped goes on where it was; delete a
 line to measure its figure again. A section ends after --seconds, and all of them after --total: the figure that is
@@ -55,6 +56,7 @@ from sam3_node.models.checkpoints import cast_source
 from sam3_node.models.sam.cudnn import attend_cudnn, has_cudnn
 from sam3_node.models.sam.probes import relative_error
 from sam3_node.models.sam.stages import Stages
+from sam3_node.models.sam31.random_weights import full_sizes, save_random, small_sizes
 from sam3_node.perception.loading import load_models
 from sam3_node.settings import EngineSettings, Settings
 from sam3_node.tracking import ObjectPrompt
@@ -233,6 +235,31 @@ def run_together(journal: Journal) -> None:
                 figure = f"{variant.name}, {count} objects"
                 journal.measure(figure, "ms", partial(loaded.step_times, count, scale))
             if variant.name in ("defaults", "compiled, graphs") and not scale.dry:
+                figure = f"{variant.name}, slowest kernels, 16 objects"
+                journal.measure(figure, "ms", partial(loaded.slowest_kernels, 16, scale))
+
+
+FOUR_GROUPS = {"tracker": {"max_objects": 64}}
+MULTIPLEX_VARIANTS = (
+    Variant("defaults", (1, 16, 64), FOUR_GROUPS),
+    Variant("compiled, graphs", (1, 16, 64), {"model": {"compile": True}, **FOUR_GROUPS}),
+    Variant("eager", (1, 16), {"engine": {"graphs": False}, **FOUR_GROUPS}),
+)
+
+
+def run_multiplex(journal: Journal) -> None:
+    """Measure steps of SAM 3.1 by number of objects, loaded as the product loads it."""
+    scale = journal.scale
+    sizes = small_sizes() if scale.dry else full_sizes()
+    with tempfile.TemporaryDirectory() as folder:
+        weights = save_random(Path(folder) / "sam3.1.safetensors", sizes)
+        for variant in MULTIPLEX_VARIANTS:
+            settings = make_settings(weights, scale, variant)
+            loaded = Loaded(settings)
+            for count in variant.counts if not scale.dry else scale.counts[:1]:
+                figure = f"{variant.name}, {count} objects"
+                journal.measure(figure, "ms", partial(loaded.step_times, count, scale))
+            if variant.name == "defaults" and not scale.dry:
                 figure = f"{variant.name}, slowest kernels, 16 objects"
                 journal.measure(figure, "ms", partial(loaded.slowest_kernels, 16, scale))
 
@@ -676,6 +703,7 @@ def read_counts(summary: str) -> dict[str, float]:
 SECTIONS: dict[str, Callable[[Journal], None]] = {
     "tests": run_tests,
     "together": run_together,
+    "multiplex": run_multiplex,
     "node": run_node,
     "kernels": run_kernels,
     "stages": run_stages,
