@@ -164,7 +164,7 @@ def _sources_digest() -> str:
     """Return a digest of the code of the stages, the tracker and the gate: another arithmetic is judged again."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
-    for folder in ("models/sam", "tracking", "engines"):
+    for folder in ("models/sam", "models/sam31", "tracking", "engines"):
         for path in sorted((package / folder).glob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
