@@ -133,7 +133,8 @@ class _MaskDownsample(nn.Module):
 
                 return normalise_channels(x, self.weight, self.bias, self.eps)
             # the convolution has removed the mean, so this mean of squares is the variance
-            inverse = torch.rsqrt(x.float().square().mean(dim=1, keepdim=True) + self.eps).to(x.dtype)
+            exact = x if x.dtype == torch.float64 else x.float()
+            inverse = torch.rsqrt(exact.square().mean(dim=1, keepdim=True) + self.eps).to(x.dtype)
             weight = self.weight.view(-1, 1, 1)
             bias = self.bias.view(-1, 1, 1)
             x = (x * inverse).mul_(weight).add_(bias)

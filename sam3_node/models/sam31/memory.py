@@ -22,7 +22,6 @@ from ..sam.algebra import (
     resize_matrix,
     rotate,
 )
-from ..sam.memory_read import _sine_1d
 from ..sam.memory_write import MASK_BIAS, MASK_SCALE, _FuserBlock, _MaskDownsample, _to_rows
 from ..sam.stages import CompilableStage, ReadLimits
 from .source import HEADS, MAX_POINTERS, Source
@@ -118,8 +117,12 @@ class GroupRead(CompilableStage):
 
     def _pointer_place(self, age: Tensor) -> Tensor:
         """Return the temporal encoding [G, P * slots, C] of pointers; all slots of a frame share it."""
-        phase = _sine_1d(age / (MAX_POINTERS - 1), self.hidden)
-        return self.pointer_time(phase.to(self.place.dtype)).repeat_interleave(self.slots, dim=1)
+        # pairs of channels share a period, as in the reference
+        half = self.hidden // 2
+        pairs = torch.arange(half, device=age.device).div(2, rounding_mode="floor").to(self.rotation.dtype)
+        phase = age[..., None].to(pairs.dtype) / (MAX_POINTERS - 1) / THETA ** (2 * pairs / half)
+        waves = torch.cat([phase.sin(), phase.cos()], dim=-1)
+        return self.pointer_time(waves.to(self.place.dtype)).repeat_interleave(self.slots, dim=1)
 
     def _mask(self, valid: Tensor | None, memories: int, pointers: int) -> Tensor | None:
         """Return the mask of all keys, bool [G, 1, 1, M * T + P * slots]: True for those to attend to."""

@@ -23,6 +23,8 @@ from transformers.models.sam3_tracker_video.modeling_sam3_tracker_video import (
 
 HEADS = 8
 """Attention heads of the mask decoders and of the memory read; the file does not tell it."""
+VIT_EPS = 1e-5
+"""Added to the variance by the ViT's norms, as in Meta's code."""
 NUM_MASKMEM = 7
 MAX_CONDITIONING = 4
 MAX_POINTERS = 16
@@ -202,6 +204,7 @@ def tracker_config(sizes: ModelSizes) -> Sam3TrackerVideoConfig:
                 "window_size": sizes.window,
                 "global_attn_indexes": list(sizes.global_layers),
                 "pretrain_image_size": sizes.tiles * sizes.patch,
+                "layer_norm_eps": VIT_EPS,
             },
         },
         prompt_encoder_config={

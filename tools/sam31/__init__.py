@@ -1,0 +1,1 @@
+"""Make and check weights of SAM 3.1."""
