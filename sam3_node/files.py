@@ -22,6 +22,7 @@ _log = logging.getLogger(__name__)
 KNOWN_WEIGHTS = (
     "nano",
     "facebook/sam3",
+    "facebook/sam3.1",
     *(f"facebook/sam2.1-hiera-{size}" for size in ("tiny", "small", "base-plus", "large")),
     "yonigozlan/EdgeTAM-hf",
 )

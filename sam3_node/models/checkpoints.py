@@ -27,6 +27,7 @@ from .sam.edgetam import STRIDE, EdgeTam, RepVitConfig
 from .sam.encoder import adapt_sam1
 from .sam.tracker_model import TrackerModel
 from .sam.vit import side
+from .sam31.loading import find_checkpoint, load_sam31
 
 NANO = Path(__file__).parent / "nano"
 CLASSES: dict[str, Any] = {
@@ -66,6 +67,8 @@ def load_tracker(
 ) -> TrackerModel:
     """Load a tracker: "nano", a folder in transformers' layout, or a hub name such as "facebook/sam3".
 
+    SAM 3.1's checkpoint may also be a file, or the one file of a folder; see `sam31.loading`.
+
     `device` may be "auto": CUDA if available, else CPU. `dtype` None or "auto" is bfloat16 on CUDA, else float32.
     A CUDA device becomes the current one of this thread, so that streams, events and graphs are made on it.
     `image_size` is in pixels; 0 selects the weights' own size. Raises ModelError if the weights are missing, damaged,
@@ -76,6 +79,11 @@ def load_tracker(
     if target.type == "cuda" and target.index is not None:
         torch.cuda.set_device(target)
     name = os.fspath(name_or_path)
+    if checkpoint := find_checkpoint(name):
+        sam31 = load_sam31(name, checkpoint, device=target, dtype=chosen_dtype, image_size=image_size)
+        if compile:
+            sam31.compile()
+        return sam31
     if name == "nano":
         weight_files.check_digest(NANO / "model.safetensors")
     files = str(NANO) if name == "nano" else name

@@ -33,7 +33,7 @@ from ..files import (
 )
 
 CONFIG = "config.json"
-GATED = ("facebook/sam3",)
+GATED = ("facebook/sam3", "facebook/sam3.1")
 """Weights on the hub that users have to ask for."""
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"

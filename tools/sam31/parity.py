@@ -15,6 +15,7 @@ float32 covers them.
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,9 +100,11 @@ class Oracle:
         if not (folder / "muggled_sam" / "v3p1_sam").is_dir():
             raise ModelError(f"--oracle {folder}: expected a clone of muggled_sam with v3p1_sam")
         sys.path.insert(0, str(folder))
-        from muggled_sam.v3p1_sam import make_sam_v3p1
-        from muggled_sam.v3p1_sam.state_dict_conversion import config_from_original_state_dict as sizes
-        from muggled_sam.v3p1_sam.state_dict_conversion import convert_original_state_dict_keys as keys
+        package = "muggled_sam.v3p1_sam"
+        make_sam_v3p1 = importlib.import_module(f"{package}.make_sam_v3p1")
+        conversion = f"{package}.state_dict_conversion"
+        sizes = importlib.import_module(f"{conversion}.config_from_original_state_dict")
+        keys = importlib.import_module(f"{conversion}.convert_original_state_dict_keys")
 
         # only the detector's sizes lack in a tracker's file
         none = {"features_per_detection_token": model.hidden}
@@ -142,7 +145,7 @@ class Oracle:
     def _take_tables(self) -> None:
         """Compute in float64, with our tables of positions."""
         core = self.core.double()
-        model = self.model
+        model: Any = self.model
         self.embeds = (self.embeds[0].double(), self.embeds[1].double())
         grid = model.grid[0]
         fusion = core.memory_image_fusion

@@ -1,14 +1,97 @@
-"""Build the tracker from the modules of a checkpoint."""
+"""Load SAM 3.1's tracker from Meta's checkpoint: a hub name, a file, or a folder with the file.
+
+The file is safetensors, or torch's own format, from which tensors alone are read. Sizes come from the tensors, so there
+is no configuration.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import huggingface_hub
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
-from ..weight_files import CENTRED
+from ...errors import ModelError, summarize_error
+from ...files import ANY_SIZE, check_regular, describe_stand_in, explain_os_error
+from ..weight_files import CENTRED, name_weights
+from .checkpoint import build_source, read_sizes
 from .model import Sam31Model
-from .source import Source
+from .source import ModelSizes, Source
 
-FREQUENCIES = ("inv_freq", "positional_embedding")
+HUB_NAME = "facebook/sam3.1"
+STEM = "sam3.1_multiplex"
+"""Name of the checkpoint in the repository and in folders, without its suffix."""
+SUFFIXES = (".safetensors", ".pt", ".pth")
+WRAPPERS = ("model", "state_dict")
+"""Keys under which a checkpoint may hold its tensors."""
+
+
+def find_checkpoint(name: str) -> Path | None:
+    """Return the local file of a SAM 3.1 checkpoint, fetched if `name` is its hub name; None for other weights."""
+    path = Path(name)
+    if path.suffix in SUFFIXES and path.is_file():
+        return path
+    if path.is_dir():
+        found = [path / f"{STEM}{suffix}" for suffix in SUFFIXES]
+        return next((file for file in found if file.is_file()), None)
+    if name != HUB_NAME:
+        return None
+    try:
+        return Path(huggingface_hub.hf_hub_download(HUB_NAME, f"{STEM}.pt"))
+    except Exception as error:  # the hub raises many, also of other packages
+        raise ModelError(
+            f"cannot load {name}: expected {STEM}.pt of the hub, which users have to ask for; found "
+            f"{summarize_error(error)}"
+        ) from error
+
+
+def load_sam31(
+    name: str, path: Path, *, device: torch.device, dtype: torch.dtype, image_size: int = 0
+) -> Sam31Model:
+    """Load the tracker from a file. Raises ModelError for a file that is damaged or of another model."""
+    tensors = read_tensors(path)
+    sizes = set_size(read_sizes(tensors, name), image_size, name)
+    shown = path.name if os.path.isfile(name) else name_weights(name)
+    return build_model(build_source(tensors, sizes, name), shown, device, dtype)
+
+
+def read_tensors(path: Path) -> Mapping[str, Tensor]:
+    """Read the tensors of a file, which stay in the file until they are used. Raises ModelError if it is damaged."""
+    if stand_in := describe_stand_in(path):
+        raise ModelError(f"expected weights at {path}, found {stand_in}")
+    with explain_os_error(ModelError, f"cannot read the weights {path}"):
+        check_regular(path, ANY_SIZE)
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # safetensors, pickle and torch raise errors of their own
+        raise ModelError(
+            f"cannot load {path}: expected safetensors, or tensors in torch's format; found "
+            f"{summarize_error(error)}"
+        ) from error
+    for wrapper in WRAPPERS:
+        if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
+            content = content[wrapper]
+    if not isinstance(content, dict):
+        raise ModelError(f"{path}: expected tensors by their names, found a {type(content).__name__}")
+    return {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
+
+
+def set_size(sizes: ModelSizes, image_size: int, name: str) -> ModelSizes:
+    """Choose another image size in pixels; 0 keeps the weights' own. Raises ModelError for one that does not divide."""
+    if image_size == 0:
+        return sizes
+    if image_size % sizes.patch or image_size < 2 * sizes.patch:
+        raise ModelError(
+            f"{name}: image_size: expected a multiple of {sizes.patch} pixels, such as {sizes.image_size}; found "
+            f"{image_size}"
+        )
+    return sizes._replace(image_size=image_size)
 
 
 def build_model(source: Source, name: str, device: torch.device, dtype: torch.dtype) -> Sam31Model:

@@ -7,7 +7,6 @@ both signs, objects in view and out of it, a predicted IoU between 0 and 1.
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -152,11 +151,3 @@ def random_model(
     sizes = small_sizes(image_size, hidden)
     source = build_source(random_tensors(sizes, seed), sizes, "random")
     return build_model(source, "random", torch.device(device), dtype)
-
-
-def save_random(path: Path, sizes: ModelSizes, seed: int = 0) -> Path:
-    """Write random weights as safetensors."""
-    from safetensors.torch import save_file
-
-    save_file(random_tensors(sizes, seed), path)
-    return path
