@@ -96,6 +96,10 @@ def tracker_stages(
     if model.trunk is not None:
         depth = model.trunk.get_buffer("position").shape[-1]
         features.append(TensorSpec("trunk", (1, depth, height, width), number))
+    # objects that share memories come as groups; their prompts are decoded on features of their own
+    shared = () if model.slots == 1 else (model.slots,)
+    if shared:
+        features += [spec._replace(name=f"prompt_{spec.name}") for spec in (fine, middle, image)]
     side = model.image_size
     modules = cast("tuple[nn.Module, ...]", model.stages)  # no engine has replaced them yet
     pixels = TensorSpec("pixels", (1, 3, side, side), number)
@@ -107,27 +111,29 @@ def tracker_stages(
     # a bank for one object: its widths do not depend on the number of objects
     slots, pointers = MemoryBank(model, 1, bank_size, get_rule("recent")).widths
     read = TensorSpec("read", (OBJECTS, channels, height, width), number)
-    logits = TensorSpec("logits", (OBJECTS, *model.mask_size), number)
-    presence = TensorSpec("presence", (OBJECTS,), number)
+    logits = TensorSpec("logits", (OBJECTS, *shared, *model.mask_size), number)
+    presence = TensorSpec("presence", (OBJECTS, *shared), number)
+    used = [TensorSpec("used", (OBJECTS, *shared), torch.bool)] if shared else []
+    prompted = [spec._replace(name="prompted") for spec in used]
     bank = (
         TensorSpec("memory", (OBJECTS, MEMORIES, *memory), kept),
         TensorSpec("offset", (OBJECTS, MEMORIES), torch.int64),
-        TensorSpec("pointers", (OBJECTS, pointers, channels), number),
+        TensorSpec("pointers", (OBJECTS, pointers, model.slots * channels), number),
         TensorSpec("pointer_age", (OBJECTS, pointers), torch.float32),
         TensorSpec("valid", (OBJECTS, f"{MEMORIES} + {pointers}"), torch.bool),
     )
     decoded = (
         logits,
-        TensorSpec("iou", (OBJECTS,), number),
+        TensorSpec("iou", (OBJECTS, *shared), number),
         presence,
-        TensorSpec("pointer", (OBJECTS, channels), number),
+        TensorSpec("pointer", (OBJECTS, *shared, channels), number),
     )
     remembered = TensorSpec("remembered", (OBJECTS, *memory), kept)
     stages = (
         encode,
         StageSpec("read", modules[1], (image, *bank), (read,), slots),
-        StageSpec("decode", modules[2], (read, fine, middle), decoded),
-        StageSpec("remember", modules[3], (image, logits, presence), (remembered,)),
+        StageSpec("decode", modules[2], (read, fine, middle, *used), decoded),
+        StageSpec("remember", modules[3], (image, logits, presence, *prompted), (remembered,)),
     )
     return {stage.name: stage for stage in stages}
 

@@ -37,7 +37,6 @@ from ..tracking.association import mask_iou
 from ..tracking.everything import MAX_MASKS, EverythingOptions, segment_everything
 from ..types import Image
 from .specs import (
-    OBJECTS,
     STAGES,
     DtypeAdapter,
     StageSpec,
@@ -329,14 +328,24 @@ class StageComparator:
             self.lowest = float("-inf")
             self.worst_inputs = inputs
             return
+        # objects that share memories: a group's slots are objects, too
+        expected = self._split_groups(expected)
+        outputs = self._split_groups(outputs)
         comparable = self._select_objects(expected, outputs)
         for spec, left, right in zip(self.stage.outputs, expected, outputs, strict=True):
-            if spec.shape == (OBJECTS,):
+            if left.ndim == 1:
                 # on the host, because they are kept for the whole clip
                 pairs = self._scalars.setdefault(spec.name, [])
                 pairs.append((left.float().cpu(), right.float().cpu(), self.frame))
             else:
                 self._compare_tensors(spec, left[comparable], right[comparable], inputs)
+
+    def _split_groups(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return outputs by object: [G, slots, ...] of a decoder of groups becomes [G * slots, ...]."""
+        presence = [spec for spec in self.stage.outputs if spec.name == "presence"]
+        if not presence or len(presence[0].shape) == 1:
+            return outputs
+        return tuple(output.flatten(0, 1) for output in outputs)
 
     def _select_objects(self, expected: Sequence[Tensor], outputs: Sequence[Tensor]) -> Tensor:
         """Return a mask [N] of the objects to compare in full: those on whose presence both agree.

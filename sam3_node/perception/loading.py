@@ -191,7 +191,8 @@ def _track_blank_frames(model: TrackerModel, settings: TrackerSettings) -> None:
     most = settings.max_objects
     sizes: tuple[int, ...] = BATCHES
     if not static:
-        most = min(most, 1 + model.is_compiled)
+        # two objects, or two groups of objects that share memories
+        most = min(most, 1 + model.slots * model.is_compiled)
         sizes = (1, 2)
     for count in range(1, most + 1):
         pipeline.add(point)

@@ -40,6 +40,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import Sam3Config, Sam3Model
 
@@ -56,7 +57,8 @@ from sam3_node.models.checkpoints import cast_source
 from sam3_node.models.sam.cudnn import attend_cudnn, has_cudnn
 from sam3_node.models.sam.probes import relative_error
 from sam3_node.models.sam.stages import Stages
-from sam3_node.models.sam31.random_weights import full_sizes, save_random, small_sizes
+from sam3_node.models.sam31.loading import STEM
+from sam3_node.models.sam31.random_weights import full_sizes, random_tensors, small_sizes
 from sam3_node.perception.loading import load_models
 from sam3_node.settings import EngineSettings, Settings
 from sam3_node.tracking import ObjectPrompt
@@ -252,7 +254,8 @@ def run_multiplex(journal: Journal) -> None:
     scale = journal.scale
     sizes = small_sizes() if scale.dry else full_sizes()
     with tempfile.TemporaryDirectory() as folder:
-        weights = save_random(Path(folder) / "sam3.1.safetensors", sizes)
+        weights = Path(folder)
+        save_file(random_tensors(sizes), weights / f"{STEM}.safetensors")
         for variant in MULTIPLEX_VARIANTS:
             settings = make_settings(weights, scale, variant)
             loaded = Loaded(settings)

@@ -15,13 +15,14 @@ import argparse
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from sam3_node.models import Features
 from sam3_node.models.sam.stages import ABSENT_LOGIT
+from sam3_node.models.sam31.model import Sam31Model
 from sam3_node.tracking import ObjectPrompt, Tracker
 from tools.command import new_parser
 from tools.sam31.parity import FREE_PRESENCE, Oracle, build_pair
@@ -62,10 +63,24 @@ class Group:
     frames: list[Remembered] = field(default_factory=list)
 
 
-class PlainTracker:
-    """Follows objects by the other implementation, with lists of all frames."""
+class Stages(Protocol):
+    """Stages of one group, of any implementation. See `Oracle`."""
 
-    def __init__(self, oracle: Oracle) -> None:
+    model: Sam31Model
+
+    def encode(self, pixels: Tensor) -> list[Tensor]: ...
+    def decode_prompt(
+        self, features: Any, points: Tensor, labels: Tensor, hint: Tensor | None, sparse: Tensor
+    ) -> tuple[Tensor, ...]: ...
+    def decode_video(self, top: Tensor, features: Any, used: Tensor) -> tuple[Tensor, ...]: ...
+    def remember(self, top: Tensor, logits: Tensor, presence: Tensor, prompted: Tensor) -> Tensor: ...
+    def read(self, top: Tensor, memory: Tensor, offset: Tensor, pointers: Tensor, age: Tensor) -> Tensor: ...
+
+
+class PlainTracker:
+    """Follows objects by the stages of any implementation, with lists of all frames."""
+
+    def __init__(self, oracle: Stages) -> None:
         self._oracle = oracle
         self._model = oracle.model
         self._groups: list[Group] = []
@@ -89,13 +104,12 @@ class PlainTracker:
         for group in self._groups:
             masks, presence, pointers = followed.get(id(group)) or self._empty()
             flags = torch.zeros(SLOTS, dtype=torch.bool)
-            for slot, object_id in enumerate(group.ids):
-                if object_id in prompts:
-                    assert object_id is not None
-                    masks[slot], presence[slot], pointers[slot] = self._decode(features, prompts[object_id])
+            for slot, held in enumerate(group.ids):
+                if held in prompts:
+                    masks[slot], presence[slot], pointers[slot] = self._decode(features, prompts[held])
                     flags[slot] = True
-                if object_id is not None:
-                    results[object_id] = masks[slot].clone()
+                if held is not None:
+                    results[held] = masks[slot].clone()
             memory = self._oracle.remember(top, masks, presence, flags)
             group.frames.append(Remembered(self._frame, memory, pointers.flatten(), bool(flags.any())))
         self._frame += 1
@@ -177,10 +191,10 @@ def hide_half(oracle: Oracle) -> None:
     theirs = oracle.core.multiplex_video_masking.mask_decoder.objptrgen.score_mlp
     for head in (model.video_stage.presence_head, theirs):
         (last,) = (part for part in head.modules() if isinstance(part, nn.Linear) and part.out_features == 1)
-        last.bias -= middle
+        last.bias.sub_(middle)
 
 
-def compare_clip(oracle: Oracle, objects: int, frames: int) -> tuple[float, int]:
+def compare_clip(oracle: Stages, objects: int, frames: int) -> tuple[float, int]:
     """Follow a clip with both; return the largest relative error of visible logits, and how often one was hidden."""
     model = oracle.model
     ours = Tracker(model, max_objects=objects)
