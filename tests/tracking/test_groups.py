@@ -85,7 +85,8 @@ def test_ids_and_order_do_not_depend_on_slots(model: Sam31Model) -> None:
         tracker.remove(4)
 
 
-def test_an_object_that_is_added_does_not_lose_the_others(model: Sam31Model) -> None:
+def test_an_object_that_is_added_changes_no_mask_of_its_frame(model: Sam31Model) -> None:
+    """It shares the memory from the next frame on; random weights cannot say how well the others are followed then."""
     tracker = Tracker(model, max_objects=16)
     undisturbed = Tracker(model, max_objects=16)
     pictures = frames()
@@ -94,11 +95,8 @@ def test_an_object_that_is_added_does_not_lose_the_others(model: Sam31Model) -> 
         expected = undisturbed.step(picture, prompts(range(3)) if number == 0 else [])
         new = {0: prompts(range(3)), 4: prompts([3])}
         found = tracker.step(picture, new.get(number, []))
-        if number <= 4:
-            assert torch.equal(found.logits[:3], expected.logits)
-        else:
-            pairs = zip(found.logits[:3], expected.logits, strict=True)
-            assert min(iou(one, other) for one, other in pairs) > 0.5
+        assert found.ids[:3] == expected.ids
+        assert torch.equal(found.logits[:3], expected.logits) == (number <= 4)
 
 
 def test_a_prompt_takes_effect_on_the_newest_frame(model: Sam31Model) -> None:
