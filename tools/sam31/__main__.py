@@ -10,6 +10,7 @@ OUT is a folder, which load_tracker takes.
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from sam3_node.models.sam31.loading import STEM, read_tensors
 from sam3_node.models.sam31.random_weights import random_tensors, small_sizes
 
 from ..command import errors_in_one_line, new_parser
-from .parity import build_pair, compare
+from .parity import build_pair, compare, record
 
 LIMITS = {torch.float32: 1e-3, torch.float64: 1e-9}
 """Largest relative error of each dtype."""
@@ -51,6 +52,7 @@ def main() -> None:
     small.add_argument("--image-size", type=int, default=112)
     parity = commands.add_parser("parity", help="compare with a clone of muggled_sam")
     parity.add_argument("--oracle", type=Path, required=True)
+    parity.add_argument("--record", type=Path, help="also write some of the other's values, for a test")
     for command in (small, parity):
         command.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -79,6 +81,9 @@ def write(folder: Path, tensors: dict[str, Tensor], origin: str) -> None:
 
 def show_parity(options: argparse.Namespace) -> None:
     """Print every comparison; exit with an error if one is beyond its limit."""
+    if options.record is not None:
+        model, oracle = build_pair(options.oracle, torch.float32, options.seed)
+        options.record.write_text(json.dumps(record(model, oracle)) + "\n")
     worst = 0.0
     for dtype, limit in LIMITS.items():
         for compared in compare(*build_pair(options.oracle, dtype, options.seed)):

@@ -6,6 +6,7 @@ clone. Where its bookkeeping differs from Meta's, it is driven so that it comput
 - A frame's place in time and a pointer's age are given to its read as they are; its own order is another.
 - Free slots may be anywhere: the embeddings of used and free slots are mixed before each call.
 - Pointers of free slots are zeros, and all are attended to.
+- A predicted IoU is its head's output. It takes a sigmoid of it, so ours takes one before they are compared.
 - The pointer of a prompted object out of view is projected, as in video.
 - A mask prompt's pointer belongs to the mask that does not compete.
 
@@ -321,8 +322,8 @@ def _compare_prompts(
         in_view = bool(presence > 0)
         shown = "" if in_view else ", out of view"
         yield _compare(f"{name}{shown}: presence", single.presence, presence)
-        yield _compare(f"{name}{shown}: one mask's IoU", single.iou, iou[:1])
-        yield _compare(f"{name}{shown}: three IoU", several.iou, iou[order])
+        yield _compare(f"{name}{shown}: one mask's IoU", single.iou.sigmoid(), iou[:1])
+        yield _compare(f"{name}{shown}: three IoU", several.iou.sigmoid(), iou[order])
         yield _compare(f"{name}{shown}: one pointer", single.pointer, pointers[:1])
         yield _compare(f"{name}{shown}: three pointers", several.pointer, pointers[order])
         if in_view:
@@ -352,7 +353,7 @@ def _compare_decoded(
     shown = presence > 0
     if shown.any():
         yield _compare(f"{what}: masks", decoded.logits[used][shown], masks[shown])
-    yield _compare(f"{what}: IoU", decoded.iou[used], iou)
+    yield _compare(f"{what}: IoU", decoded.iou[used].sigmoid(), iou)
     yield _compare(f"{what}: presence", decoded.presence[used], presence)
     yield _compare(f"{what}: pointers", decoded.pointer[used], pointers)
 
@@ -384,3 +385,67 @@ def _compare_memories(
             oracle.read(features.top, *rows) for rows in zip(memory, offset, pointers, age, strict=True)
         ]
         yield _compare(f"read {frames} frames, {count} pointers", found, torch.cat(theirs))
+
+
+SAMPLES = 40
+"""Values of each stage's output that are recorded."""
+
+
+class OwnStages:
+    """Our stages, called group by group as `Oracle` is."""
+
+    def __init__(self, model: Sam31Model) -> None:
+        self.model = model
+
+    def encode(self, pixels: Tensor) -> list[Tensor]:
+        """See `Oracle.encode`."""
+        return list(self.model.stages.encode(pixels))
+
+    def decode_video(self, top: Tensor, features: Any, used: Tensor) -> tuple[Tensor, ...]:
+        """See `Oracle.decode_video`."""
+        decoded = self.model.stages.decode(top, features.fine, features.middle, used[None])
+        return decoded.logits[0], decoded.iou[0].sigmoid(), decoded.presence[0], decoded.pointer[0]
+
+    def remember(self, top: Tensor, logits: Tensor, presence: Tensor, prompted: Tensor) -> Tensor:
+        """See `Oracle.remember`."""
+        memory: Tensor = self.model.stages.remember(top, logits[None], presence[None], prompted[None])
+        return memory[0]
+
+    def read(self, top: Tensor, memory: Tensor, offset: Tensor, pointers: Tensor, age: Tensor) -> Tensor:
+        """See `Oracle.read`."""
+        found: Tensor = self.model.stages.read(
+            top, memory[None], offset[None], pointers[None], age[None], None
+        )
+        return found
+
+
+@torch.inference_mode()
+def record(model: Sam31Model, stages: OwnStages | Oracle, seed: int = 2) -> dict[str, list[float]]:
+    """Run all stages on seeded inputs, each on the output of the stage before, and return some values of each."""
+    inputs = StageInputs(model, seed)
+    encoded = stages.encode(inputs.pixels)
+    features = model.encode(inputs.pixels)
+    used = inputs.slots(5)
+    logits, presence, prompted = (part[0] for part in inputs.masks(used[None]))
+    memory = stages.remember(encoded[2], logits, presence, prompted)
+    pointers = (inputs.normal(3, model.slots, model.hidden) * used[None, :, None]).flatten(1)
+    bank = memory[None].expand(3, -1, -1)
+    top = stages.read(encoded[2], bank, torch.tensor([6, 0, 1]), pointers, torch.tensor([9.0, 1.0, 2.0]))
+    masks, iou, seen, pointer = stages.decode_video(top, features, used)
+    in_view = used & (seen > 0)
+    names = ("fine", "middle", "top", "trunk", "prompt_fine", "prompt_middle", "prompt_top")
+    found = dict(zip(names, encoded, strict=True))
+    found |= {
+        "memory": memory,
+        "read": top,
+        "masks": masks[in_view],
+        "iou": iou[used],
+        "presence": seen[used],
+    }
+    found["pointers"] = pointer[used]
+    return {name: _sample(values) for name, values in found.items()}
+
+
+def _sample(values: Tensor) -> list[float]:
+    flat = values.flatten()
+    return [round(value, 5) for value in flat[:: max(1, len(flat) // SAMPLES)][:SAMPLES].tolist()]

@@ -128,6 +128,9 @@ def build_source(tensors: Mapping[str, Tensor], sizes: ModelSizes, name: str) ->
             f"{name} lacks {len(lacking)} tensors that a tracker needs, for example {', '.join(lacking[:3])}"
         )
     _fill(source, state)
+    # SAM 3.1 predicts the IoU itself, where SAM 3 predicts its logit
+    for decoder in (source.tracker.mask_decoder, source.video_decoder):
+        decoder.iou_prediction_head.sigmoid_output = False
     return source.requires_grad_(False).eval()
 
 

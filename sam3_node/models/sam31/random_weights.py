@@ -19,6 +19,9 @@ from .source import TRUNK, ModelSizes, Source, original_name
 PRESENCE_WEIGHT = 8.0
 PRESENCE_BIAS = 3.0
 """Of the heads of presence: some objects go out of view, most stay."""
+IOU_WEIGHT = 0.1
+IOU_BIAS = 0.7
+"""Of the heads of predicted IoU, which stays between 0 and 1."""
 MASK_GAIN = 6.0
 """Factor of the masks' heads, for logits of a trained model's size."""
 FUSER_SCALE = 0.7
@@ -122,6 +125,8 @@ def _random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator
         return value
     if name.endswith("pred_obj_score_head.layers.2.bias"):
         return value.fill_(PRESENCE_BIAS)
+    if name.endswith("iou_prediction_head.layers.2.bias"):
+        return value.fill_(IOU_BIAS)
     if value.ndim == 1:
         # of norms and of maps
         return value.mul_(BIAS_SIGMA).add_(1.0 if is_norm and name.endswith("weight") else 0.0)
@@ -134,6 +139,8 @@ def _random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator
         gain = MASK_GAIN
     elif "pred_obj_score_head.layers.2." in name:
         gain = PRESENCE_WEIGHT
+    elif "iou_prediction_head.layers.2." in name:
+        gain = IOU_WEIGHT
     return value.mul_(gain / math.sqrt(fan))
 
 
