@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import (
     EdgeTamVideoConfig,
     Sam2VideoModel,
@@ -53,9 +52,6 @@ MEMORY_MODULES = (
     "spatial_perceiver.",
 )
 
-FREQUENCIES = ("inv_freq", "positional_embedding")
-"""How the names of buffers end that hold frequencies."""
-
 
 def load_tracker(
     name_or_path: str | os.PathLike[str] = "nano",
@@ -90,7 +86,7 @@ def load_tracker(
     source, has_memory = _load_source(files, name, image_size)
     family = weight_files.CENTRED if isinstance(source, Sam3TrackerVideoModel) else weight_files.IMAGENET
     normalisation = weight_files.read_normalisation(files, family)
-    source = cast_source(source, target, chosen_dtype)
+    source = weight_files.cast_source(source, target, chosen_dtype)
     model = TrackerModel(
         adapt_sam1(source) if isinstance(source, SamModel) else source,
         name=weight_files.name_weights(name),
@@ -116,23 +112,6 @@ def _load_source(files: str, name: str, image_size: int) -> tuple[Any, bool]:
     if isinstance(source, EdgeTam):
         source.fold_norms()
     return source, not missing and not isinstance(source, SamModel)
-
-
-def cast_source(source: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """Move the model to device and dtype. Frequencies of positions stay float32.
-
-    Rotary ones do so in the reference. Those of prompts and pixels are multiplied by whole turns: in bfloat16 a click
-    would be rounded to a 256th of the image.
-    """
-    # cloned before the cast, which would round them
-    exact = {name: buffer.clone() for name, buffer in source.named_buffers() if name.endswith(FREQUENCIES)}
-    model: nn.Module = source.to(device=device, dtype=dtype)
-    for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = tensor.data.clone()  # out of the file's mapping, whose alignment changes the last bits
-    for name, buffer in exact.items():
-        owner, _, attribute = name.rpartition(".")
-        setattr(model.get_submodule(owner), attribute, buffer.to(device))
-    return model
 
 
 SIXTHS = (6, 5, 4, 3)  # suggested sizes, in sixths of the weights' own size: 1008, 840, 672 and 504 for SAM 3

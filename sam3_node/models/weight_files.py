@@ -270,6 +270,27 @@ def name_weights(name: str) -> str:
     return Path(name).name if os.path.isdir(name) else name
 
 
+FREQUENCIES = ("inv_freq", "positional_embedding")
+"""How the names of buffers end that hold frequencies."""
+
+
+def cast_source(source: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """Move the model to device and dtype. Frequencies of positions stay float32.
+
+    Rotary ones do so in the reference. Those of prompts and pixels are multiplied by whole turns: in bfloat16 a click
+    would be rounded to a 256th of the image.
+    """
+    # cloned before the cast, which would round them
+    exact = {name: buffer.clone() for name, buffer in source.named_buffers() if name.endswith(FREQUENCIES)}
+    model: nn.Module = source.to(device=device, dtype=dtype)
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()  # out of the file's mapping, whose alignment changes the last bits
+    for name, buffer in exact.items():
+        owner, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(owner), attribute, buffer.to(device))
+    return model
+
+
 def load_whole(name: str, classes: Mapping[str, Any], dtype: torch.dtype, is_safe: bool = True) -> nn.Module:
     """Load a model as `load_pretrained` does. Raises ModelError if tensors are missing."""
     model, missing = load_pretrained(name, classes, dtype, is_safe=is_safe)

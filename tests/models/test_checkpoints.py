@@ -37,7 +37,7 @@ def test_streams_and_events_belong_to_the_gpu_of_the_weights(
     calls: list[str] = []
     monkeypatch.setattr(checkpoints.weight_files, "pick_device", torch.device)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(str(device)))
-    monkeypatch.setattr(checkpoints, "cast_source", lambda source, *_: source)
+    monkeypatch.setattr(checkpoints.weight_files, "cast_source", lambda source, *_: source)
     monkeypatch.setattr(checkpoints.TrackerModel, "to", lambda model, device: model)
     load_tracker("nano", device=device, dtype="float32")
     assert calls == chosen

@@ -53,12 +53,12 @@ from sam3_node.engines.specs import STAGES
 from sam3_node.engines.validation import TimedStage, cosine, read_clock
 from sam3_node.errors import DeviceError
 from sam3_node.models import TrackerModel, load_tracker
-from sam3_node.models.checkpoints import cast_source
 from sam3_node.models.sam.cudnn import attend_cudnn, has_cudnn
 from sam3_node.models.sam.probes import relative_error
 from sam3_node.models.sam.stages import Stages
 from sam3_node.models.sam31.loading import STEM
 from sam3_node.models.sam31.random_weights import full_sizes, random_tensors, small_sizes
+from sam3_node.models.weight_files import cast_source
 from sam3_node.perception.loading import load_models
 from sam3_node.settings import EngineSettings, Settings
 from sam3_node.tracking import ObjectPrompt

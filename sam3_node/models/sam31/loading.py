@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...errors import ModelError, summarize_error
 from ...files import ANY_SIZE, check_regular, describe_stand_in, explain_os_error
-from ..weight_files import CENTRED, name_weights
+from ..weight_files import CENTRED, cast_source, name_weights
 from .checkpoint import build_source, read_sizes
 from .model import Sam31Model
 from .source import ModelSizes, Source
@@ -96,7 +96,5 @@ def set_size(sizes: ModelSizes, image_size: int, name: str) -> ModelSizes:
 
 def build_model(source: Source, name: str, device: torch.device, dtype: torch.dtype) -> Sam31Model:
     """Build the stages on a device, in a dtype. Frequencies of positions stay exact."""
-    from ..checkpoints import cast_source
-
     cast_source(source, device, dtype)
     return Sam31Model(source, name=name, mean=CENTRED.mean, std=CENTRED.std).to(device)
