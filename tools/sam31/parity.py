@@ -164,8 +164,8 @@ class Oracle:
             if layer.span == grid * grid:
                 rotation = rotation[model.encode_stage.backbone.inverse]
             block.attn.rope_encoder = _Rotary(rotation)
-        core.coordinate_encoder.get_grid_position_encoding = lambda hw: model.decode_stage.position
-        core.multiplex_video_masking.coordinate_encoder.get_grid_position_encoding = lambda hw: _map(
+        core.coordinate_encoder.get_grid_position_encoding = lambda _size: model.decode_stage.position
+        core.multiplex_video_masking.coordinate_encoder.get_grid_position_encoding = lambda _size: _map(
             model.video_stage.position.T, grid
         )
         half = model.hidden // 2
