@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -24,15 +25,19 @@ from ..models.pixels import (
 )
 from ..models.sam.tracker_model import TrackerModel
 from ..models.sam.vit import WindowedViT, side
+from ..models.sam31.loading import find_checkpoint, read_tensors
 from ..types import Detection, Image
 from .detectors import MAX_DETECTIONS, MAX_IOU, Boxes, Exemplar, raise_model_error
 from .phrases import check_token_counts
+from .sam3_concept_weights import build_sam3_model
 
 CLASSES = {"sam3": Sam3Model, "sam3_video": Sam3Model}
 PHRASE_BATCH = 4
 """Phrases in one run of the detector. Each has a copy of the image's tokens in memory."""
 TEXT_BATCH = 64
 """Phrases in one run of the text tower."""
+TOKENIZER = "facebook/sam3"
+"""Weights whose tokenizer SAM 3.1 uses, where none lies beside its file."""
 NO_TEXT = "visual"
 """Text of an exemplar without words, as in the public implementation."""
 
@@ -302,20 +307,46 @@ def load_sam3_concept(
 ) -> Sam3ConceptDetector:
     """Load SAM 3's detector from a folder in transformers' layout, or by hub name, such as "facebook/sam3".
 
+    SAM 3.1's may also be a file, or the one file of a folder; its tokenizer lies beside the file, or is facebook/sam3's.
     See `load_tracker` for `device` and `dtype`. tracker: a model whose trunk is shared if it is equal. Raises
     ModelError if the weights or the tokenizer cannot be used.
     """
     place = weight_files.pick_device(device)
     name = os.fspath(name_or_path)
-    model: Any = weight_files.load_whole(name, CLASSES, weight_files.pick_dtype(dtype, place))
-    tokenizer = weight_files.load_tokenizer(name, CLIPTokenizer, model.config.text_config.vocab_size)
+    chosen_dtype = weight_files.pick_dtype(dtype, place)
+    model: Any
+    if checkpoint := find_checkpoint(name):
+        model = build_sam3_model(read_tensors(checkpoint), name, chosen_dtype)
+        tokenizer = _load_sam31_tokenizer(checkpoint, model.config.text_config.vocab_size)
+        normalisation = weight_files.CENTRED
+    else:
+        model = weight_files.load_whole(name, CLASSES, chosen_dtype)
+        tokenizer = weight_files.load_tokenizer(name, CLIPTokenizer, model.config.text_config.vocab_size)
+        normalisation = weight_files.read_normalisation(name, weight_files.CENTRED)
     detector = Sam3ConceptDetector(
         model.to(place),
         tokenizer,
         name=weight_files.name_weights(name),
-        normalisation=weight_files.read_normalisation(name, weight_files.CENTRED),
+        normalisation=normalisation,
     )
     # shared if equal, so that a frame is encoded once for both
     if tracker is not None:
         detector.share_trunk_with(tracker)
     return detector
+
+
+def _load_sam31_tokenizer(checkpoint: Path, tokens: int) -> Any:
+    """Load the tokenizer beside SAM 3.1's file, or that of SAM 3, which is the same. Raises ModelError without either."""
+    folder = checkpoint.parent
+    if (folder / weight_files.FAST_TOKENIZER).is_file() or (folder / "vocab.json").is_file():
+        return weight_files.load_tokenizer(os.fspath(folder), CLIPTokenizer, tokens)
+    try:
+        return weight_files.load_tokenizer(TOKENIZER, CLIPTokenizer, tokens)
+    except ModelError as error:
+        explained = ModelError(
+            f"{checkpoint}: expected a tokenizer, which SAM 3.1's checkpoint does not hold, as "
+            f"{weight_files.FAST_TOKENIZER} (or vocab.json and merges.txt) beside it or from {TOKENIZER} on the hub; "
+            f"found neither ({error}); copy the tokenizer of {TOKENIZER} into {folder}"
+        )
+        explained.may_pass = error.may_pass
+        raise explained from error
