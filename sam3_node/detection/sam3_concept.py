@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import CLIPTokenizer, Sam3Model
 from transformers.models.sam3.modeling_sam3 import inverse_sigmoid
 
+from ..errors import ModelError
 from ..models import weight_files
 from ..models.pixels import (
     MAX_CANDIDATES,
@@ -307,9 +308,9 @@ def load_sam3_concept(
 ) -> Sam3ConceptDetector:
     """Load SAM 3's detector from a folder in transformers' layout, or by hub name, such as "facebook/sam3".
 
-    SAM 3.1's may also be a file, or the one file of a folder; its tokenizer lies beside the file, or is facebook/sam3's.
-    See `load_tracker` for `device` and `dtype`. tracker: a model whose trunk is shared if it is equal. Raises
-    ModelError if the weights or the tokenizer cannot be used.
+    SAM 3.1's may also be a file, or the one file of a folder. Its tokenizer lies beside the file, or is that of
+    facebook/sam3. See `load_tracker` for `device` and `dtype`. tracker: a model whose trunk is shared if it is equal.
+    Raises ModelError if the weights or the tokenizer cannot be used.
     """
     place = weight_files.pick_device(device)
     name = os.fspath(name_or_path)
@@ -336,7 +337,7 @@ def load_sam3_concept(
 
 
 def _load_sam31_tokenizer(checkpoint: Path, tokens: int) -> Any:
-    """Load the tokenizer beside SAM 3.1's file, or that of SAM 3, which is the same. Raises ModelError without either."""
+    """Load the tokenizer beside SAM 3.1's file, or else that of SAM 3, which is the same."""
     folder = checkpoint.parent
     if (folder / weight_files.FAST_TOKENIZER).is_file() or (folder / "vocab.json").is_file():
         return weight_files.load_tokenizer(os.fspath(folder), CLIPTokenizer, tokens)

@@ -130,6 +130,8 @@ def read_config(tensors: Mapping[str, Tensor], sizes: ModelSizes) -> Sam3Config:
             "num_attention_heads": max(1, width // TEXT_HEAD_WIDTH),
             "max_position_embeddings": len(tensors[f"{TEXT}.encoder.positional_embedding"]),
             "projection_dim": hidden,
+            # CLIP's own is another
+            "hidden_act": "gelu",
             # the marks of a phrase's start and end are the last words
             "bos_token_id": words - 2,
             "eos_token_id": words - 1,

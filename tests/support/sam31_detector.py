@@ -17,6 +17,8 @@ WORDS = 56
 QUERIES = 12
 VECTOR_SIGMA = 0.5
 BIAS_SIGMA = 0.1
+QUERY_SIGMA = 4.0
+"""Of the queries, which must differ for scores of both signs."""
 SCORE_GAIN = 4.0
 """Factor of the maps of which scores are products, for logits of both signs and of a trained model's size."""
 
@@ -71,7 +73,9 @@ def _random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator
     if value.ndim == 1:
         is_norm = any(part in name for part in ("norm", "ln_"))
         return value.mul_(BIAS_SIGMA).add_(float(is_norm and name.endswith("weight")))
-    if name.endswith(("query_embed.weight", "token_embedding.weight", "positional_embedding")):
+    if name.endswith("query_embed.weight"):
+        return value.mul_(QUERY_SIGMA)
+    if name.endswith(("token_embedding.weight", "positional_embedding")):
         return value.mul_(VECTOR_SIGMA)
     if any(part in name for part in ("reference_points", "label_embed", "cls_embed", "presence_token.")):
         return value.mul_(VECTOR_SIGMA)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from sam3_node.detection.sam3_concept import ConceptNetwork
 from sam3_node.detection.sam3_concept_weights import build_sam3_model
-from tests.support.sam31_detector import whole_tensors
+from tests.support.sam31_detector import HIDDEN, whole_tensors
 
 from ..command import errors_in_one_line, new_parser
 
@@ -95,14 +95,22 @@ def run_oracle(folder: Path, tensors: dict[str, Tensor]) -> Found:
         lacking, unknown = getattr(core, part).load_state_dict(converted[part], strict=False)
         wrong = [name for name in lacking if "point_encoder" not in name] + unknown
         print(f"{part}: {len(converted[part])} tensors, lacking or unknown: {wrong}")
-    core.image_projection.load_state_dict(converted["image_projection"], strict=False)
+    # its level has 256 channels in any model, so the two maps are made of the size of the weights
+    level = nn.Sequential(nn.Conv2d(HIDDEN, HIDDEN, 1), nn.Conv2d(HIDDEN, HIDDEN, 3, padding=1))
+    prefix = "multires_proj_detect.proj_x1."
+    state = {
+        name.removeprefix(prefix): value
+        for name, value in converted["image_projection"].items()
+        if name.startswith(prefix)
+    }
+    level.load_state_dict(state)
     detector = core.exemplar_detector
     detector.mlp_detection_to_box = nn.Sequential(detector.out_norm_detections, detector.mlp_detection_to_box)
 
     # the phrase's tokens come from us
     core.text_encoder.tokenizer.text_to_vocab_index = lambda _text: torch.tensor([PHRASE])
     trunk = core.image_encoder(make_pixels(112))
-    features = core.image_projection.multires_proj_detect.proj_x1(trunk)
+    features = level(trunk)
     text = core.text_encoder("")
     boxes = torch.tensor(BOXES).view(1, -1, 2, 2)
     exemplar = core.sampling_encoder(features, boxes_bn22=boxes[:, :1], negative_boxes_bn22=boxes[:, 1:])
