@@ -13,13 +13,13 @@ from sam3_node.detection.sam3_concept import Sam3ConceptDetector
 from sam3_node.detection.sam3_concept_weights import build_sam3_model
 from sam3_node.errors import ModelError
 from sam3_node.models import load_tracker
-from tests.support.paths import REPOSITORY
+from tests.support.paths import ROOT
 from tests.support.sam31_detector import whole_tensors
 from tests.support.tiny_clip import write_tiny_clip
 from tests.support.tiny_detectors import picture
 from tools.sam31.concept_parity import LIMIT, TOKENS, Found, run_ours
 
-RECORDED = REPOSITORY / "tests" / "data" / "sam31" / "concept_muggled.json"
+RECORDED = ROOT / "tests" / "data" / "sam31" / "concept_muggled.json"
 """muggled_sam's values, written by `python -m tools.sam31.concept_parity --record`."""
 
 
@@ -34,9 +34,6 @@ def test_text_boxes_scores_and_exemplars_are_those_of_another_implementation() -
     for name, values in wanted.items():
         other = torch.tensor(values)
         assert (getattr(found, name) - other).abs().max() < LIMIT * other.abs().max(), name
-    # scores without presence are of both signs
-    logits = torch.logit(torch.tensor(wanted["text_scores"]) / torch.tensor(wanted["presence"])[:1])
-    assert logits.min() < 0 < logits.max()
 
 
 def test_a_file_gives_detector_and_tracker_with_one_trunk(tensors: dict[str, Tensor], tmp_path: Path) -> None:
@@ -60,7 +57,7 @@ def test_a_file_gives_detector_and_tracker_with_one_trunk(tensors: dict[str, Ten
 
 def test_a_file_without_a_detector_is_told(tensors: dict[str, Tensor]) -> None:
     tracker = {name: value for name, value in tensors.items() if "detector.transformer" not in name}
-    with pytest.raises(ModelError, match="expected SAM 3.1's detector .* take the whole checkpoint"):
+    with pytest.raises(ModelError, match=r"expected SAM 3.1's detector .* take the whole checkpoint"):
         build_sam3_model(tracker, "FILE")
     missing = "detector.transformer.decoder.norm.weight"
     with pytest.raises(ModelError, match="lacks 1 tensors"):
