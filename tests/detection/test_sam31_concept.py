@@ -46,7 +46,7 @@ def test_a_file_gives_detector_and_tracker_with_one_trunk(tensors: dict[str, Ten
     assert isinstance(shared, Sam3ConceptDetector)
     assert shared._network.trunk is tracker.trunk
     image = picture()
-    trunk = tracker.encode(image).trunk
+    trunk = tracker.encode(tracker.preprocess(image)).trunk
     assert trunk is not None
     query = shared.prepare(["red mug"])
     found = shared.detect(image, query, 0.0, trunk)
