@@ -19,6 +19,8 @@ from .errors import ModelError, OutputError, Sam3NodeError, did_you_mean
 
 _log = logging.getLogger(__name__)
 
+CHECKPOINT_SUFFIXES = (".safetensors", ".pt", ".pth")
+"""How names of weights in a single file end."""
 KNOWN_WEIGHTS = (
     "nano",
     "facebook/sam3",
@@ -360,8 +362,8 @@ def _try_lock(folder: Path) -> int | None:
 
 def check_weights_name(name: str) -> None:
     """Raise ModelError if the name looks like a folder and there is no such folder, or is no name of any weights."""
-    # these are bundled
-    if name == "nano":
+    # these are bundled, and a file may hold all that is needed
+    if name == "nano" or (name.endswith(CHECKPOINT_SUFFIXES) and os.path.isfile(name)):
         return
     # a hub name has at most one slash, and its first part is no folder here
     is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or os.path.isdir(os.path.dirname(name))

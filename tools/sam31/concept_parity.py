@@ -70,7 +70,7 @@ def run_ours(tensors: dict[str, Tensor]) -> Found:
     for prompt in (text, torch.cat([text, exemplar], dim=1)):
         outputs += network(features, position, prompt, torch.ones(prompt.shape[:2], dtype=torch.bool))
     handle.remove()
-    return Found(features, text, exemplar, *outputs, torch.cat(seen))
+    return Found._make([features, text, exemplar, *outputs, torch.cat(seen)])
 
 
 @torch.inference_mode()
@@ -121,7 +121,7 @@ def run_oracle(folder: Path, tensors: dict[str, Tensor]) -> Found:
         _, found, scores, present = core.exemplar_detector(fused, prompt, None)
         outputs += [found.flatten(2).clamp(0, 1), scores]
         presence.append(present.view(1, 1))
-    return Found(features, text, exemplar, *outputs, torch.cat(presence))
+    return Found._make([features, text, exemplar, *outputs, torch.cat(presence)])
 
 
 def compute_errors(ours: Found, theirs: Found) -> dict[str, float]:

@@ -34,30 +34,6 @@ def build_encoder(source: Any) -> nn.Module:
     return Sam2Encoder(source)
 
 
-class Sam3Encoder(nn.Module):
-    """SAM 3's plain ViT and its simple feature pyramid.
-
-    Consecutive linear maps of the two fine levels are folded into one: a transposed convolution, the 1x1 and the 3x3
-    after it, and the 1x1 that feeds the mask decoder. The level that the tracker does not use is omitted. This is exact
-    up to rounding.
-    """
-
-    def __init__(self, source: Any) -> None:
-        super().__init__()
-        vision = source.vision_encoder
-        self.backbone = WindowedViT(vision.backbone)
-        self.pyramid = Sam3Pyramid(vision.neck.fpn_layers[:3], source.mask_decoder, self.backbone.grid)
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # the tokens are channels-last already
-
-    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Encode pixels [1, 3, S, S] into fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w] and top [1, C, h, w].
-
-        The last output is the backbone's own, the trunk [1, D, h, w], which costs nothing.
-        """
-        image = self.backbone(pixels)
-        return *self.pyramid(image), image
-
-
 class Sam3Pyramid(nn.Module):
     """Levels of SAM 3's feature pyramid, folded with the mask decoder's projections of them."""
 
@@ -69,9 +45,33 @@ class Sam3Pyramid(nn.Module):
         self.middle = _Upscaling(middle.scale_layers[0], middle, decoder.conv_s1, 2 * grid)
         self.top = nn.Sequential(top.proj1, top.proj2)
 
-    def forward(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         """Turn the trunk [1, D, h, w] into fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w] and top [1, C, h, w]."""
         return self.fine(image), self.middle(image), self.top(image)
+
+
+class Sam3Encoder(Sam3Pyramid):
+    """SAM 3's plain ViT and its simple feature pyramid.
+
+    Consecutive linear maps of the two fine levels are folded into one: a transposed convolution, the 1x1 and the 3x3
+    after it, and the 1x1 that feeds the mask decoder. The level that the tracker does not use is omitted. This is exact
+    up to rounding.
+    """
+
+    def __init__(self, source: Any) -> None:
+        vision = source.vision_encoder
+        backbone = WindowedViT(vision.backbone)
+        super().__init__(vision.neck.fpn_layers[:3], source.mask_decoder, backbone.grid)
+        self.backbone = backbone
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # the tokens are channels-last already
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
+        """Encode pixels [1, 3, S, S] into fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w] and top [1, C, h, w].
+
+        The last output is the backbone's own, the trunk [1, D, h, w], which costs nothing.
+        """
+        image = self.backbone(pixels)
+        return *super().forward(image), image
 
 
 class _Upscaling(nn.Module):

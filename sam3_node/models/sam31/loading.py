@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ...errors import ModelError, summarize_error
-from ...files import ANY_SIZE, check_regular, describe_stand_in, explain_os_error
+from ...files import ANY_SIZE, CHECKPOINT_SUFFIXES, check_regular, describe_stand_in, explain_os_error
 from ..weight_files import CENTRED, cast_source, name_weights
 from .checkpoint import build_source, read_sizes
 from .model import Sam31Model
@@ -25,7 +25,6 @@ from .source import ModelSizes, Source
 HUB_NAME = "facebook/sam3.1"
 STEM = "sam3.1_multiplex"
 """Name of the checkpoint in the repository and in folders, without its suffix."""
-SUFFIXES = (".safetensors", ".pt", ".pth")
 WRAPPERS = ("model", "state_dict")
 """Keys under which a checkpoint may hold its tensors."""
 
@@ -33,10 +32,10 @@ WRAPPERS = ("model", "state_dict")
 def find_checkpoint(name: str) -> Path | None:
     """Return the local file of a SAM 3.1 checkpoint, fetched if `name` is its hub name; None for other weights."""
     path = Path(name)
-    if path.suffix in SUFFIXES and path.is_file():
+    if path.suffix in CHECKPOINT_SUFFIXES and path.is_file():
         return path
     if path.is_dir():
-        found = [path / f"{STEM}{suffix}" for suffix in SUFFIXES]
+        found = [path / f"{STEM}{suffix}" for suffix in CHECKPOINT_SUFFIXES]
         return next((file for file in found if file.is_file()), None)
     if name != HUB_NAME:
         return None
