@@ -38,7 +38,7 @@ PHRASE_BATCH = 4
 TEXT_BATCH = 64
 """Phrases in one run of the text tower."""
 TOKENIZER = "facebook/sam3"
-"""Weights whose tokenizer SAM 3.1 uses, where none lies beside its file."""
+"""Weights whose tokenizer is taken for SAM 3.1, where none lies beside its file. Both have SAM 3's text encoder."""
 NO_TEXT = "visual"
 """Text of an exemplar without words, as in the public implementation."""
 

@@ -203,6 +203,12 @@ def _track_blank_frames(model: TrackerModel, settings: TrackerSettings) -> None:
             pipeline.step(blank)
     # an object is tracked on the frame after the one on which it enters
     pipeline.step(blank)
+    # the slot of an object that left is not given again, so that one more group may be needed
+    if static and model.slots > 1:
+        pipeline.remove(pipeline.objects[0].id)
+        pipeline.add(point)
+        for _ in range(2):
+            pipeline.step(blank)
 
 
 @torch.inference_mode()

@@ -4,9 +4,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from torch import Tensor
 
 from sam3_node.models.sam31 import random_model
 from sam3_node.perception.identity import LiveIdentity
+from sam3_node.perception.loading import warm_up
 from sam3_node.perception.perception import Perception
 from sam3_node.perception.snapshot import Snapshot, restore_snapshot
 from sam3_node.perception.step import StepFrame
@@ -88,3 +90,20 @@ def test_masks_after_a_restore_are_those_of_a_node_that_was_never_killed(
     other = make_perception()
     restore_snapshot(other, Snapshot.unpack(saved, "test"), "test")
     assert [action(other) for action in story[cut:]] == expected
+
+
+def test_a_start_warms_up_one_more_group_than_the_objects_fill() -> None:
+    """The slot of an object that left is not given again, so that a full group and one object may be two."""
+    model = random_model(56, 32)
+    model.static_shapes = True
+    settings = Settings(tracker=TrackerSettings(max_objects=model.slots))
+    groups = set[int]()
+    decode = model.stages.decode
+
+    def watch(top: Tensor, *rest: Tensor) -> object:
+        groups.add(len(top))
+        return decode(top, *rest)
+
+    model.stages = model.stages._replace(decode=watch)
+    warm_up(model, settings, model.stages)
+    assert groups == {1, 2}

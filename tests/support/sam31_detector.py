@@ -18,9 +18,9 @@ QUERIES = 12
 VECTOR_SIGMA = 0.5
 BIAS_SIGMA = 0.1
 QUERY_SIGMA = 4.0
-"""Of the queries, which must differ for scores of both signs."""
+"""Standard deviation of the queries, so that they find different boxes."""
 SCORE_GAIN = 4.0
-"""Factor of the maps of which scores are products, for logits of both signs and of a trained model's size."""
+"""Factor of the maps of which scores are products, for logits of a trained model's size. Most are negative."""
 
 
 def whole_tensors(seed: int = 0, tokens: int = TOKENS) -> dict[str, Tensor]:
