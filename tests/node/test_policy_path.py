@@ -22,8 +22,9 @@ import pytest
 from sam3_node.client import PerceptionClient
 from sam3_node.geometry import Array
 from sam3_node.types import Instance, MaskFrame
-from tests.support.node_rig import PATIENCE_S, Rig, until, unworried_client
+from tests.support.node_rig import Rig, until, unworried_client
 from tests.support.pages import block_with
+from tests.support.patience import PATIENCE_S
 from tests.support.pick_cell import LENS, Cell, write_files
 
 pytest.importorskip("trimesh", reason="needs the extra robot")

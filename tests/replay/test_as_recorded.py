@@ -146,10 +146,23 @@ def edit(client: PerceptionClient) -> None:
 
 
 def read_points(client: PerceptionClient) -> None:
-    """Read points of objects that have a position, until they are of the frame of the newest masks."""
+    """Read points of objects that have a position, until they are of the frame of the newest masks.
+
+    The node pauses meanwhile: a busy machine would always have stepped the next frame.
+    """
 
     def find() -> bool:
-        masks = masks_where(client, lambda masks: True, "masks")
+        masks = wait(client, 1)
+        client.pause()
+        try:
+            # those of the last step may still be under way
+            while (newer := client.latest(timeout_ms=200)) is not None:
+                masks = newer
+            return measure(masks)
+        finally:
+            client.resume()
+
+    def measure(masks: MaskFrame) -> bool:
         for item in masks.instances:
             if item.position_m is None or item.frame != "base":
                 continue
