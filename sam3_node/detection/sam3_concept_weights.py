@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import Sam3Config, Sam3Model
 
 from ..errors import ModelError
-from ..models.sam31.checkpoint import read_sizes
+from ..models.sam31.checkpoint import count_layers, read_sizes
 from ..models.sam31.source import NECKS, TRUNK, ModelSizes, original_name, tracker_config
 from ..models.weight_files import quiet_transformers
 
@@ -126,7 +126,7 @@ def read_config(tensors: Mapping[str, Tensor], sizes: ModelSizes) -> Sam3Config:
             "vocab_size": words,
             "hidden_size": width,
             "intermediate_size": len(tensors[f"{TEXT}.encoder.transformer.resblocks.0.mlp.c_fc.weight"]),
-            "num_hidden_layers": _count_layers(tensors, f"{TEXT}.encoder.transformer.resblocks."),
+            "num_hidden_layers": count_layers(tensors, f"{TEXT}.encoder.transformer.resblocks."),
             "num_attention_heads": max(1, width // TEXT_HEAD_WIDTH),
             "max_position_embeddings": len(tensors[f"{TEXT}.encoder.positional_embedding"]),
             "projection_dim": hidden,
@@ -146,19 +146,10 @@ def read_config(tensors: Mapping[str, Tensor], sizes: ModelSizes) -> Sam3Config:
     )
 
 
-def _count_layers(tensors: Mapping[str, Tensor], prefix: str) -> int:
-    """Return the number of layers whose tensors begin with `prefix`. Raises KeyError if there are none."""
-    numbers = {key.removeprefix(prefix).split(".")[0] for key in tensors if key.startswith(prefix)}
-    found = [int(number) for number in numbers if number.isdigit()]
-    if not found:
-        raise KeyError(f"{prefix}0")
-    return 1 + max(found)
-
-
 def _read_layers(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, int]:
     """Return how many layers there are, and how wide their perceptrons are."""
     width = len(tensors[f"{prefix}0.linear1.weight"])
-    return {"num_layers": _count_layers(tensors, prefix), "intermediate_size": width}
+    return {"num_layers": count_layers(tensors, prefix), "intermediate_size": width}
 
 
 def build_sam3_model(

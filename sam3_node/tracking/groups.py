@@ -297,7 +297,7 @@ class GroupMemory(Propagation):
         return Decoded(*(part[index[0], index[1]] for part in decoded))
 
     def _decode(self, features: Features, groups: Ints, frame: int, cover: Cover | None) -> Decoded:
-        """Decode all slots of some groups: logits [G, slots, 4h, 4w], the others [G, slots, ...]."""
+        """Decode all slots of G groups: logits [N, slots, 4h, 4w], the others [N, slots, ...]. N is G or more."""
         model = self._model
         top = self._reader.read(features.top, groups, frame)
         if model.is_compiled:
@@ -306,37 +306,50 @@ class GroupMemory(Propagation):
         padded = pad_to_batch(groups) if model.static_shapes else groups
         used = copy_to_device(self._active[padded], top.device)
         decoded = Decoded(*model.stages.decode(top, features.fine, features.middle, used))
-        decoded = Decoded(*(part[: len(groups)] for part in decoded))
         return decoded if cover is None else cover.cut(decoded)
 
     def _remember(self, features: Features, groups: Ints, frame: int, decoded: Decoded, seen: Bools) -> None:
-        """Encode the memory of a tracked frame, from the slots that are `seen`, bool [G, slots], and keep its sheet."""
+        """Encode the memory of a tracked frame, from the slots that are `seen`, bool [G, slots], and keep its sheet.
+
+        decoded: what `_decode` returned, of G groups or more; those after G are padding.
+        """
         model = self._model
-        kept = np.flatnonzero(seen.any(axis=1))
-        if not kept.size:
-            return
-        padded = pad_to_batch(kept) if model.static_shapes else kept
+        # the decoder leaves free slots empty already, and nearly always nothing is hidden
+        if not np.array_equal(seen, self._active[groups]):
+            kept = np.flatnonzero(seen.any(axis=1))
+            if not kept.size:
+                return
+            decoded = self._leave_out(decoded, kept, seen)
+            groups = groups[kept]
+            seen = seen[kept]
+        count = len(groups)
+        prompted = torch.zeros_like(decoded.presence, dtype=torch.bool)
+        memory = model.stages.remember(features.top, decoded.logits, decoded.presence, prompted)
+        # of the object that is seen best; a free slot has 0
+        score = confidence(decoded.presence, decoded.iou).amax(dim=1)[:count]
+        pointers = decoded.pointer.flatten(1)[:count]
+        whole = Decoded(decoded.logits, score, torch.full_like(score, PRESENT_LOGIT), pointers)
+        self.bank.write(groups, frame, memory[:count], whole)
+        at = copy_to_device(groups, decoded.logits.device)
+        place = frame % self._recent
+        self._logits[at, place] = decoded.logits[:count].to(self._logits.dtype)
+        self._presence[at, place] = decoded.presence[:count].float()
+        self._frame[groups, place] = frame
+        self._used[groups, place] = seen
+        self._prompted[groups, place] = False
+
+    def _leave_out(self, decoded: Decoded, kept: Ints, seen: Bools) -> Decoded:
+        """Return the groups `kept`, in whose results the slots that are not `seen` are as free ones."""
+        padded = pad_to_batch(kept) if self._model.static_shapes else kept
         index = copy_to_device(padded, decoded.logits.device)
         mask = copy_to_device(seen[padded], decoded.logits.device)
-        logits = torch.where(mask[..., None, None], decoded.logits[index], FREE_LOGIT)
-        presence = torch.where(mask, decoded.presence[index].float(), FREE_PRESENCE)
-        pointers = torch.where(mask[..., None], decoded.pointer[index], 0)
-        memory = model.stages.remember(features.top, logits, presence, torch.zeros_like(mask))
-        count = len(kept)
-        score = torch.where(mask, confidence(decoded.presence[index], decoded.iou[index]), 0).amax(dim=1)
-        # a score of one object in view: presence 1 and the best IoU
-        group_decoded = Decoded(
-            logits, score[:count], torch.full_like(score[:count], PRESENT_LOGIT), pointers.flatten(1)[:count]
+        logits, iou, presence, pointer = (part[index] for part in decoded)
+        return Decoded(
+            torch.where(mask[..., None, None], logits, FREE_LOGIT),
+            torch.where(mask, iou, 0),
+            torch.where(mask, presence, FREE_PRESENCE),
+            torch.where(mask[..., None], pointer, 0),
         )
-        rows = groups[kept]
-        self.bank.write(rows, frame, memory[:count], group_decoded)
-        at = copy_to_device(rows, logits.device)
-        place = frame % self._recent
-        self._logits[at, place] = logits[:count].to(self._logits.dtype)
-        self._presence[at, place] = presence[:count]
-        self._frame[rows, place] = frame
-        self._used[rows, place] = seen[kept]
-        self._prompted[rows, place] = False
 
     def decode_mask(self, features: Features, mask: Tensor) -> Prompted:
         """Return a mask prompt [1, 1, S, S] in 0..1 itself as the result, with the pointer of its object."""

@@ -36,7 +36,12 @@ POINTER_AGES = 15
 """Age of the oldest tracked frame whose pointers are attended to"""
 LAST_ROW = 6
 """Row of the temporal table for prompted frames that are older than all others"""
-LIVE, CORRECTED, REMOVED = 4, 8, 11
+LIVE = 4
+"""Frame on which the last object is added."""
+CORRECTED = 8
+"""Frame on which the first object is corrected."""
+REMOVED = 11
+"""Frame on which the first object is removed."""
 MOST = 1e-3
 """Largest relative error that passes."""
 MOST_DOUBLE = 1e-9

@@ -40,7 +40,7 @@ def read_sizes(tensors: Mapping[str, Tensor], name: str) -> ModelSizes:
 
 def _read_sizes(tensors: Mapping[str, Tensor]) -> ModelSizes:
     width, _, _, patch = tensors[f"{TRUNK}.patch_embed.proj.weight"].shape
-    layers = _count(tensors, f"{TRUNK}.blocks.")
+    layers = count_layers(tensors, f"{TRUNK}.blocks.")
     tiles = math.isqrt(tensors[f"{TRUNK}.pos_embed"].shape[1] - 1)
     image_size, window, global_layers, heads = _read_windows(tensors, layers, width, patch)
     decoder = f"{MODEL}.sam_mask_decoder"
@@ -68,17 +68,17 @@ def _read_sizes(tensors: Mapping[str, Tensor]) -> ModelSizes:
         decoder_rate=hidden // tensors[narrow].shape[0],
         slots=slots,
         masks=tensors[f"{decoder}.mask_tokens.weight"].shape[0] // slots,
-        read_layers=_count(tensors, f"{MODEL}.transformer.encoder.layers."),
+        read_layers=count_layers(tensors, f"{MODEL}.transformer.encoder.layers."),
         read_mlp=tensors[f"{MODEL}.transformer.encoder.layers.0.linear1.weight"].shape[0],
         # the last one is the map to the image's channels
         downsample=(kernels[0][1], *(kernel[0] for kernel in kernels[:-1])),
-        fuser_layers=_count(tensors, f"{MODEL}.maskmem_backbone.fuser.layers."),
+        fuser_layers=count_layers(tensors, f"{MODEL}.maskmem_backbone.fuser.layers."),
         fuser_mlp=tensors[f"{MODEL}.maskmem_backbone.fuser.layers.0.pwconv1.weight"].shape[0],
     )
 
 
-def _count(tensors: Mapping[str, Tensor], prefix: str) -> int:
-    """Return the number of layers whose tensors begin with `prefix`."""
+def count_layers(tensors: Mapping[str, Tensor], prefix: str) -> int:
+    """Return the number of layers whose tensors begin with `prefix`. Raises KeyError if there are none."""
     pattern = re.compile(rf"{re.escape(prefix)}(\d+)\.")
     found = [int(match[1]) for match in map(pattern.match, tensors) if match]
     if not found:

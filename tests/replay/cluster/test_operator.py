@@ -49,7 +49,9 @@ def write_cut_video(path: Path) -> None:
     """Write an H.264 video of a camera that lost its power: its index, which is written last, is missing."""
     with av.open(str(path), "w") as file:
         stream = file.add_stream("libx264", rate=25)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        stream.width = 64
+        stream.height = 48
+        stream.pix_fmt = "yuv420p"
         for level in range(25):
             image = np.full((48, 64, 3), 5 * level, np.uint8)
             file.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="bgr24")))
