@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import SettingsError, require
+from ..errors import MissingExtraError, SettingsError, require
 from ..files import check_regular, explain_os_error
 from ..geometry import Array, transform_points
 from .hulls import MAX_CORNERS
@@ -86,24 +87,43 @@ def read_robot(path: Path) -> RobotModel:
     A link has the parts of its collision geometry, else of its visual geometry. Raises SettingsError for a file that is
     not a URDF with a body, and MissingExtraError without the extra `robot`.
     """
-    yourdfpy = require("yourdfpy", "robot")
-    check_file(path)
-    try:
-        robot = yourdfpy.URDF.load(str(path), build_scene_graph=False, load_meshes=False).robot
+    with _explaining(path):
+        robot = _parse(path)
         root, joints = _sort_joints(path, robot)
         links = [root, *(joint.child for joint in joints)]
         named = {link.name: link for link in robot.links}
         parts = _load_parts(path, [named[name] for name in links])
-    # what is wrong with the graph or a mesh is explained already
-    except SettingsError:
-        raise
-    except Exception as error:  # yourdfpy raises errors of many kinds
-        raise SettingsError(f"robot.urdf: cannot read {path}: {error!r:.300}") from error
     if not parts:
         raise SettingsError(
             f"robot.urdf: expected links with collision or visual geometry, found none in {path}"
         )
     return RobotModel(links, joints, parts)
+
+
+def read_joint_names(path: Path) -> frozenset[str]:
+    """Return the names of all joints of a URDF, without its meshes. Raises the errors of `read_robot`."""
+    with _explaining(path):
+        _, joints = _sort_joints(path, _parse(path))
+        return frozenset(joint.name for joint in joints)
+
+
+def _parse(path: Path) -> Any:
+    """Return yourdfpy's robot of a file, without its meshes."""
+    yourdfpy = require("yourdfpy", "robot")
+    check_file(path)
+    return yourdfpy.URDF.load(str(path), build_scene_graph=False, load_meshes=False).robot
+
+
+@contextmanager
+def _explaining(path: Path) -> Iterator[None]:
+    """Raise SettingsError for whatever is wrong with the file in the block."""
+    try:
+        yield
+    # what is wrong with the graph or a mesh, and an absent extra, are explained already
+    except (SettingsError, MissingExtraError):
+        raise
+    except Exception as error:  # yourdfpy raises errors of many kinds
+        raise SettingsError(f"robot.urdf: cannot read {path}: {error!r:.300}") from error
 
 
 def check_file(path: Path) -> None:

@@ -23,6 +23,7 @@ from ..bags.samples import natural_order
 from ..errors import BagError, ReplayError, RequestError
 from ..files import explain_os_error, read_regular
 from ..node.cameras import RobotTracks
+from ..perception.robot_model import read_joint_names
 from ..perception.step import GRIPPER
 from ..resources import Closeable, closed_on_error
 from ..types import ROBOT, Frame, MaskFrame, RobotMessage, RobotState
@@ -235,7 +236,10 @@ class Schedule(Closeable):
         # readers of other formats name each robot ROBOT
         name = settings.name if self._recorded else ROBOT
         # also beside a fixed camera: the gripper's poses tell what it holds
-        tracks = RobotTracks(spatial, name if settings.urdf else None, MAX_MESSAGES, MAX_VALUES)
+        known_joints = frozenset[str]()
+        if settings.urdf is not None:
+            known_joints = read_joint_names(settings.urdf)
+        tracks = RobotTracks(spatial, name if settings.urdf else None, MAX_MESSAGES, MAX_VALUES, known_joints)
         needs_robot = on_gripper or settings.urdf is not None
         try:
             # without the robot's model its joints say nothing: a recording is not read for them

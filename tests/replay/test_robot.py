@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from sam3_node.bags import read_masks
+from sam3_node.bags.bag import Bag
 from sam3_node.bags.native.reader import TABLETOP, LabelledClip
 from sam3_node.calibration import load_calibration
 from sam3_node.client import PerceptionClient
@@ -21,7 +22,7 @@ from sam3_node.replay.run import PerceptionCache, run_job
 from sam3_node.replay.schedule import open_schedule
 from sam3_node.settings import Settings
 from sam3_node.transport import FramePublisher, PosePublisher
-from sam3_node.types import Frame, Instance, JointState, MaskFrame
+from sam3_node.types import ROBOT, Frame, Instance, JointState, MaskFrame
 from tests.replay.test_as_recorded import is_whole, log_of, read_results, replay
 from tests.support.hdf5_files import make_pictures, write_aloha
 from tests.support.live import chosen
@@ -206,3 +207,24 @@ def test_joints_are_read_for_a_robot_alone(tmp_path: Path, has_robot: bool) -> N
         assert any(mentions(remark, "degrees") for remark in schedule.remarks) == has_robot
         # a plan lists them all the same
         assert any(isinstance(message, JointState) for message in schedule.robot())
+
+
+def test_joints_of_no_urdf_that_came_once_do_not_take_the_robot_away(
+    tmp_path: Path, settings: Settings, load: PerceptionCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a live node."""
+    rows = 6
+    urdf = tmp_path / "gate.urdf"
+    urdf.write_text(URDF)
+    write_aloha(path := tmp_path / "episode_0.hdf5", {"top": make_pictures(rows)}, fps=10)
+    values: dict[str, Any] = {**chosen(settings), "robot": {"urdf": str(urdf), "name": "gate"}}
+    text = load_calibration(CALIBRATION).model_dump_json()
+    job = Job((str(path),), str(tmp_path / "out"), everything=True, calibrations=(text,), settings=values)
+    with open_schedule(job) as schedule:
+        frames = [action.frame for action in schedule.actions() if isinstance(action, Step)]
+    messages = [JointState(ROBOT, frame.capture_ns, {"slide": 0.0}, frame.clock) for frame in frames]
+    messages.insert(1, replace(messages[0], positions={"wheel": 1.0}))
+    monkeypatch.setattr(Bag, "robot", lambda self, joints=True: iter(messages))
+    run_job(job, load)
+    results = list(read_masks(tmp_path / "out/masks.mcap"))
+    assert [bool(masks.robot_mask) for masks in results] == [True] * rows
