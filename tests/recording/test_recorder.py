@@ -56,6 +56,17 @@ from tests.support.threads import repeating
 from tests.support.wire_examples import masks, plain
 
 FRAME_BYTES = 20_000
+# An arm of two joints, whose shapes do not matter here.
+ARM_URDF = """<robot name="arm">
+<link name="base"/>
+<link name="upper"><collision><geometry><box size="0.1 0.1 0.4"/></geometry></collision></link>
+<link name="hand"/>
+<joint name="elbow" type="revolute"><parent link="base"/><child link="upper"/>
+<axis xyz="0 0 1"/><limit lower="-3" upper="3"/></joint>
+<joint name="wrist" type="revolute"><parent link="upper"/><child link="hand"/>
+<axis xyz="0 0 1"/><limit lower="-3" upper="3"/></joint>
+</robot>
+"""
 
 
 def frame(seq: int, size: int = FRAME_BYTES, camera: str = "cam0") -> Frame:
@@ -219,10 +230,12 @@ def test_poses_and_joints_of_the_robot_are_recorded_and_replayed(tmp_path: Path,
     assert counts["rejected"] >= 2
     assert f"{counts['poses']} poses" in out.getvalue()
     pinhole = PinholeSection(width_px=640, height_px=480, fx_px=600, fy_px=600, cx_px=319.5, cy_px=239.5)
+    urdf = tmp_path / "arm.urdf"
+    urdf.write_text(ARM_URDF)
     for kind in ("eye_in_hand", "eye_to_hand"):  # a camera on the gripper, and a fixed one
         hand_eye = HandEye(kind=kind, translation_m=(0, 0, 0.1), rotation_vector_rad=(0, 0, 0))
         text = Calibration(intrinsics=pinhole, hand_eye=hand_eye).model_dump_json()
-        settings_of_job = {"robot": {"urdf": "arm.urdf", "name": "arm"}}
+        settings_of_job = {"robot": {"urdf": str(urdf), "name": "arm"}}
         for step in read_steps(Job((str(path),), "", calibrations=(text,), settings=settings_of_job), path):
             at_s = step.frame.capture_ns / 1e9
             assert step.robot.pose.position_m == pytest.approx((at_s, 0.0, 0.5))
