@@ -1,9 +1,12 @@
-# Each target sets up what it needs, once: a virtual environment with the package and its development tools.
+# Each target sets up what it needs, once: a virtual environment with the package, and its development tools where the
+# target needs them. `make demo` installs the extras of DEMO alone; a later `make test` adds the rest to the same environment.
 #   make demo PYTHON=python3.12 PIP_FLAGS='--index-url …'
 PYTHON ?= python3
 PIP_FLAGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
+DEMO := node,bags,console,robot
+DEMO_READY := $(VENV)/.ready-demo
 READY := $(VENV)/.ready
 ENGINES_READY := $(VENV)/.ready-engines
 
@@ -27,7 +30,7 @@ help:
 	@echo 'make lock          write requirements.lock again, with the versions that are installed in .venv'
 	@echo 'make clean         remove the environment, caches and results'
 
-demo: $(READY)
+demo: $(DEMO_READY)
 	$(BIN)/sam3-node demo --out out/demo
 
 # a test file to each of JOBS processes at a time, one thread each; three for two cores, because many tests wait
@@ -92,18 +95,30 @@ define apt
 	fi; }
 endef
 
-$(READY): pyproject.toml
+# $(call install,extras,what they are): make the environment if there is none, and install the package with these extras.
+# An environment of an earlier version has opencv-python. It shares the folder cv2 with opencv-python-headless, and to remove
+# either of them breaks the other, so both go before one comes.
+define install
 	@command -v $(PYTHON) >/dev/null || { \
 		echo 'error: $(PYTHON) is not there; on Debian or Ubuntu: sudo apt-get install python3 python3-venv' >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "error: expected Python 3.11 or newer, found $$($(PYTHON) --version); name one: make PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || $(call apt,python3-venv,$(PYTHON) has no venv)
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	@echo 'installing the package and its tools into $(VENV): some minutes, once'
-	$(BIN)/pip install -q $(PIP_FLAGS) -e '.[dev]'
-	@$(BIN)/python -c 'import cv2' 2>/dev/null || $(call apt,libgl1 libglib2.0-0,OpenCV lacks system libraries)
+	@set -- $(VENV)/lib/python3*/site-packages/opencv_python-*.dist-info; \
+		test ! -d "$$1" || $(BIN)/pip uninstall -q -y opencv-python opencv-python-headless
+	@echo 'installing $(2) into $(VENV): some minutes, once'
+	$(BIN)/pip install $(PIP_FLAGS) -e '.[$(1)]'
 	@$(BIN)/python -c 'import cv2'
+endef
+
+$(DEMO_READY): pyproject.toml
+	$(call install,$(DEMO),what the demo needs)
 	@touch $@
+
+$(READY): pyproject.toml
+	$(call install,dev,the package and its development tools)
+	@touch $@ $(DEMO_READY)
 
 $(ENGINES_READY): $(READY)
 	@echo 'installing what builds engines into $(VENV): some minutes, once'

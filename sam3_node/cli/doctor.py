@@ -34,11 +34,12 @@ NETWORK_SCHEMES = ("tcp", "ipc", "rtsp", "rtsps", "http", "https")
 POSES_S = 1.0
 """Seconds for which poses and joints are listened for."""
 OPENCV_BUILDS = (
-    "opencv-python",
     "opencv-python-headless",
-    "opencv-contrib-python",
+    "opencv-python",
     "opencv-contrib-python-headless",
+    "opencv-contrib-python",
 )
+"""Packages that install the module cv2. Any one of them will do; the first is what the extra cli asks for."""
 CLOCK_SYNC_FILES = ("/run/systemd/timesync/synchronized", "/run/chrony/chronyd.pid", "/var/run/ntpd.pid")
 """Files that time services have while they run."""
 WEIGHTS_GB = 0.92
@@ -155,6 +156,9 @@ def _check_dependencies() -> Iterator[CheckResult]:
 
 def _check_dependency(requirement: Requirement, extra: str) -> CheckResult:
     version = find_version(requirement.name)
+    # another package may have brought another build of OpenCV, which is as good
+    if version is None and requirement.name in OPENCV_BUILDS:
+        version = next(filter(None, map(find_version, OPENCV_BUILDS)), None)
     bounds = str(requirement.specifier)
     hint = f"pip install '{requirement.name}{bounds}'"
     # a package of the core is a fault, one of an extra limits what can be done
@@ -184,17 +188,22 @@ def _check_opencv() -> Iterator[CheckResult]:
     # all of them install the same module: the last one wins, with parts of the others
     builds = [name for name in OPENCV_BUILDS if find_version(name)]
     if len(builds) > 1:
-        hint = f"pip uninstall {' '.join(builds)}, then pip install 'opencv-python{OPENCV}'"
+        hint = f"pip uninstall {' '.join(builds)}, then pip install '{OPENCV_BUILDS[0]}{OPENCV}'"
         yield CheckResult("cv2", "fix", f"{' and '.join(builds)} overwrite each other", hint)
         return
+    build = OPENCV_BUILDS[0]
+    if builds:
+        build = builds[0]
     # imported, because a library of the system may be missing although the package is there
     try:
         cv2 = importlib.import_module("cv2")
     except ImportError as error:
-        hint = "on a machine without a display: apt-get install libgl1 libglib2.0-0"
+        hint = f"pip install --force-reinstall --no-deps '{build}{OPENCV}'"
+        if build in ("opencv-python", "opencv-contrib-python"):
+            hint = "on a machine without a display: apt-get install libgl1 libglib2.0-0"
         yield CheckResult("cv2", "fix", f"does not import: {error}", hint)
         return
-    yield _check_version("cv2", cv2.__version__, OPENCV, "fix", f"pip install 'opencv-python{OPENCV}'")
+    yield _check_version("cv2", cv2.__version__, OPENCV, "fix", f"pip install '{build}{OPENCV}'")
 
 
 def _check_torch(device: str) -> Iterator[CheckResult]:

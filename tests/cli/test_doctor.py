@@ -120,6 +120,32 @@ def run_light(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.parametrize(
+    ("installed", "status", "words"),
+    [
+        (("opencv-python-headless",), "ok", ()),
+        (("opencv-python",), "ok", ()),
+        (("opencv-python", "opencv-python-headless"), "fix", ("overwrite", "opencv-python-headless")),
+    ],
+)
+def test_any_one_build_of_opencv_will_do(
+    monkeypatch: pytest.MonkeyPatch, installed: tuple[str, ...], status: str, words: tuple[str, ...]
+) -> None:
+    find_version = doctor.find_version
+
+    def pretend(name: str) -> str | None:
+        if name in doctor.OPENCV_BUILDS:
+            return "4.14.0.94" if name in installed else None
+        return find_version(name)
+
+    monkeypatch.setattr(doctor, "find_version", pretend)
+    (row,) = rows("cv2")
+    assert row.status == status
+    assert mentions(row.detail, *words)
+    (extras,) = rows("extras")
+    assert mentions(extras.detail, "cli")
+
+
 def test_help_and_doctor_work_without_the_extra_of_the_commands() -> None:
     shown = run_light("run", "--help")
     assert shown.returncode == 0
