@@ -95,7 +95,7 @@ define apt
 	fi; }
 endef
 
-# $(call install,extras,what they are): make the environment if there is none, and install the package with these extras.
+# $(call install,extras,what they are,more options of pip): make the environment if there is none, and install the package with these extras.
 # An environment of an earlier version has opencv-python. It shares the folder cv2 with opencv-python-headless, and to remove
 # either of them breaks the other, so both go before one comes.
 define install
@@ -108,12 +108,13 @@ define install
 	@set -- $(VENV)/lib/python3*/site-packages/opencv_python-*.dist-info; \
 		test ! -d "$$1" || $(BIN)/pip uninstall -q -y opencv-python opencv-python-headless
 	@echo 'installing $(2) into $(VENV): some minutes, once'
-	$(BIN)/pip install $(PIP_FLAGS) -e '.[$(1)]'
+	$(BIN)/pip install $(3) $(PIP_FLAGS) -e '.[$(1)]'
 	@$(BIN)/python -c 'import cv2'
 endef
 
+# Bytecode of all modules would take a minute and 280 MB; Python compiles those that are used at their first import.
 $(DEMO_READY): pyproject.toml
-	$(call install,$(DEMO),what the demo needs)
+	$(call install,$(DEMO),what the demo needs,--no-compile)
 	@touch $@
 
 $(READY): pyproject.toml

@@ -32,6 +32,7 @@ from ..settings import CameraSettings, RobotSettings, Settings, SpatialSettings,
 from ..types import NANOSECONDS, Image, Mask, MaskFrame
 from ..visualization import VideoWriter, contact_sheet, overlay, write_image
 from ..wire import pack_masks
+from .machine_load import LoadMeter
 
 SOURCE = "scene:tabletop"
 CAMERA = "cam0"
@@ -51,6 +52,10 @@ NAME_SEARCH_S = 3.0
 SHEET_IMAGES = 9
 """Pictures on the contact sheet."""
 SHEET_COLUMNS = 3
+FULL_RATE = 0.9
+"""Share of the camera's rate from which on the demonstration counts as having kept it."""
+BUSY_SHARE = 0.2
+"""Share of the processors' time, used by other programs, from which on they may have cost the demonstration frames."""
 FILES = "overlay.mp4, contact.png, picture.jpg, masks.mcap and summary.json"
 
 
@@ -69,6 +74,7 @@ def run_demo(out: Path, seconds: float | None, settings: Settings) -> DemoResult
         frames = max(2, round(seconds * recording.fps))
     duration_s = frames / recording.fps
     announce(f"demo: {SOURCE} at {recording.fps:.0f} fps for {duration_s:.0f} s; each part is a process")
+    load = LoadMeter()
     with tempfile.TemporaryDirectory(prefix="sam3-demo-") as folder, Group(echo=announce) as group:
         frames_endpoint = f"ipc://{folder}/frames"
         # without the library that reads it, the robot is left out
@@ -86,9 +92,14 @@ def run_demo(out: Path, seconds: float | None, settings: Settings) -> DemoResult
             else:
                 prompter = NamePrompter(recording, client)
             results = _collect(group, client, prompter, frames)
+    # the group's processes have ended, so their time counts as own
+    results.others_share = load.measure_others()
     announce("drawing the results ...")
     write_results(out, results)
     announce(results.table())
+    busy = results.describe_load()
+    if busy is not None:
+        announce(busy)
     announce(f"wrote {FILES} to {out}")
     announce("click on objects yourself: launch/start launch/demo.toml, then open the page that it prints")
     return results
@@ -260,7 +271,8 @@ class DemoResults:
     """The received masks, in order, and the recording with the true masks.
 
     `truth_ids` maps object ids of the node to ids of the recording. `prompted_at` maps the latter to the seq of their
-    first prompt. `events` are pairs (seq, text).
+    first prompt. `events` are pairs (seq, text). `others_share` is the share of the processors' time that other
+    programs used meanwhile.
     """
 
     recording: LabelledClip
@@ -270,6 +282,7 @@ class DemoResults:
     events: list[tuple[int, str]]
     status: dict[str, Any]
     ious: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    others_share: float | None = None
 
     @property
     def ids(self) -> list[int]:
@@ -324,6 +337,7 @@ class DemoResults:
             "events": [{"seq": seq, "what": what} for seq, what in self.events],
             "model": self.status["model"],
             "stages_p50_us": self._compute_stages_us(),
+            "others_cpu_share": self.others_share,
         }
 
     def _summarise_object(self, truth: int, ious: dict[int, float]) -> dict[str, Any]:
@@ -364,6 +378,17 @@ class DemoResults:
             f"model {figures['model']}",
         ]
         return "\n".join(lines)
+
+    def describe_load(self) -> str | None:
+        """Return a line that says that the machine was too busy for the camera's rate; None if it was not."""
+        rate = float(self.summary()["frames_per_s"])
+        fps = self.recording.fps
+        if rate >= FULL_RATE * fps or self.others_share is None or self.others_share < BUSY_SHARE:
+            return None
+        return (
+            f"the machine was too busy for the camera's {fps:.0f} frames a second: other programs used"
+            f" {100 * self.others_share:.0f} % of its processors; run the demo again when they have ended"
+        )
 
 
 def write_results(out: Path, results: DemoResults) -> None:

@@ -3,6 +3,9 @@
 import importlib.util
 import itertools
 import json
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -13,11 +16,13 @@ import pytest
 from sam3_node.bags import LabelledClip, read_masks
 from sam3_node.cameras.playback import TABLETOP
 from sam3_node.cli.demo import BoxPrompter, DemoResults, make_environment, run_demo, write_results
+from sam3_node.cli.machine_load import STAT, LoadMeter
 from sam3_node.errors import ProcessError
 from sam3_node.settings import ModelSettings, load_settings
 from sam3_node.types import Instance, Mask, MaskFrame
 from sam3_node.visualization import overlay
 from tests.support.node_rig import Rig, masks_where
+from tests.support.patience import PATIENCE_S
 from tests.support.recordings import write_recording
 from tests.support.refuses import mentions, refuses
 
@@ -54,6 +59,44 @@ def test_the_picture_is_the_frame_whose_worst_mask_is_the_best(tmp_path: Path) -
     picture = cv2.imread(str(tmp_path / "picture.jpg")).astype(int)
     drawn = [overlay(good.recording.image(masks.seq), masks) for masks in good.frames]
     assert np.argmin([np.abs(picture - image).mean() for image in drawn]) == 1
+
+
+@pytest.mark.parametrize(
+    ("share_of_rate", "others", "is_told"),
+    [(0.5, 0.5, True), (0.5, 0.05, False), (0.5, None, False), (1.0, 0.5, False)],
+)
+def test_a_busy_machine_is_told_in_one_line_if_the_rate_was_not_kept(
+    tmp_path: Path, share_of_rate: float, others: float | None, is_told: bool
+) -> None:
+    results = make_results(tmp_path, 0)
+    first, second = results.frames
+    period_ns = round(1e9 / (share_of_rate * results.recording.fps))
+    results.frames[1] = replace(second, published_ns=first.published_ns + period_ns)
+    results.others_share = others
+    line = results.describe_load()
+    assert (line is not None) == is_told
+    if line is not None:
+        assert mentions(line, "busy", f"{results.recording.fps:.0f} frames", "50 %")
+        assert "\n" not in line
+
+
+def test_the_time_of_other_programs_is_measured_without_the_own() -> None:
+    if not STAT.exists():
+        pytest.skip("needs /proc/stat of Linux")
+    meter = LoadMeter()
+    # a child counts as another program until it has ended and was waited for
+    code = "import time\nwhile time.process_time() < 1: pass\nprint('done', flush=True)\ninput()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "done\n"
+        before = meter.measure_others()
+        other.communicate("\n", timeout=PATIENCE_S)
+    after = meter.measure_others()
+    assert before is not None
+    assert after is not None
+    assert 0 <= after < before <= 1
 
 
 def test_processes_get_the_settings_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
