@@ -109,7 +109,6 @@ define install
 		test ! -d "$$1" || $(BIN)/pip uninstall -q -y opencv-python opencv-python-headless
 	@echo 'installing $(2) into $(VENV): some minutes, once'
 	$(BIN)/pip install $(3) $(PIP_FLAGS) -e '.[$(1)]'
-	@$(BIN)/python -c 'import cv2'
 endef
 
 # Bytecode of all modules would take a minute and 280 MB; Python compiles those that are used at their first import.
