@@ -494,7 +494,7 @@ def _judge_node(endpoint: str, node: NodeAnswers) -> CheckResult:
     if refused:
         told = "; ".join(refused)
         return CheckResult(
-            "node", "warn", f"{detail}; {told}", "correct what the sender packs: docs/wire-v1.md"
+            "node", "warn", f"{detail}; {told}", "correct what the sender packs: docs/own-camera.md"
         )
     ended = status.get("helpers_ended", {})
     if ended:

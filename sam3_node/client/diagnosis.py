@@ -173,7 +173,7 @@ def _describe_refused(description: Description, cameras: Sequence[str]) -> str |
             )
     if not lines:
         return None
-    return f"{'; '.join(lines)}; correct what the sender packs: docs/wire-v1.md"
+    return f"{'; '.join(lines)}; correct what the sender packs: docs/own-camera.md"
 
 
 def _is_idle(stats: Mapping[str, Any]) -> bool:

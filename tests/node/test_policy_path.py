@@ -110,10 +110,11 @@ class Moment(NamedTuple):
 
 
 class Sender:
-    """A process that publishes what is fed to it, by a sender of docs/python-api.md."""
+    """A process that publishes what is fed to it, by a sender of docs/own-camera.md."""
 
     def __init__(self, call: str) -> None:
-        sender = block_with("docs/python-api.md", "def send_frames")
+        name = call.partition("(")[0]
+        sender = block_with("docs/own-camera.md", f"def {name}(")
         self._program = [sys.executable, "-c", PROGRAM.format(sender=sender, call=call)]
         self.start()
 
