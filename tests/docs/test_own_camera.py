@@ -4,11 +4,14 @@ import ast
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import cv2
 import msgpack
 import numpy as np
 import pytest
@@ -106,6 +109,18 @@ def test_the_sender_of_frames_is_read_by_the_node(tmp_path: Path) -> None:
     assert with_depth.intrinsics == Intrinsics(60.0, 60.0, 31.5, 23.5)
     assert np.array_equal(decode_image(with_depth)[0, 0], (1, 2, 3))
     assert decode_depth(with_depth.depth).max() * with_depth.depth.scale_m == pytest.approx(0.5)
+
+
+def test_the_example_of_a_webcam_yields_images_until_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = np.zeros((4, 6, 3), np.uint8)
+    capture = SimpleNamespace(read=iter([(True, image), (True, image), (False, None)]).__next__)
+    monkeypatch.setattr(cv2, "VideoCapture", lambda index: capture)
+    sent: dict[str, list[Any]] = {}
+    space = {"time": time, "send_frames": lambda endpoint, images: sent.update({endpoint: list(images)})}
+    exec(block_with(PAGE, "def webcam("), space)
+    (images,) = sent.values()
+    assert [colour.shape for _, colour, _ in images] == [image.shape] * 2
+    assert images[0][0] <= images[1][0] <= time.time_ns()
 
 
 def test_the_sender_of_poses_and_joints_is_read_by_the_node(tmp_path: Path) -> None:
