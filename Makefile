@@ -106,7 +106,7 @@ define install
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || $(call apt,python3-venv,$(PYTHON) has no venv)
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@set -- $(VENV)/lib/python3*/site-packages/opencv_python-*.dist-info; \
-		test ! -d "$$1" || $(BIN)/pip uninstall -q -y opencv-python opencv-python-headless
+		test ! -d "$$1" || $(BIN)/pip uninstall -qq -y opencv-python opencv-python-headless
 	@echo 'installing $(2) into $(VENV): some minutes, once'
 	$(BIN)/pip install $(3) $(PIP_FLAGS) -e '.[$(1)]'
 endef
