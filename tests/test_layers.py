@@ -31,13 +31,13 @@ LAYERS = (
     {"transport", "tracking", "detection", "bags", "calibration"},
     {"client", "cameras", "recording", "engines"},
     {"perception"},
-    {"bridges", "console", "node"},
+    {"bridges", "console", "mcp", "node"},
     {"replay"},
     {"cli"},
     {"__main__"},
 )
 TORCH = ("models", "tracking", "detection", "engines", "perception")
-LIGHT = ("cameras", "recording", "console", "bridges", "visualization", "bags", "calibration", "cli")
+LIGHT = ("cameras", "recording", "console", "bridges", "mcp", "visualization", "bags", "calibration", "cli")
 FORBIDDEN = {
     "ultralytics",
     "yolov5",

@@ -1,4 +1,4 @@
-"""Commands that run until a signal: node, camera, watch, record, console and bridges; also demo and doctor."""
+"""Commands that run until a signal: node, camera, watch, record, console, bridges, tools; also demo and doctor."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..addresses import Address, split_address
 from ..errors import CameraError, OutputError, require
 from ..processes.logs import announce, log_subject, raise_descriptor_limit
 from ..processes.notify import Watchdog
@@ -44,6 +45,7 @@ def add_commands(commands: Commands) -> None:
     _add_record(commands)
     _add_console(commands)
     _add_bridges(commands)
+    _add_mcp(commands)
     show = commands.add("demo", demo)
     show.add_path("--out FOLDER", "folder for the results", default=Path("out/demo"))
     show.add("--seconds S", "duration; default: play the recording once", parse_timeout)
@@ -214,6 +216,41 @@ def _run_bridge(settings: Settings, viewer: Viewer, place: str) -> None:
     if not outcome.closed:
         print_notice(f"bridge: the viewer has taken nothing for {VIEWER_CLOSE_S:g} s, and is left")
         os._exit(0)  # its SDK would wait for it without limit
+
+
+def _add_mcp(commands: Commands) -> None:
+    parser = commands.add("mcp", mcp)
+    text = "also offer the tools that change what is tracked: add, name, remove"
+    parser.add_flag("--allow-edits", text)
+    text = "serve over HTTP at an address of this machine alone, such as 127.0.0.1:8470, in place of stdin and stdout"
+    parser.add("--http HOST:PORT", text, _parse_address)
+    parser.add_timeout()
+
+
+def _parse_address(text: str) -> Address:
+    """Parse HOST:PORT."""
+    address = split_address(text)
+    if address is None:
+        raise ValueError(f"expected HOST:PORT such as 127.0.0.1:8470, found {text!r}")
+    return address
+
+
+def mcp(args: Namespace, settings: Settings) -> None:
+    """Offer tools to an agent over the Model Context Protocol: find, look, points.
+
+    stdout carries the protocol alone, and all else goes to stderr.
+    """
+    # asked before anything is opened: the error names the extra to install
+    require("mcp", "mcp")
+    from ..mcp.server import run_http, run_stdio
+    from ..mcp.tools import AgentTools
+
+    stop = stop_on_signals()
+    with AgentTools(settings, args.allow_edits, round(1000 * args.timeout)) as tools:
+        if args.http is None:
+            run_stdio(tools, stop)
+        else:
+            run_http(tools, args.http, stop, lambda url: announce(f"mcp at {url}"))
 
 
 def demo(args: Namespace, settings: Settings) -> None:
