@@ -21,7 +21,7 @@ from ..processes.signals import WaitingNotice, print_notice, stop_on_signals
 from ..settings import Settings
 from .early_checks import check_named_files
 from .environment import prepare_torch
-from .parser import FAILED, Commands, parse_timeout
+from .parser import ANSWER_TIMEOUT_S, FAILED, Commands, parse_timeout
 from .progress import printable
 
 if TYPE_CHECKING:
@@ -224,7 +224,8 @@ def _add_mcp(commands: Commands) -> None:
     parser.add_flag("--allow-edits", text)
     text = "serve over HTTP at an address of this machine alone, such as 127.0.0.1:8470, in place of stdin and stdout"
     parser.add("--http HOST:PORT", text, _parse_address)
-    parser.add_timeout()
+    text = f"seconds that a tool waits for each answer of the node [{ANSWER_TIMEOUT_S:g}]"
+    parser.add("--timeout S", text, parse_timeout, ANSWER_TIMEOUT_S)
 
 
 def _parse_address(text: str) -> Address:
