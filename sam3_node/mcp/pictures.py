@@ -42,7 +42,7 @@ class DrawnPicture(NamedTuple):
     """Pixels of the frame for each pixel of the picture, 1 or more."""
 
 
-def take_pair(transport: TransportSettings, camera: str, timeout_s: float = LOOK_S) -> MaskPair:
+def take_pair(transport: TransportSettings, camera: str) -> MaskPair:
     """Return the next frame of a camera with its masks; without masks if none come in time.
 
     Raises TransportError if no frame comes. Damaged messages are skipped.
@@ -50,7 +50,7 @@ def take_pair(transport: TransportSettings, camera: str, timeout_s: float = LOOK
     pairing = MaskPairing()
     alone: MaskPair | None = None
     damaged = ""
-    end_s = time.monotonic() + timeout_s
+    end_s = time.monotonic() + LOOK_S
     security = Security.from_settings(transport)
     with StreamTap(transport.frames, transport.masks, (camera,), QUEUE_BYTES, security=security) as tap:
         while time.monotonic() < end_s:
@@ -70,7 +70,7 @@ def take_pair(transport: TransportSettings, camera: str, timeout_s: float = LOOK
     if alone is not None:
         return alone
     raise TransportError(
-        f"look: expected a frame of camera {camera} within {timeout_s:g} s, found none at "
+        f"look: expected a frame of camera {camera} within {LOOK_S:g} s, found none at "
         f"{', '.join(transport.frames)}{damaged}; check that the camera runs, and that transport.frames and the key of "
         "this process are those of its endpoint"
     )

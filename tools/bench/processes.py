@@ -43,7 +43,8 @@ class Processes:
             "SAM3_TRANSPORT__MASKS": self.masks,
             "SAM3_TRANSPORT__CONTROL": self.control,
         }
-        self._environment = os.environ | endpoints | settings
+        self.environment: dict[str, str] = os.environ | endpoints | settings
+        """Variables of each process"""
         self._started: list[subprocess.Popen[str]] = []
 
     def start(self, *arguments: str, **settings: str) -> subprocess.Popen[str]:
@@ -54,7 +55,7 @@ class Processes:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=self._environment | settings,
+                env=self.environment | settings,
             )
             self._started.append(process)
             assert process.stdout is not None

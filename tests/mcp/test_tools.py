@@ -1,0 +1,248 @@
+"""Tests of the tools on masks and answers of a node that the test plays: ages, cameras, restarts and notes."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sam3_node.errors import NodeRestarted, RequestError, Sam3NodeError, SettingsError, TransportError
+from sam3_node.mcp.answers import MAX_OBJECTS, describe_place, round_lengths
+from sam3_node.mcp.tools import AgentTools
+from sam3_node.settings import load_settings
+from sam3_node.transport import FramePublisher, MaskPublisher
+from sam3_node.transport.control_server import ControlServer
+from sam3_node.types import Instance, Mask, MaskFrame
+from sam3_node.wire import Reply, Request
+from tests.support.node_rig import until
+from tests.support.transport_peer import TCP, make_frame, make_masks
+
+
+class PlayedNode:
+    """The sockets of a node and of its cameras, which answer as the attributes say."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.cameras: dict[str, float] = {"cam0": 0.0}
+        """seconds since the last frame of each camera"""
+        self.status: dict[str, Any] = {"paused": False, "prompts": ["cup"], "node": "0" * 16}
+        self.answers: dict[str, Any] = {}
+        self.requests: list[Request] = []
+        self.frames = stack.enter_context(FramePublisher(TCP))
+        self.masks = stack.enter_context(MaskPublisher(TCP))
+        self.control = stack.enter_context(ControlServer(TCP, self._answer))
+        chosen = {
+            "frames": self.frames.endpoint,
+            "masks": self.masks.endpoint,
+            "control": self.control.endpoint,
+        }
+        self.settings = load_settings(overrides={f"transport.{name}": chosen[name] for name in chosen})
+
+    def _answer(self, request: Request) -> Reply:
+        self.requests.append(request)
+        cameras = {
+            name: {"silent_s": silent_s, "stepped": 1, "last_error": None}
+            for name, silent_s in self.cameras.items()
+        }
+        known = {"status": self.status | {"cameras": cameras}}
+        known["describe"] = known["status"] | {
+            "settings": {"transport": {"delivery": "newest", "masks": self.masks.endpoint, "frames": []}}
+        }
+        return Reply(request.id, (known | self.answers)[request.op])
+
+
+@pytest.fixture
+def node() -> Iterator[PlayedNode]:
+    with ExitStack() as stack:
+        yield PlayedNode(stack)
+
+
+@pytest.fixture
+def tools(node: PlayedNode) -> Iterator[AgentTools]:
+    with AgentTools(node.settings, allow_edits=True) as tools:
+        yield tools
+
+
+def show(node: PlayedNode, tools: AgentTools, masks: MaskFrame) -> None:
+    """Publish masks until the tools have them."""
+
+    def has_come() -> bool:
+        node.masks.send(masks)
+        newest = tools._client.newest(masks.camera)
+        return newest is not None and newest.key == masks.key
+
+    until(has_come, "the masks")
+
+
+def make_instance(id: int = 1, label: str = "cup", **fields: Any) -> Instance:
+    full = np.ones((30, 40), np.bool_)
+    plain = Instance(id, label, 0.9, "tracked", 3, 0, Mask.from_full(full))
+    return replace(plain, **fields)
+
+
+def masks_of(*instances: Instance, seq: int = 1, camera: str = "cam0", epoch: int = 5) -> MaskFrame:
+    return replace(make_masks(seq, camera), instances=instances, epoch=epoch, node="0" * 16)
+
+
+def test_old_masks_are_left_out_and_named(node: PlayedNode, tools: AgentTools) -> None:
+    old = replace(masks_of(make_instance()), capture_ns=time.time_ns() - 10_000_000_000)
+    show(node, tools, old)
+    node.cameras["cam0"] = 10.0
+    with pytest.raises(TransportError, match=r"masks are 10\d\d\d ms old, which is more than 3000") as failed:
+        tools.call("find", {})
+    assert "the cameras send no frames: cam0 for 10 s" in str(failed.value)
+    with pytest.raises(TransportError, match="no current masks"):
+        tools.call("points", {"id": 1, "count": 0})
+    # who asks for old ones gets them with their age
+    facts = tools.call("find", {"max_age_ms": 60_000}).facts
+    assert facts["objects"][0]["age_ms"] >= 10_000
+    # one camera that sends is enough; the other is named
+    node.cameras["left"] = 0.0
+    show(node, tools, masks_of(make_instance(), camera="left"))
+    facts = tools.call("find", {}).facts
+    assert [item["camera"] for item in facts["objects"]] == ["left"]
+    assert [item["current"] for item in facts["cameras"]] == [False, True]
+    assert "camera cam0: its masks are" in facts["notes"][0]
+
+
+def test_doubt_is_told_and_left_out_on_request(node: PlayedNode, tools: AgentTools) -> None:
+    sure = make_instance(1, confidence=0.97, position_m=(0.12345678, 0, 1), frame="base", held=True)
+    doubtful = make_instance(2, confidence=0.2, doubtful=True)
+    empty = Mask.empty((30, 40))
+    hidden = make_instance(3, state="occluded", frames_since_seen=9, hidden_by="robot", mask=empty)
+    show(node, tools, masks_of(sure, doubtful, hidden))
+    first, second, third = tools.call("find", {"name": "CUP"}).facts["objects"]
+    assert (first["position_m"], first["frame"], first["held"]) == ([0.1235, 0, 1], "base", True)
+    assert (first["doubtful"], second["doubtful"]) == (False, True)
+    assert (third["hidden"], third["hidden_by"], third["box"], third["unseen_frames"]) == (
+        True,
+        "robot",
+        None,
+        9,
+    )
+    facts = tools.call("find", {"sure_only": True}).facts
+    assert [item["id"] for item in facts["objects"]] == [1]
+
+
+def test_an_answer_has_a_bounded_number_of_objects(node: PlayedNode, tools: AgentTools) -> None:
+    show(node, tools, masks_of(*(make_instance(number) for number in range(MAX_OBJECTS + 7))))
+    facts = tools.call("find", {}).facts
+    assert len(facts["objects"]) == MAX_OBJECTS
+    assert "7 more objects are left out" in facts["notes"][0]
+
+
+def test_which_camera_is_meant(node: PlayedNode, tools: AgentTools) -> None:
+    node.cameras = {"left": 0.0, "right": 0.0}
+    for name in ("look", "points", "add", "remove"):
+        given: dict[str, Any] = {"id": 1} if name in ("points", "remove") else {}
+        with pytest.raises(RequestError, match="several cameras: left, right"):
+            tools.call(name, given)
+    node.cameras = {}
+    with pytest.raises(TransportError, match="serves no camera yet"):
+        tools.call("look", {})
+    with pytest.raises(TransportError, match="no camera has sent a frame yet"):
+        tools.call("find", {})
+
+
+def test_a_restart_is_noted_once_and_old_ids_are_refused(node: PlayedNode, tools: AgentTools) -> None:
+    show(node, tools, masks_of(make_instance(), epoch=5))
+    tools.call("find", {})
+    show(node, tools, masks_of(make_instance(), seq=2, epoch=6))
+    facts = tools.call("find", {}).facts
+    assert facts["notes"] == [
+        "object ids of camera cam0 have begun again: forget the ids from before, and call find"
+    ]
+    assert tools.call("find", {}).facts["notes"] == []
+    with pytest.raises(NodeRestarted, match="epoch 5 are void, now it is 6"):
+        tools.call("points", {"id": 1, "epoch": 5, "count": 0})
+    assert tools.call("points", {"id": 1, "epoch": 6, "count": 0}).facts["id"] == 1
+
+
+def test_points_are_of_the_frame_whose_masks_are_shown(node: PlayedNode, tools: AgentTools) -> None:
+    points = np.array([[0.1, 0.2, 0.3], [np.pi, 0, 1]], np.float32).tobytes()
+    node.answers["points"] = {"seq": 2, "frame": "base", "points_m": points}
+    show(node, tools, masks_of(make_instance(doubtful=False), seq=1))
+    show(node, tools, masks_of(make_instance(doubtful=True), seq=2))
+    facts = tools.call("points", {"id": 1}).facts
+    assert facts["points_m"] == [[0.1, 0.2, 0.3], [3.1416, 0, 1]]
+    assert (facts["points_seq"], facts["seq"], facts["frame"], facts["doubtful"]) == (2, 2, "base", True)
+
+
+def test_a_picture_without_masks_says_why(node: PlayedNode, tools: AgentTools, monkeypatch: Any) -> None:
+    monkeypatch.setattr("sam3_node.mcp.pictures.LOOK_S", 0.5)
+    node.status["paused"] = True
+    with pytest.raises(TransportError, match="expected a frame of camera cam0 within"):
+        tools.call("look", {})
+
+
+def test_names_replace_those_before_and_say_so(node: PlayedNode, tools: AgentTools) -> None:
+    node.answers["set_prompts"] = {"prompts": []}
+    facts = tools.call("name", {"names": ["red mug"], "most": 2}).facts
+    assert facts["before"] == ["cup"]
+    (request,) = [request for request in node.requests if request.op == "set_prompts"]
+    assert request.args == {"prompts": ["red mug"], "most": {"red mug": 2}}
+
+
+def test_lossless_delivery_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"mcp needs transport.delivery = 'newest'"):
+        AgentTools(load_settings(overrides={"transport.delivery": "every"}))
+
+
+def test_answers_are_json_whatever_was_measured() -> None:
+    odd = make_instance(
+        label='"\x1b]0;\n\u202e',
+        score=float("nan"),
+        confidence=float("inf"),
+        position_m=(float("nan"), 1e300, 0.0),
+        frame="camera",
+        covariance_m2=(float("nan"),) * 6,
+        extent_centre_m=(0.0, 0.0, 1.0),
+        extent_m=(0.1, 0.1, float("inf")),
+        upright_centre_m=(0.0, 0.0, 1.0),
+        upright_quaternion_xyzw=(0.0, 0.0, 0.0, 1.0),
+        upright_size_m=(0.1, 0.2, 0.3),
+    )
+    facts = describe_place(masks_of(odd), odd)
+    text = json.dumps(facts, allow_nan=False)
+    assert "\n" not in text
+    assert facts["upright_box_m"]["size"] == [0.1, 0.2, 0.3]
+    assert round_lengths(None) is None
+
+
+def test_a_closed_connection_is_an_error_of_ours(node: PlayedNode) -> None:
+    tools = AgentTools(node.settings)
+    tools.close()
+    tools.close()
+    with pytest.raises(Sam3NodeError, match="closed"):
+        tools.call("find", {})
+
+
+def test_a_frame_is_taken_with_its_own_masks(node: PlayedNode, tools: AgentTools) -> None:
+    frame = replace(make_frame(3, side=40), capture_ns=time.time_ns())
+    full = np.zeros((40, 40), np.bool_)
+    full[5:30, 5:30] = True
+    instance = replace(make_instance(), mask=Mask.from_full(full))
+    masks = MaskFrame("cam0", 3, frame.capture_ns, 40, 40, instances=(instance,), epoch=5, node="0" * 16)
+    stop = threading.Event()
+
+    def publish() -> None:
+        while not stop.wait(0.02):
+            node.frames.send(frame)
+            node.masks.send(replace(masks, seq=2, capture_ns=1))
+            node.masks.send(masks)
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    try:
+        answer = tools.call("look", {})
+    finally:
+        stop.set()
+        thread.join()
+    assert (answer.facts["seq"], answer.facts["scale"], answer.facts["epoch"]) == (3, 1, 5)
+    assert [item["id"] for item in answer.facts["objects"]] == [1]
+    assert answer.jpeg is not None
+    assert answer.jpeg[:2] == b"\xff\xd8"

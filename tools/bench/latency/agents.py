@@ -1,0 +1,171 @@
+"""Measure what an agent's tools cost the masks.
+
+    python -m tools.bench.latency.agents [--seconds 15] [--runs 5] [--objects 4]
+
+A camera plays the bundled recording faster than the node can step it, so that each processor second that another
+process takes shows in the rate of the masks. Each of --runs runs has three times of --seconds, in turned order:
+
+    quiet   no agent, and no `sam3-node mcp`
+    agent   `sam3-node mcp`, whose agent calls find and look once a second
+    flood   the same, whose agent calls them without a pause, four at once
+
+The rate is that of another client. A ratio compares an agent's time with the quiet time of its run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import psutil
+
+from sam3_node.client import PerceptionClient
+from tools.bench.common import RATIO, RUNS, Figures, make_parser, percentile
+from tools.bench.processes import Processes, add_points, drain, next_masks
+
+CAMERA_HZ = 60.0
+"""Rate of the camera. nano on two cores steps fewer."""
+AGENT_S = 1.0
+"""Time from one pair of calls of a sane agent to the next, in seconds."""
+FLOODS = 4
+"""Calls at once of an agent that floods."""
+SETTLE_S = 3.0
+"""Time between the start of an agent and the measurement, in seconds."""
+TOOLS = ("find", "look")
+
+
+class Block(NamedTuple):
+    """What one stretch of time has shown."""
+
+    rate_hz: float
+    age_ms: float
+    """median"""
+
+
+class Agent:
+    """An agent in a thread, by the SDK's own client, and the server that it starts."""
+
+    def __init__(self, environment: dict[str, str], pause_s: float, at_once: int) -> None:
+        self.durations_ms: dict[str, list[float]] = {tool: [] for tool in TOOLS}
+        self.errors = 0
+        self._environment = environment
+        self._pause_s = pause_s
+        self._at_once = at_once
+        self._stop = threading.Event()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+        self._thread.start()
+        self._ready.wait()
+
+    def close(self) -> None:
+        """End the agent, and with it its server."""
+        self._stop.set()
+        self._thread.join()
+
+    async def _run(self) -> None:
+        from mcp import Client, StdioServerParameters
+
+        arguments = ["-m", "sam3_node", "mcp"]
+        parameters = StdioServerParameters(command=sys.executable, args=arguments, env=self._environment)
+        async with Client(parameters) as client:
+            await client.list_tools()
+            self._ready.set()
+            await asyncio.gather(*(self._call(client) for _ in range(self._at_once)))
+
+    async def _call(self, client: Any) -> None:
+        while not self._stop.is_set():
+            for tool in TOOLS:
+                begin_s = time.monotonic()
+                result = await client.call_tool(tool, {})
+                self.durations_ms[tool].append(1000 * (time.monotonic() - begin_s))
+                self.errors += result.is_error
+            await asyncio.sleep(self._pause_s)
+
+
+@contextmanager
+def running_agent(environment: dict[str, str], pause_s: float, at_once: int) -> Iterator[Agent]:
+    """Run an agent until the block ends; it has settled when the block begins."""
+    agent = Agent(environment, pause_s, at_once)
+    try:
+        time.sleep(SETTLE_S)
+        yield agent
+    finally:
+        agent.close()
+
+
+def measure(client: PerceptionClient, seconds: float) -> Block:
+    """Return the rate and the age of the masks of some seconds."""
+    drain(client)
+    ages_ms = []
+    begin_s = time.monotonic()
+    while time.monotonic() - begin_s < seconds:
+        ages_ms.append(next_masks(client).age_ms)
+    return Block(len(ages_ms) / (time.monotonic() - begin_s), percentile(ages_ms, 0.5))
+
+
+def find_server() -> psutil.Process:
+    """Return the process of `sam3-node mcp`."""
+    for process in psutil.Process().children(recursive=True):
+        if process.cmdline()[-1:] == ["mcp"]:
+            return process
+    raise SystemExit("sam3-node mcp does not run")
+
+
+def measure_agent(client: PerceptionClient, agent: Agent, seconds: float, cores: list[float]) -> Block:
+    """Measure the masks beside an agent; add the processor time of its server, in cores."""
+    server = find_server()
+    before = server.cpu_times()
+    begin_s = time.monotonic()
+    block = measure(client, seconds)
+    after = server.cpu_times()
+    used_s = after.user + after.system - before.user - before.system
+    cores.append(used_s / (time.monotonic() - begin_s))
+    if agent.errors:
+        raise SystemExit(f"expected no errors of the tools, found {agent.errors}")
+    return block
+
+
+def main() -> None:
+    args = make_parser(__doc__, runs=RUNS, seconds=15.0, objects=4).parse_args()
+    figures = Figures("latency.agents")
+    blocks: dict[str, list[Block]] = {"quiet": [], "agent": [], "flood": []}
+    cores: dict[str, list[float]] = {"agent": [], "flood": []}
+    durations_ms: dict[str, list[float]] = {tool: [] for tool in TOOLS}
+    with Processes() as processes, processes.client() as client:
+        processes.start("run")
+        processes.start_camera("scene:tabletop", CAMERA_HZ)
+        add_points(client, args.objects)
+        # the first seconds are slower: memory is allocated, and clocks of the processor rise
+        measure(client, args.seconds)
+        for run in range(args.runs):
+            kinds = list(blocks)
+            for kind in kinds[run % 3 :] + kinds[: run % 3]:
+                if kind == "quiet":
+                    blocks[kind].append(measure(client, args.seconds))
+                    continue
+                pause_s, at_once = (AGENT_S, 1) if kind == "agent" else (0.0, FLOODS)
+                with running_agent(processes.environment, pause_s, at_once) as agent:
+                    blocks[kind].append(measure_agent(client, agent, args.seconds, cores[kind]))
+                if kind == "agent":
+                    for tool in TOOLS:
+                        durations_ms[tool] += agent.durations_ms[tool]
+    figures.add("masks without an agent", [block.rate_hz for block in blocks["quiet"]], "masks/s")
+    for kind, target in (("agent", "at least 0.95"), ("flood", "")):
+        pairs = list(zip(blocks[kind], blocks["quiet"], strict=True))
+        rates = [block.rate_hz / quiet.rate_hz for block, quiet in pairs]
+        ages = [block.age_ms / quiet.age_ms for block, quiet in pairs]
+        figures.add(f"{kind}: rate of masks / quiet rate", rates, RATIO, target)
+        figures.add(f"{kind}: age of masks / quiet age, p50", ages, RATIO)
+        figures.add(f"{kind}: processor time of sam3-node mcp", cores[kind], "cores")
+    for tool in TOOLS:
+        figures.add(f"agent: time of {tool}, p50", percentile(durations_ms[tool], 0.5), "ms")
+    figures.write(args.json)
+
+
+if __name__ == "__main__":
+    main()
