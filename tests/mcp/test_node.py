@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ import pytest
 
 from tests.support.agents import Agent, start_agent
 from tests.support.node_rig import Process, Rig, until
+from tests.support.pages import blocks
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S
 
+PAGE = ROOT / "docs/mcp.md"
 READ = ["find", "look", "points"]
 EDIT = ["add", "name", "remove"]
 
@@ -132,6 +135,18 @@ def test_what_the_node_refuses_has_its_own_text(editor: Agent) -> None:
     assert "set detector.kind" in editor.fail("name", names=["red mug"])
     assert "unknown_object" in editor.fail("remove", id=9999)
     assert "did you mean cam0?" in editor.fail("find", camera="cam00")
+
+
+def test_the_example_of_the_page_runs(rig: Rig, reader: Agent) -> None:
+    (code,) = (block.text for block in blocks(PAGE) if block.language == "python")
+    # the command is the one of this environment
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | rig.environment | {"PATH": path, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["cameras"][0]["camera"] == "cam0"
 
 
 HOSTILE: list[tuple[str, dict[str, Any], str]] = [

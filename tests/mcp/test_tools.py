@@ -1,6 +1,7 @@
 """Tests of the tools on masks and answers of a node that the test plays: ages, cameras, restarts and notes."""
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sam3_node.cli.services import mcp
 from sam3_node.errors import NodeRestarted, RequestError, Sam3NodeError, SettingsError, TransportError
 from sam3_node.mcp.answers import MAX_OBJECTS, describe_place, round_lengths
 from sam3_node.mcp.tools import AgentTools
@@ -19,7 +21,10 @@ from sam3_node.transport import FramePublisher, MaskPublisher
 from sam3_node.transport.control_server import ControlServer
 from sam3_node.types import Instance, Mask, MaskFrame
 from sam3_node.wire import Reply, Request
+from tests.support.command_line import command_parser
 from tests.support.node_rig import until
+from tests.support.pages import blocks
+from tests.support.paths import ROOT
 from tests.support.transport_peer import TCP, make_frame, make_masks
 
 
@@ -246,3 +251,26 @@ def test_a_frame_is_taken_with_its_own_masks(node: PlayedNode, tools: AgentTools
     assert [item["id"] for item in answer.facts["objects"]] == [1]
     assert answer.jpeg is not None
     assert answer.jpeg[:2] == b"\xff\xd8"
+
+
+def test_the_page_has_every_tool_and_argument(tools: AgentTools) -> None:
+    page = ROOT / "docs/mcp.md"
+    rows = dict(re.findall(r"^\| `(\w+)`(?: \(edits\))? \| (.*?) \|", page.read_text(), re.MULTILINE))
+    assert list(rows) == [tool.name for tool in tools.tools]
+    for tool in tools.tools:
+        assert re.findall(r"`(\w+)`", rows[tool.name]) == list(tool.arguments.model_fields), tool.name
+
+
+def test_the_page_configures_a_host() -> None:
+    (text,) = (block.text for block in blocks(ROOT / "docs/mcp.md") if block.language == "json")
+    (configured,) = json.loads(text)["mcpServers"].values()
+    assert command_parser().parse(configured["args"]).run is mcp
+
+
+def test_every_tool_tells_an_agent_what_it_takes(tools: AgentTools) -> None:
+    for tool in tools.tools:
+        assert tool.arguments.describe().endswith(".")
+        fields = tool.arguments.model_json_schema()["properties"]
+        assert all(field["description"] for field in fields.values()), tool.name
+    assert "newest picture" in tools.tools[1].arguments.describe()
+    assert "With `keep_s`" in tools.tools[1].arguments.describe()

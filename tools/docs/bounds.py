@@ -269,6 +269,17 @@ INPUTS: tuple[Input, ...] = (
         "413, 503; other forms of `Host` than HOST:PORT: 403",
         ("console/test_access.py::test_other_hosts_and_origins_are_refused", "test_addresses.py"),
     ),
+    Input(
+        "calls of an agent that wait; a request of it over HTTP; its sessions",
+        "an agent",
+        (
+            Bound("mcp.server.MAX_WAITING", _unit("calls")),
+            Bound("mcp.server.MAX_BODY_BYTES", _megabytes),
+            Bound("mcp.server.MAX_SESSIONS", _unit("sessions")),
+        ),
+        "`busy`; 413; 503. Other forms of `Host`: 421",
+        ("mcp/test_node.py::test_a_flood_is_bounded_and_answered", "mcp/test_server.py"),
+    ),
 )
 
 
