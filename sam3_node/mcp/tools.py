@@ -184,6 +184,7 @@ class AgentTools(Closeable):
     def _look(self, given: LookArguments) -> Answer:
         status = self._ask_status()
         camera = _choose_camera(status, given.camera)
+        self._client.newest(camera)  # notes a restart, if there was one
         pair = take_pair(self._transport, camera)
         drawn = draw(pair, given.max_side, given.masks)
         assert pair.frame is not None
@@ -219,6 +220,7 @@ class AgentTools(Closeable):
         status = self._ask_status()
         camera = _choose_camera(status, given.camera)
         masks, instance = self._get_object(status, camera, given.id, given.epoch)
+        self._refuse_untold(given.epoch)
         if not given.count:
             return Answer(describe_place(masks, instance))
         surface = self._client.points(given.id, count=given.count, camera=camera, epoch=given.epoch)
@@ -271,7 +273,10 @@ class AgentTools(Closeable):
         return Answer({"looking_for": list(self._ask_status()["prompts"]), "before": before})
 
     def _remove(self, given: RemoveArguments) -> Answer:
-        camera = _choose_camera(self._ask_status(), given.camera)
+        status = self._ask_status()
+        camera = _choose_camera(status, given.camera)
+        self._see(status, camera, DEFAULT_AGE_MS)
+        self._refuse_untold(given.epoch)
         self._client.remove_object(given.id, camera=camera, epoch=given.epoch)
         return Answer({"removed": given.id, "camera": camera})
 
@@ -281,6 +286,16 @@ class AgentTools(Closeable):
         self._restarts.append(
             f"object ids of camera {restart.camera} have begun again: forget the ids from before, and call find"
         )
+
+    def _refuse_untold(self, epoch: int | None) -> None:
+        """Raise NodeRestarted for an id without its epoch if ids have begun again since the last answer.
+
+        The agent does not know of it yet, so it means an object of before.
+        """
+        if epoch is None and self._restarts:
+            notes = "; ".join(self._restarts)
+            self._restarts.clear()
+            raise NodeRestarted(notes)
 
     def _ask_status(self) -> Mapping[str, Any]:
         """Return the node's status. Raises NoAnswerError that says what to do while no node answers."""

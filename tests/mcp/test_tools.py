@@ -167,6 +167,20 @@ def test_a_restart_is_noted_once_and_old_ids_are_refused(node: PlayedNode, tools
     assert tools.call("points", {"id": 1, "epoch": 6, "count": 0}).facts["id"] == 1
 
 
+@pytest.mark.parametrize("tool", ["points", "remove"])
+def test_an_id_of_before_never_names_another_object(node: PlayedNode, tools: AgentTools, tool: str) -> None:
+    node.answers["remove_object"] = {}
+    show(node, tools, masks_of(make_instance(), epoch=5))
+    tools.call("find", {})
+    # the agent has not been told, so it means the object of before, whether or not it gives the epoch
+    show(node, tools, masks_of(make_instance(), seq=2, epoch=6))
+    given = {"id": 1} | ({"count": 0} if tool == "points" else {})
+    with pytest.raises(NodeRestarted, match="forget the ids from before"):
+        tools.call(tool, given)
+    assert not [request for request in node.requests if request.op == "remove_object"]
+    assert tools.call(tool, given).facts["camera"] == "cam0"
+
+
 def test_points_are_of_the_frame_whose_masks_are_shown(node: PlayedNode, tools: AgentTools) -> None:
     points = np.array([[0.1, 0.2, 0.3], [np.pi, 0, 1]], np.float32).tobytes()
     node.answers["points"] = {"seq": 2, "frame": "base", "points_m": points}
