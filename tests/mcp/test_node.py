@@ -75,6 +75,13 @@ def test_without_the_option_no_tool_edits(rig: Rig, reader: Agent) -> None:
         assert not client.list_objects()
 
 
+@pytest.mark.verifies(
+    "viewer",
+    "Model Context Protocol",
+    "own package",
+    "the client of the SDK 2.3, over stdio and HTTP",
+    "no host of agents",
+)
 def test_an_agent_marks_what_it_saw_and_finds_it(rig: Rig, editor: Agent) -> None:
     assert list(editor.tools) == READ + EDIT
     assert [name for name in editor.tools if not editor.tools[name].annotations.read_only_hint] == EDIT
