@@ -102,7 +102,23 @@ def overlay(image: Image, masks: MaskFrame) -> Image:
     # tags avoid each other and the status line
     occupied = [_write(canvas, (0, 0), status_text(masks), LIGHT, DARK)]
     for instance, mask in shown:
-        occupied.append(_tag(canvas, instance, mask.box, occupied))
+        occupied.append(_tag(canvas, tag_text(instance), pick_colour(instance.id), mask.box, occupied))
+    return canvas
+
+
+def draw_labels(image: Image, labels: Sequence[tuple[str, int, Mask]]) -> Image:
+    """Return a copy of `image` (BGR uint8 [h, w, 3]) with masks of its size, each with its name.
+
+    `labels` are (name, number, mask). The number, from 0, chooses the colour.
+    """
+    canvas = image.copy()
+    shown = [(name, pick_colour(number), mask) for name, number, mask in labels if mask.crop.size]
+    for _, colour, mask in shown:
+        _fill(canvas, mask, colour)
+    occupied: list[Box] = []
+    for name, colour, mask in shown:
+        _outline(canvas, mask, colour)
+        occupied.append(_tag(canvas, name, colour, mask.box, occupied))
     return canvas
 
 
@@ -154,10 +170,10 @@ def _outline(canvas: Image, mask: Mask, colour: Colour, dashed: bool = False) ->
         cv2.polylines(canvas, parts, False, colour, width, cv2.LINE_AA)
 
 
-def _tag(canvas: Image, instance: Instance, box: Box, occupied: Sequence[Box]) -> Box:
-    """Write id, label and score at the first free position: above the box, in it, below it, or lower."""
+def _tag(canvas: Image, text: str, colour: Colour, box: Box, occupied: Sequence[Box]) -> Box:
+    """Write text at the first free position: above the box, in it, below it, or lower."""
     # OpenCV's fonts have no other characters
-    text = tag_text(instance).encode("ascii", "replace").decode()
+    text = text.encode("ascii", "replace").decode()
     width, height = _text_size(canvas, text)
     x0, y0, _, y1 = box
     x = min(x0, canvas.shape[1] - width)
@@ -170,7 +186,6 @@ def _tag(canvas: Image, instance: Instance, box: Box, occupied: Sequence[Box]) -
         if 0 <= y <= lowest and not any(_overlap(strip, other) for other in occupied):
             top = y
             break
-    colour = pick_colour(instance.id)
     return _write(canvas, (x, top), text, _readable_on(colour), colour)
 
 

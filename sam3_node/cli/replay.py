@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ..replay.job import Job, ObjectOnFrame
     from ..replay.store import Summary
 
-OUTPUTS = ("mcap", "mcap-images", "coco", "png", "overlay", "images", "lerobot", "report")
+OUTPUTS = ("mcap", "mcap-images", "coco", "yolo", "ytvis", "png", "overlay", "images", "lerobot", "report")
 ALIASES = {"davis": "png"}
 """Outputs by another name: DAVIS is the layout of the PNG files."""
 STRATEGIES = ("forward", "bidirectional", "multi-shot")
@@ -64,16 +64,17 @@ def add_commands(commands: Commands) -> None:
     text = f"outputs to write: {', '.join(OUTPUTS)} [mcap]; davis: png"
     parser.add("--outputs KIND,…", text, _parse_outputs, ("mcap",))
     parser.add_flag(
-        "--with-images", "keep the frames, too: in masks.mcap, and as the files that masks.json names"
+        "--with-images",
+        "keep the frames, too: in masks.mcap, and as the files that masks.json and ytvis.json name",
     )
     # what becomes of doubtful objects: their common destination
     doubt = parser.add_mutually_exclusive_group()
     for name, value, text in (
-        ("sure-only", "left-out", "leave doubtful objects out of coco, png and lerobot"),
+        ("sure-only", "left-out", "leave doubtful objects out of coco and lerobot, too"),
         (
             "with-doubtful",
             "drawn",
-            "draw doubtful objects in png, too, whose pixels cannot say that they are doubtful",
+            "keep doubtful objects in png, yolo and ytvis, too, whose readers do not see that they are doubtful",
         ),
     ):
         doubt.add_argument(f"--{name}", dest="doubtful", action="store_const", const=value, help=text)
@@ -203,10 +204,13 @@ def replay(args: Namespace, settings: Settings) -> int:
         check_jobs(jobs, args.again)
     if args.ray:
         code = _replay_many(args, job, stop)
-        if code or not args.compare:
-            return code
-        return max(map(_compare, jobs))
-    return _replay_in_turn(jobs, args, _make_runner(args, settings, stop))
+        if args.compare and not code:
+            code = max(map(_compare, jobs))
+    else:
+        code = _replay_in_turn(jobs, args, _make_runner(args, settings, stop))
+    if code != INTERRUPTED and len(jobs) > 1:
+        _join(job, jobs)
+    return code
 
 
 def _replay_in_turn(jobs: Sequence[Job], args: Namespace, run: Callable[..., Summary]) -> int:
@@ -233,6 +237,22 @@ def _replay_in_turn(jobs: Sequence[Job], args: Namespace, run: Callable[..., Sum
                 f"sam3-node: error: {printable(f'{single.bags[0]}: {_describe(error)}', line_feeds=True)}"
             )
     return code
+
+
+def _join(job: Job, jobs: Sequence[Job]) -> None:
+    """Write the datasets that finished recordings have in common."""
+    from ..replay.job import JOINED_OUTPUTS
+    from ..replay.outputs import join_datasets
+    from ..replay.run import read_finished_summary
+    from ..replay.store import local_path
+
+    out = local_path(job.out)
+    if out is None or not set(JOINED_OUTPUTS) & set(job.outputs):
+        return
+    finished = [single for single in jobs if read_finished_summary(single) is not None]
+    parts = [path for path in (local_path(single.out) for single in finished) if path is not None]
+    if parts:
+        print(f"{job.out}/{join_datasets(out, parts)}")
 
 
 def _describe(error: Exception) -> str:
@@ -371,9 +391,9 @@ def _read_objects(args: Namespace) -> tuple[ObjectOnFrame, ...]:
 
 def _check_doubtful(doubtful: str, outputs: Sequence[str]) -> None:
     """Raise ReplayError for an option of doubtful objects that none of the outputs follows."""
-    from ..replay.job import LABEL_OUTPUTS
+    from ..replay.job import LABEL_OUTPUTS, UNMARKED_OUTPUTS
 
-    options = {"left-out": ("--sure-only", LABEL_OUTPUTS), "drawn": ("--with-doubtful", ("png",))}
+    options = {"left-out": ("--sure-only", LABEL_OUTPUTS), "drawn": ("--with-doubtful", UNMARKED_OUTPUTS)}
     if doubtful not in options:
         return
     option, wanted = options[doubtful]
@@ -385,9 +405,11 @@ def _check_doubtful(doubtful: str, outputs: Sequence[str]) -> None:
 
 
 def _add_images(outputs: tuple[str, ...]) -> tuple[Any, ...]:
-    """Return the outputs with the frames beside masks: in the recording, and as files beside COCO."""
+    """Return the outputs with the frames beside masks: in the recording, and as files that others name."""
+    from ..replay.job import NAMING_OUTPUTS
+
     named = ["mcap-images" if kind == "mcap" else kind for kind in outputs]
-    if "coco" in named and "images" not in named:
+    if set(NAMING_OUTPUTS) & set(named) and "images" not in named:
         named.append("images")
     return tuple(named)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import ReplayError
 from .davis_png import MaskSource
-from .job import LABEL_OUTPUTS, SECTIONS, Job
+from .job import LABEL_OUTPUTS, NAMING_OUTPUTS, SECTIONS, Job
 from .outputs import Sources, write_outputs
 from .schedule import Schedule, open_schedule
 from .second_pass import read_results
@@ -87,16 +87,19 @@ class JobSession:
             if is_interruptible and self.stop.is_set():
                 raise StoppedError(done)
 
+        notes = {kind: note for kind, note in summary.output_notes.items() if kind not in missing}
         if missing:
             if not summary.complete:
                 log.warning("stopped: writing the outputs of what is done; another interrupt ends that, too")
             sources = self._open_sources(summary, masks)
-            self.store.keep(write_outputs(self.store.folder, missing, sources, on_progress))
+            written = write_outputs(self.store.folder, missing, sources, on_progress)
+            self.store.keep(written.paths)
+            notes |= written.notes
 
         # the summary is the completion marker: it comes after everything that it promises
         if missing or self.read_finished() is None:
             outputs = list(dict.fromkeys([*summary.outputs, *missing]))
-            summary = replace(summary, outputs=outputs, doubtful=job.doubtful)
+            summary = replace(summary, outputs=outputs, output_notes=notes, doubtful=job.doubtful)
             self.store.write(SUMMARY, summary.to_json().encode())
         # complete results are never continued, so they need no state
         if summary.complete:
@@ -128,9 +131,9 @@ def list_missing_outputs(job: Job, summary: Summary) -> list[str]:
     # labels are written anew if they treat doubtful objects in another way
     if summary.doubtful != job.doubtful:
         missing += [kind for kind in LABEL_OUTPUTS if kind in summary.outputs]
-    # COCO names the images, so it is written anew with them
-    if "images" in missing and "coco" in summary.outputs:
-        missing.append("coco")
+    # what names the images is written anew with them
+    if "images" in missing:
+        missing += [kind for kind in NAMING_OUTPUTS if kind in summary.outputs]
     return missing
 
 

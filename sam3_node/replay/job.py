@@ -31,19 +31,27 @@ from .davis_png import VOID, find_objects, read_labels, read_mask
 
 Mode = Literal["as-recorded", "every"]
 Strategy = Literal["forward", "bidirectional", "multi-shot"]
-Output = Literal["mcap", "mcap-images", "coco", "png", "overlay", "images", "lerobot", "report"]
+Output = Literal[
+    "mcap", "mcap-images", "coco", "yolo", "ytvis", "png", "overlay", "images", "lerobot", "report"
+]
 MODES: tuple[Mode, ...] = get_args(Mode)
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 OUTPUTS: tuple[Output, ...] = get_args(Output)
 Doubtful = Literal["marked", "drawn", "left-out"]
 """The treatment of doubtful objects in outputs.
 
-marked    all outputs but `png` have them, and say which they are; `png`, which cannot say so, has no pixels of them
-drawn     `png` has their pixels, too
+marked    all outputs but UNMARKED_OUTPUTS have them, and say which they are; UNMARKED_OUTPUTS, which cannot, have none
+drawn     UNMARKED_OUTPUTS have them, too
 left-out  none of LABEL_OUTPUTS has them
 """
-LABEL_OUTPUTS: tuple[Output, ...] = ("coco", "png", "lerobot")
+UNMARKED_OUTPUTS: tuple[Output, ...] = ("png", "yolo", "ytvis")
+"""The outputs whose readers do not see which objects are doubtful."""
+LABEL_OUTPUTS: tuple[Output, ...] = ("coco", "lerobot", *UNMARKED_OUTPUTS)
 """The outputs that others train on and measure with."""
+NAMING_OUTPUTS: tuple[Output, ...] = ("coco", "ytvis")
+"""The outputs that name the files of `images`, if there are any."""
+JOINED_OUTPUTS: tuple[Output, ...] = ("yolo",)
+"""The outputs that several recordings also have in common, in a folder of the output's name beside theirs."""
 MAX_OBJECTS_BYTES = 16 << 20
 """Size of the largest file with objects on frames. A larger one is refused."""
 NAMES = ("camera", "frame", "label", "box", "points", "labels", "mask", "value")
@@ -165,7 +173,8 @@ class Job:
             # a name of dots alone would lead out of the folder
             names.append(safe_file_name(stem) if stem.strip(".") else "bag")
         out = self.out.rstrip("/")
-        folders = _make_unique(names)
+        # the results of a recording of this name have another folder
+        folders = _make_unique(names, [output for output in self.outputs if output in JOINED_OUTPUTS])
         return tuple(
             replace(self, bags=(bag,), out=f"{out}/{folder}")
             for bag, folder in zip(self.bags, folders, strict=True)
@@ -191,9 +200,9 @@ def _check_choice(what: str, value: str, expected: Sequence[str]) -> None:
         raise ReplayError(f"{what}: expected one of {', '.join(expected)}, found {value!r:.60}")
 
 
-def _make_unique(names: Sequence[str]) -> list[str]:
-    """Append a number to each repeated name."""
-    taken: list[str] = []
+def _make_unique(names: Sequence[str], reserved: Sequence[str]) -> list[str]:
+    """Append a number to each repeated or reserved name."""
+    taken = list(reserved)
     for name in names:
         count = 2
         unique = name
@@ -202,7 +211,7 @@ def _make_unique(names: Sequence[str]) -> list[str]:
             unique = f"{name}-{count}"
             count += 1
         taken.append(unique)
-    return taken
+    return taken[len(reserved) :]
 
 
 def chosen_settings(settings: Settings) -> Sections:

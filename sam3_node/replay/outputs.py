@@ -1,4 +1,4 @@
-"""Writes the outputs of a replay: masks as MCAP, COCO JSON, palette PNGs and in a LeRobot dataset, videos, and images.
+"""Writes the outputs of a replay: masks as MCAP, labels in the forms of datasets, videos, images and a report.
 
 Each output is complete or absent. File names from a recording never lead out of the folder of the outputs.
 """
@@ -8,31 +8,30 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import repeat
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO, TypeVar
+from typing import Any, NamedTuple
 
 import cv2
 
 from ..bags.native import COLOUR
-from ..bags.native.writer import RecordingWriter, compress_colour, describe_compression
+from ..bags.native.writer import RecordingWriter, describe_compression
 from ..errors import BagError, OutputError, ReplayError, WireError
-from ..files import child_path, safe_file_name
+from ..files import child_path
 from ..geometry import mask_iou
 from ..types import NANOSECONDS, Frame, Instance, MaskFrame
 from ..visualization import PALETTE, VideoWriter, overlay
-from ..wire import decode_image, encode_mask, pack_masks
-from ..wire.images import CHANNELS
-from .davis_png import MaskSource, NumberTable, write_palette_pngs
+from ..wire import decode_image, pack_masks
+from .coco import write_coco, write_ytvis
+from .davis_png import MaskSource, write_palette_pngs
 from .job import Doubtful
 from .lerobot_dataset import write_lerobot
-
-T = TypeVar("T", MaskFrame, Frame)
-FrameSource = Callable[[], Iterator[Frame]]
-"""Each call yields the frames of the recording from the beginning."""
+from .pictures import IMAGES, FrameSource, compress_frame, join_frames, name_images, select_camera
+from .yolo import FOLDER as YOLO
+from .yolo import join_yolo, write_yolo
 
 REPORT_PICTURES = 12
 """Number of pictures in a report, evenly chosen."""
@@ -41,9 +40,6 @@ REPORT_PICTURE_PX = 480
 REPORT_POINTS = 4000
 """Number of frames in a report's graphs, at most. More would slow a browser down."""
 
-_IMAGES = "images"
-# endings of image files by the encoding of their frames
-_SUFFIXES = {"jpeg": ".jpg", "png": ".png"}
 # letters of states in the report; the others have their first letter, which this one shares with `tracked`
 _STATE_LETTERS = {"tentative": "n"}
 
@@ -71,34 +67,70 @@ class Sources(NamedTuple):
     doubtful: Doubtful = "marked"
 
     @property
+    def prompts(self) -> Sequence[str]:
+        """The names to detect, which number the labels first."""
+        if self.dataset is None:
+            return ()
+        return self.dataset.prompts
+
+    @property
+    def with_doubtful(self) -> bool:
+        """True if outputs that cannot mark doubtful objects have them."""
+        return self.doubtful == "drawn"
+
+    @property
     def labels(self) -> MaskSource:
         """The masks that become labels."""
         if self.doubtful == "left-out":
             return lambda: (masks.without_doubtful() for masks in self.masks())
         return self.masks
 
+    def name_images(self, masks: MaskSource) -> Iterator[str | None]:
+        """Yield the path of the image of each of these masks; None for each without images. May be endless."""
+        if not self.has_images:
+            return repeat(None)
+        return (name for name, _ in name_images(masks, self.frames))
+
+
+class Written(NamedTuple):
+    """The files and folders that were written, and what there is to say about each kind of output."""
+
+    paths: list[Path]
+    notes: dict[str, str]
+
 
 def write_outputs(
     out: Path, kinds: Sequence[str], sources: Sources, progress: Callable[[str, int], None]
-) -> list[Path]:
-    """Write outputs of these KINDS into the folder `out`. Return the files and folders written.
+) -> Written:
+    """Write outputs of these KINDS into the folder `out`.
 
     An output replaces an older one when it is complete. The same masks and frames give the same bytes. `progress` is
-    called with a kind and the number of masks written. COCO names the files of `images` if they are among the kinds or
-    were written before, and places in the recording otherwise. The report compares the masks with the recorded ones.
-    Raises ReplayError for an unknown kind before anything is written, OutputError if `out` cannot be written, and the
-    exceptions of the sources.
+    called with a kind and the number of masks written. COCO and YouTube-VIS name the files of `images` if they are
+    among the kinds or were written before, and places in the recording otherwise. The report compares the masks with
+    the recorded ones. Raises ReplayError for an unknown kind before anything is written, OutputError if `out` cannot be
+    written, and the exceptions of the sources.
     """
     unknown = sorted(set(kinds) - set(KINDS))
     if unknown:
         raise ReplayError(f"unknown output {unknown[0]!r:.60}: expected some of {', '.join(KINDS)}")
     # images may be written in this call or an earlier one: COCO names them either way
-    written: list[Path] = []
+    written = Written([], {})
     sources = sources._replace(has_images=sources.has_images or "images" in kinds)
     for kind in dict.fromkeys(kinds):
-        with _replace_when_complete(out, kind, written) as folder:
-            _WRITERS[kind](folder, sources, partial(progress, kind))
+        with _replace_when_complete(out, kind, written.paths) as folder:
+            note = _WRITERS[kind](folder, sources, partial(progress, kind))
+        if note is not None:
+            written.notes[kind] = note
     return written
+
+
+def join_datasets(out: Path, parts: Sequence[Path]) -> str:
+    """Join the YOLO datasets in the folders `parts`, of one recording each, in `out`. Return what there is to say.
+
+    Raises OutputError if `out` cannot be written, or has no dataset to join.
+    """
+    with _replace_when_complete(out, YOLO, []) as folder:
+        return join_yolo(folder, parts)
 
 
 @contextmanager
@@ -162,7 +194,7 @@ def _no_masks() -> Iterator[MaskFrame]:
 
 def _write_png(folder: Path, sources: Sources, progress: Callable[[int], None]) -> None:
     (folder / "png").mkdir()
-    write_palette_pngs(folder / "png", sources.masks(), progress, sources.doubtful == "drawn")
+    write_palette_pngs(folder / "png", sources.masks(), progress, sources.with_doubtful)
 
 
 def _write_overlays(folder: Path, sources: Sources, progress: Callable[[int], None]) -> None:
@@ -174,7 +206,7 @@ def _write_overlays(folder: Path, sources: Sources, progress: Callable[[int], No
     count = 0
     for camera in sorted({masks.camera for masks in sources.masks()}):
         with VideoWriter(child_path(folder, f"overlay-{camera}.mp4")) as film:
-            masks_of_camera = partial(_select_camera, camera, sources.masks)
+            masks_of_camera = partial(select_camera, camera, sources.masks)
             for masks, frame in join_frames(masks_of_camera, sources.frames):
                 with suppress(WireError):
                     if frame is not None:
@@ -269,156 +301,22 @@ def _describe_point(index: int, instance: Instance, recorded: Mapping[int, Insta
 
 
 def _write_coco(folder: Path, sources: Sources, progress: Callable[[int], None]) -> None:
-    """Write all masks as COCO JSON into masks.json, with run-length encoding, in two passes, row by row.
-
-    The fields that join images to videos follow TAO (Dave et al. 2020). `videos` are cameras. Images and annotations
-    have a `video_id`, images a `frame_index`. `tracks` are objects. Additional fields are `seq` and `capture_ns` of a
-    frame, `instance_id`, which is the object's id on its camera, and `score` in 0..1. `confidence`, `name_confidence`
-    (null where unknown) and `doubtful` say how far the mask and the name can be trusted. `file_name` is the path of the
-    frame's image beside the JSON file; without images it is the place RECORDING#CAMERA/SEQ. An object without a mask on
-    a frame has no annotation there. pycocotools loads each image on its own.
-    """
-    masks = sources.labels
-    names: Iterator[str | None] = repeat(None)
-    if sources.has_images:
-        names = (name for name, _ in name_images(masks, sources.frames))
-    cameras = NumberTable[str]()
-    tracks = NumberTable[tuple[str, int]]()
-    labels = NumberTable[str]()
-    # the tables of numbers are complete after images and annotations, so what they describe comes last
-    with (folder / "masks.json").open("w", encoding="utf-8") as file:
-        file.write("{")
-        _write_rows(file, "images", _make_images(masks(), cameras, sources.recording, names))
-        rows = _make_annotations(masks(), cameras, tracks, labels, progress)
-        _write_rows(file, "annotations", rows, before=",\n")
-        videos = ({"id": number, "name": camera} for camera, number in cameras)
-        _write_rows(file, "videos", videos, before=",\n")
-        _write_rows(file, "tracks", _make_tracks(cameras, tracks), before=",\n")
-        categories = ({"id": number, "name": label} for label, number in labels)
-        _write_rows(file, "categories", categories, before=",\n")
-        file.write("}\n")
+    names = sources.name_images(sources.labels)
+    write_coco(folder, sources.labels, names, sources.recording, progress)
 
 
-def _write_rows(file: TextIO, name: str, rows: Iterable[dict[str, Any]], before: str = "\n") -> None:
-    # row by row: all of a long recording would not fit into memory
-    file.write(f'{before}"{name}": [')
-    separator = "\n"
-    for row in rows:
-        file.write(separator + json.dumps(row, separators=(",", ":")))
-        separator = ",\n"
-    file.write("\n]")
+def _write_ytvis(folder: Path, sources: Sources, progress: Callable[[int], None]) -> str:
+    names = sources.name_images(sources.masks)
+    return write_ytvis(folder, sources.masks, names, sources.recording, progress, sources.with_doubtful)
 
 
-def _make_images(
-    masks: Iterator[MaskFrame], cameras: NumberTable[str], recording: str, names: Iterable[str | None]
-) -> Iterator[dict[str, Any]]:
-    last_index: dict[str, int] = {}
-    # `names` may be endless
-    for number, (frame, name) in enumerate(zip(masks, names, strict=False), start=1):
-        index = last_index.get(frame.camera, -1) + 1
-        last_index[frame.camera] = index
-        yield {
-            "id": number,
-            "video_id": cameras[frame.camera],
-            "file_name": name or f"{recording}#{frame.camera}/{frame.seq}",
-            "width": frame.width,
-            "height": frame.height,
-            "frame_index": index,
-            "seq": frame.seq,
-            "capture_ns": frame.capture_ns,
-        }
-
-
-def _make_annotations(
-    masks: Iterator[MaskFrame],
-    cameras: NumberTable[str],
-    tracks: NumberTable[tuple[str, int]],
-    labels: NumberTable[str],
-    progress: Callable[[int], None],
-) -> Iterator[dict[str, Any]]:
-    # `image` is the id that `_make_images` gives the frame: both go through the same masks
-    count = 0
-    for image, frame in enumerate(masks, start=1):
-        for instance in frame.instances:
-            if not instance.mask.crop.size:
-                continue
-            count += 1
-            yield {
-                "id": count,
-                "image_id": image,
-                "video_id": cameras[frame.camera],
-                "track_id": tracks[frame.camera, instance.id],
-                "category_id": labels[instance.label],
-                "instance_id": instance.id,
-                **_make_region(instance),
-            }
-        progress(image)
-
-
-def _make_region(instance: Instance) -> dict[str, Any]:
-    x0, y0, x1, y1 = instance.box
-    # COCO's run lengths are text in JSON
-    mask = encode_mask(instance.mask, "rle")
-    return {
-        "score": instance.score,
-        "confidence": instance.confidence,
-        "name_confidence": instance.name_confidence,
-        "doubtful": instance.doubtful,
-        "iscrowd": 0,
-        "area": instance.area,
-        "bbox": [x0, y0, x1 - x0, y1 - y0],
-        "segmentation": {"size": mask["size"], "counts": mask["data"].decode("ascii")},
-    }
-
-
-def _make_tracks(cameras: NumberTable[str], tracks: NumberTable[tuple[str, int]]) -> Iterator[dict[str, Any]]:
-    for (camera, object_id), number in tracks:
-        yield {"id": number, "video_id": cameras[camera], "instance_id": object_id}
-
-
-def _is_past(masks: MaskFrame, frame: MaskFrame | Frame) -> bool:
-    # both are compared: seq starts again when a camera is restarted
-    return frame.seq > masks.seq and frame.capture_ns > masks.capture_ns
-
-
-def join_frames(masks: MaskSource, frames: Callable[[], Iterator[T]]) -> Iterator[tuple[MaskFrame, T | None]]:
-    """Yield all masks in their order, each with its frame, or other masks of it, or None where that is missing.
-
-    Each camera has its own pass over the recording, because masks and frames may come in different orders.
-    """
-    passes: dict[str, Iterator[T]] = {}
-    upcoming: dict[str, T | None] = {}
-    for frame_masks in masks():
-        camera = frame_masks.camera
-        key = frame_masks.key
-        if camera not in passes:
-            passes[camera] = _select_camera(camera, frames)
-            upcoming[camera] = next(passes[camera], None)
-        # skip frames without masks, but keep the first one that later masks may have
-        while (frame := upcoming[camera]) and frame.key != key and not _is_past(frame_masks, frame):
-            upcoming[camera] = next(passes[camera], None)
-        if frame is not None and frame.key == key:
-            yield frame_masks, frame
-        else:
-            yield frame_masks, None
-
-
-def compress_frame(frame: Frame | None) -> Frame | None:
-    """Return a frame whose colour is JPEG or PNG: as it was, or JPEG of JPEG_QUALITY if it was raw.
-
-    Return None if there is no frame, or if it cannot be decoded.
-    """
-    if frame is None or frame.encoding not in CHANNELS:
-        return frame
-    try:
-        return compress_colour(frame, "jpeg")
-    except WireError:
-        return None
+def _write_yolo(folder: Path, sources: Sources, progress: Callable[[int], None]) -> str:
+    return write_yolo(folder, sources.masks, sources.frames, progress, sources.prompts, sources.with_doubtful)
 
 
 def _write_images(folder: Path, sources: Sources, progress: Callable[[int], None]) -> None:
     """Write the image of each frame that has masks, as `compress_frame` makes it."""
-    (folder / _IMAGES).mkdir()
+    (folder / IMAGES).mkdir()
     for count, (name, frame) in enumerate(name_images(sources.masks, sources.frames), start=1):
         image = compress_frame(frame)
         if name is not None and image is not None:
@@ -427,36 +325,12 @@ def _write_images(folder: Path, sources: Sources, progress: Callable[[int], None
         progress(count)
 
 
-def name_images(masks: MaskSource, frames: FrameSource) -> Iterator[tuple[str | None, Frame | None]]:
-    """Yield the image's path below the folder of the outputs, and the frame, of each masks in their order.
-
-    The path is images/<camera>/<seq>.jpg or .png. After a restart of the camera, numbers that come again get -1, -2
-    and so on. Without a frame, both are None.
-    """
-    last: dict[str, tuple[int, int]] = {}
-    for frame_masks, frame in join_frames(masks, frames):
-        if frame is None:
-            yield None, None
-            continue
-        camera = frame_masks.camera
-        seq = frame_masks.seq
-        last_seq, restarts = last.get(camera, (-1, 0))
-        if seq <= last_seq:
-            restarts += 1
-        last[camera] = seq, restarts
-        restart = f"-{restarts}" if restarts else ""
-        suffix = _SUFFIXES.get(frame.encoding, ".jpg")  # raw colour becomes JPEG
-        yield f"{_IMAGES}/{safe_file_name(camera)}/{seq:05d}{restart}{suffix}", frame
-
-
-def _select_camera(camera: str, source: Callable[[], Iterator[T]]) -> Iterator[T]:
-    return (value for value in source() if value.camera == camera)
-
-
-_WRITERS: dict[str, Callable[[Path, Sources, Callable[[int], None]], None]] = {
+_WRITERS: dict[str, Callable[[Path, Sources, Callable[[int], None]], str | None]] = {
     "mcap": _write_mcap,
     "mcap-images": partial(_write_mcap, has_images=True),
     "coco": _write_coco,
+    "yolo": _write_yolo,
+    "ytvis": _write_ytvis,
     "png": _write_png,
     "overlay": _write_overlays,
     "images": _write_images,
@@ -469,6 +343,8 @@ KINDS = tuple(_WRITERS)
 mcap         masks.mcap, a recording of masks alone
 mcap-images  masks.mcap with the frames of the masks
 coco         masks.json in COCO format
+yolo         yolo/, pictures and labels to train a network on, in Ultralytics' layout
+ytvis        ytvis.json in the format of YouTube-VIS
 png          png/<camera>/ in DAVIS format
 overlay      overlay-<camera>.mp4
 images       images/<camera>/, the frames

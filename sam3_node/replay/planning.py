@@ -29,11 +29,11 @@ MAX_GAP_S = 10.0
 """Longest time between two frames of a camera that counts as recorded. Longer ones are pauses."""
 MASK_BYTES = 4000
 """Bytes of a frame's masks message, with about five objects at 1080p. Work files hold it a second time."""
-FRAME_BYTES: dict[Output, int] = {"coco": 3000, "png": 8000, "report": 200}
+FRAME_BYTES: dict[Output, int] = {"coco": 3000, "yolo": 3000, "ytvis": 3000, "png": 8000, "report": 200}
 """Bytes that an output adds for each frame, about."""
 PIXEL_BYTES: dict[Output, float] = {"overlay": 0.02, "lerobot": 0.02}
 """Bytes that an output adds for each pixel of a frame, about: those of a video."""
-IMAGE_OUTPUTS: tuple[Output, ...] = ("mcap-images", "images")
+IMAGE_OUTPUTS: tuple[Output, ...] = ("mcap-images", "images", "yolo")
 """Outputs that keep the frames as they were recorded."""
 MAX_JOINTS_SHOWN = 8
 """Names of joints that a plan lists."""

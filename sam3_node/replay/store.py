@@ -159,6 +159,8 @@ class Summary:
     stages_ms: dict[str, float] = field(default_factory=dict)
     """Mean time of each stage in the last run."""
     outputs: list[str] = field(default_factory=list)
+    output_notes: dict[str, str] = field(default_factory=dict)
+    """What there is to say about these outputs, by their kind: what is in them and what was left out."""
     doubtful: str = "marked"
     """Treatment of doubtful objects in these outputs, as in the job."""
     complete: bool = True
@@ -215,7 +217,7 @@ class Summary:
             lines.append(f"{self.refused} edits were refused")
         if self.lost:
             lines.append(f"lost: {self.lost}")
-        return [*lines, *self.notes, *self.unfound.values()]
+        return [*lines, *self.notes, *self.unfound.values(), *self.output_notes.values()]
 
 
 class HeldError(OutputError):

@@ -65,7 +65,7 @@ def write(out: Path, version: str) -> Path:
 
 def write_masks(out: Path, dataset: Dataset) -> Path:
     sources = Sources(all_masks, lambda: iter(()), dataset=dataset)
-    (written,) = write_outputs(out, ["lerobot"], sources, lambda *_: None)
+    (written,) = write_outputs(out, ["lerobot"], sources, lambda *_: None).paths
     return written
 
 
@@ -118,7 +118,7 @@ def test_the_names_list_the_frames_with_doubtful_objects(tmp_path: Path) -> None
     dataset = Dataset(DATA / "v3.0", ("cup", "mug"))
     for doubtful, runs, score in (("marked", [[1, 2], [4, 4]], 204), ("left-out", None, 0)):
         sources = Sources(masks, lambda: iter(()), dataset=dataset, doubtful=doubtful)  # type: ignore[arg-type]
-        (written,) = write_outputs(tmp_path, ["lerobot"], sources, lambda *_: None)
+        (written,) = write_outputs(tmp_path, ["lerobot"], sources, lambda *_: None).paths
         names = json.loads((written / NAMES).read_text())
         found = {(row["episode"], row["camera"], row["id"]): row.get("doubtful") for row in names["objects"]}
         # the second episode begins with row 4

@@ -27,7 +27,8 @@ from sam3_node.bags.native.reader import RecordingReader
 from sam3_node.errors import BagError, OutputError, ReplayError, WireError
 from sam3_node.replay import davis_png
 from sam3_node.replay.davis_png import colours, decode_labels, encode_labels, paint_indices
-from sam3_node.replay.outputs import KINDS, Sources, join_frames, write_outputs
+from sam3_node.replay.outputs import KINDS, Sources, write_outputs
+from sam3_node.replay.pictures import join_frames
 from sam3_node.types import NANOSECONDS, Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import decode_image, encode_image
 from tests.support.console_rig import BROWSERS
@@ -88,8 +89,8 @@ def digests(folder: Path) -> dict[str, str]:
 
 def test_all_outputs_are_written_and_repeatable(tmp_path: Path) -> None:
     counts: dict[str, list[int]] = {kind: [] for kind in OF_ALL}
-    written = write_outputs(tmp_path, OF_ALL, ALL, lambda kind, n: counts[kind].append(n))
-    names = ["masks.mcap", "masks.mcap", "masks.json", "png"]
+    written = write_outputs(tmp_path, OF_ALL, ALL, lambda kind, n: counts[kind].append(n)).paths
+    names = ["masks.mcap", "masks.mcap", "masks.json", "yolo", "ytvis.json", "png"]
     names += ["overlay-left.mp4", "overlay-right.mp4", "images", "report.html"]
     assert written == [tmp_path / name for name in names]
     assert {path.name for path in tmp_path.iterdir()} == set(names)
@@ -508,7 +509,7 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 
 
 LIMIT_BYTES = 20_000
-SMALL_LIMITS_BYTES = {"images": 100, "overlay": 2000}
+SMALL_LIMITS_BYTES = {"images": 100, "yolo": 100, "overlay": 2000}
 SCRIPT = """
 import resource, sys
 from pathlib import Path
@@ -527,7 +528,7 @@ except OutputError as error:
 """
 
 
-@pytest.mark.parametrize("kind", ["mcap", "mcap-images", "coco", "overlay", "images"])
+@pytest.mark.parametrize("kind", ["mcap", "mcap-images", "coco", "ytvis", "yolo", "overlay", "images"])
 def test_a_full_disk_is_an_error_that_spares_what_is_there(tmp_path: Path, kind: str) -> None:
     limit = SMALL_LIMITS_BYTES.get(kind, LIMIT_BYTES)
     command = [sys.executable, "-c", SCRIPT, str(tmp_path), kind, str(limit)]

@@ -9,10 +9,13 @@ _FILES = {
     "mcap-images": "`masks.mcap` with the frames, so that a viewer needs no other file",
     "coco": "`masks.json`: COCO with RLE masks, with `videos` and `tracks` beside; each annotation has `confidence` "
     "and `doubtful`",
+    "yolo": "`yolo/`: pictures and polygons in Ultralytics' layout (`images/`, `labels/`, `data.yaml`), split to train "
+    "and to validate, and `contact.jpg`, which shows them; [your own classes](own-classes.md)",
+    "ytvis": "`ytvis.json`: YouTube-VIS, with RLE masks of each object over its video",
     "png": "or `davis`: `png/<camera>/00000.png`: palette masks in DAVIS' layout; `objects.json` names each index",
     "overlay": "`overlay-<camera>.mp4`: H.264, which browsers play; without PyAV (extra `bags`) MPEG-4, and the "
     "log says so",
-    "images": "`images/<camera>/00000.jpg` or `.png`: the frames; `masks.json` names them",
+    "images": "`images/<camera>/00000.jpg` or `.png`: the frames; `masks.json` and `ytvis.json` name them",
     "report": "`report.html`: one page with pictures, tracks, confidences and, with `--as-recorded`, IoU",
     "lerobot": "`lerobot/`: the LeRobot dataset with masks as an added feature of each camera",
 }
