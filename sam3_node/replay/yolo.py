@@ -28,9 +28,9 @@ import numpy.typing as npt
 
 from ..errors import OutputError, WireError
 from ..files import read_regular
-from ..types import NANOSECONDS, Image, Instance, Mask, MaskFrame
+from ..types import NANOSECONDS, Frame, Image, Instance, Mask, MaskFrame
 from ..visualization import contact_sheet, draw_labels, write_image
-from ..wire.images import decode_photo
+from ..wire.images import decode_image, decode_photo
 from .davis_png import MAX_IMAGE_FILE, MaskSource
 from .pictures import FrameSource, compress_frame, name_images
 
@@ -101,7 +101,7 @@ def write_yolo(
             continue
         part = split[frame.camera].part(seen[frame.camera])
         seen[frame.camera] += 1
-        picture = compress_frame(image)
+        picture = _read_picture(image)
         if name is None or picture is None:
             counts.without_picture += 1
         elif part is None:
@@ -109,10 +109,22 @@ def write_yolo(
         else:
             place = PurePosixPath(name)
             lines = [dataset.describe(item, counts) for item in frame.instances if item.mask.crop.size]
-            dataset.add(part, f"{place.parent.name}-{place.name}", bytes(picture.colour), lines)
+            dataset.add(part, f"{place.parent.name}-{place.name}", picture, lines)
             counts.pictures[part] += 1
     dataset.finish()
     return counts.describe()
+
+
+def _read_picture(frame: Frame | None) -> bytes | None:
+    """Return the bytes of a frame's picture; None without a frame, or for one that a training could not decode."""
+    picture = compress_frame(frame)
+    if picture is None:
+        return None
+    try:
+        decode_image(picture)
+    except WireError:
+        return None
+    return bytes(picture.colour)
 
 
 def _count_doubtful(frame: MaskFrame) -> int:
