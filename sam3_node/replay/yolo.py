@@ -89,7 +89,7 @@ def write_yolo(
     # another one for the files
     dataset = _Dataset.create(folder / FOLDER, classes)
     seen = Counter[str]()
-    counts = _Counts()
+    counts = _LabelCounts()
     for count, (frame, (name, image)) in enumerate(
         zip(masks(), name_images(masks, frames), strict=True), start=1
     ):
@@ -132,7 +132,7 @@ def _count_doubtful(frame: MaskFrame) -> int:
 
 
 @dataclass(slots=True)
-class _Counts:
+class _LabelCounts:
     """What a dataset has, and what was left out."""
 
     pictures: Counter[str] = field(default_factory=Counter)
@@ -216,7 +216,7 @@ class _Dataset:
         (folder / _DATA).write_text(text, encoding="utf-8")
         return cls(folder, classes)
 
-    def describe(self, instance: Instance, counts: _Counts) -> str:
+    def describe(self, instance: Instance, counts: _LabelCounts) -> str:
         """Return the line of an object, and count it."""
         polygon = make_polygon(instance.mask)
         changed = np.count_nonzero(fill_polygon(polygon, instance.mask.size) != instance.mask.full())

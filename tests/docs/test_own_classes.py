@@ -33,6 +33,7 @@ class RFDETRSegNano:
 def test_the_way_to_your_own_classes(tmp_path: Path) -> None:
     for name, first in CUTS.items():
         cut(tmp_path / f"{name}.mcap", first, first + LENGTH)
+    cut(tmp_path / "tabletop.mcap", 0, LENGTH)
     (tmp_path / "rfdetr.py").write_text(STAND_IN)
     printed = follow("own-classes.md", tmp_path)
     last = printed["sam3-node replay monday.mcap"].splitlines()[-1]
