@@ -127,6 +127,12 @@ def test_containers_reach_each_other_with_any_profile_of_one_camera(
     assert str(Path(services["node"]["environment"]["SAM3_SNAPSHOT__PATH"]).parent) in mounts
 
 
+def test_the_compose_file_passes_the_flags_of_pip_to_the_build() -> None:
+    """The file for GPUs is merged with it, and has them from there."""
+    assert read_yaml("compose.yaml")["services"]["node"]["build"]["args"] == {"PIP_FLAGS": "${PIP_FLAGS:-}"}
+    assert "ARG PIP_FLAGS=" in (ROOT / "launch/container/Containerfile").read_text()
+
+
 def test_the_compose_file_builds_targets_of_the_container_file() -> None:
     node = read_yaml("compose.yaml")["services"]["node"]
     assert (FOLDER / node["build"]["context"] / node["build"]["dockerfile"]).samefile(
