@@ -14,7 +14,7 @@ from ..processes.logs import (
 from ..processes.notify import TRY_AGAIN, Watchdog, is_supervised
 from ..processes.signals import INTERRUPTED
 from ..settings import load_settings
-from . import artifacts, calibrate, engine, replay, requests, services
+from . import artifacts, calibrate, engine, replay, requests, services, shell_completion
 from .parser import DEVICE_FAILED, FAILED, NO_ANSWER, CommandParser, Commands, make_settings_parser
 from .progress import printable
 
@@ -81,4 +81,5 @@ def _parser() -> CommandParser:
     engine.add_commands(commands)
     calibrate.add_commands(commands)
     replay.add_commands(commands)
+    shell_completion.add_commands(commands, parser)
     return parser

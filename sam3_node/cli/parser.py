@@ -100,7 +100,7 @@ class CommandParser(argparse.ArgumentParser):
         name = self.prog.partition(" ")[2]
         more = load_examples()
         # the few settings that belong to this command, in a section of their own
-        settings = {action.dest: action for action in self._actions if _is_setting(action)}
+        settings = {action.dest: action for action in self._actions if is_setting(action)}
         formatter = self._get_formatter()
         formatter.start_section("settings that are used most (all: --help-settings, or of one GROUP)")
         formatter.add_arguments([settings[used] for used in more["settings"].get(name, ())])
@@ -178,7 +178,7 @@ class _HelpFormatter(argparse.HelpFormatter):
     """A formatter that leaves the settings out of the usage line, which they would fill."""
 
     def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
-        shown = [action for action in actions if not _is_setting(action)]
+        shown = [action for action in actions if not is_setting(action)]
         super().add_usage(usage, shown, groups, prefix)
 
 
@@ -196,12 +196,13 @@ def load_examples() -> dict[str, dict[str, list[str]]]:
     return tomllib.loads(Path(__file__).with_name("examples.toml").read_text(encoding="utf-8"))
 
 
-def _is_setting(action: argparse.Action) -> bool:
+def is_setting(action: argparse.Action) -> bool:
+    """Return True for the option of a setting."""
     return "." in action.dest and f"--{action.dest}" in action.option_strings
 
 
 def _holds_settings(group: Any) -> bool:
-    return any(map(_is_setting, group._group_actions))
+    return any(map(is_setting, group._group_actions))
 
 
 def make_settings_parser() -> argparse.ArgumentParser:
