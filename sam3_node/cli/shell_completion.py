@@ -11,6 +11,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ..files import make_folder, write_output
 from ..settings import Settings
 from .parser import CommandParser, Commands, is_setting
 
@@ -36,10 +37,16 @@ def add_commands(commands: Commands, parser: CommandParser) -> None:
 
     def completion(args: Namespace, settings: Settings) -> None:
         """Print a script that completes commands, options and their values in a shell."""
-        print(write_script(args.shell, parser), end="")
+        script = write_script(args.shell, parser)
+        if args.out is None:
+            print(script, end="")
+            return
+        make_folder(args.out.parent)
+        write_output(args.out, script.encode())
 
     added = commands.add("completion", completion)
     added.add("shell SHELL", "bash, zsh or fish", choices=SHELLS)
+    added.add_path("--out FILE", "write the script into this file, in place of printing it")
 
 
 def write_script(shell: str, parser: argparse.ArgumentParser) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sam3_node.cli.main import main
 from sam3_node.cli.shell_completion import SHELLS, write_script
 from tests.support.command_line import command_parser
 from tests.support.patience import PATIENCE_S
@@ -107,7 +108,10 @@ def test_fish_has_commands_options_and_values() -> None:
     assert not [line for line in lines if line.replace("\\'", "").count("'") % 2]
 
 
-def test_the_command_prints_the_script() -> None:
+def test_the_command_prints_the_script_or_writes_it(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sam3_node", "completion", "bash"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout, done.stderr) == (0, script("bash"), "")
+    path = tmp_path / "new/folder/sam3-node"
+    assert main(["completion", "bash", "--out", str(path)]) == 0
+    assert path.read_text() == script("bash")
