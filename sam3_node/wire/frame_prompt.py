@@ -132,7 +132,16 @@ def _check_finite(values: Array, name: str) -> None:
         raise RequestError(f"{name}: expected finite numbers, found {values.tolist()!r:.80}")
 
 
+def _holds_text(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_holds_text, value))
+    return isinstance(value, str | bytes)
+
+
 def _to_floats(value: object, name: str) -> Floats:
+    # numpy gives every element the length of the longest text: a message of 200 KB would take gigabytes
+    if _holds_text(value):
+        raise RequestError(f"{name}: expected numbers, found {value!r:.80}")
     try:
         # text and flags become arrays, too, and are no coordinates
         array = np.asarray(value)

@@ -24,6 +24,7 @@ from sam3_node.wire.operations import (
     SetPrompts,
     read_operation,
 )
+from tests.support.hostility import limited_memory
 from tests.support.refuses import refuses
 from tests.support.wire_examples import EXAMPLES, golden
 
@@ -154,6 +155,14 @@ def test_nil_counts_as_absent() -> None:
 def test_a_wrong_request_names_the_field(op: str, args: dict[str, Any], field: tuple[str, ...]) -> None:
     with refuses(RequestError, field=field):
         read_operation(op, args)
+
+
+@pytest.mark.parametrize("name", ["points", "labels", "box"])
+@pytest.mark.parametrize("text", ["x" * 60_000, b"x" * 60_000])
+def test_one_text_among_many_numbers_takes_no_more_memory_than_it_has(name: str, text: str | bytes) -> None:
+    args: dict[str, Any] = {"points": [[1, 2]], name: [[text, 1]] + [[1, 2]] * 4000}
+    with limited_memory(1), refuses(RequestError, field=name):
+        read_operation("segment", args)
 
 
 @pytest.mark.parametrize("kind", OPERATIONS.values(), ids=OPERATIONS)
