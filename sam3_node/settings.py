@@ -399,6 +399,9 @@ class DetectorSettings(Section):
     """Detect on every N-th frame, when prompts change, and when an object's score drops below min_track_score."""
     score: float = Field(0.2, gt=0.0, lt=1.0)
     """Minimum score of a detection to start a new object. Half of it confirms an existing object."""
+    text_score: float = Field(0.0, ge=0.0, lt=1.0)
+    """For grounding-dino: score that each token of a name must exceed, transformers' text_threshold. 0: the best token
+    alone decides, so a blue mug may be found as red mug."""
     min_track_score: float = Field(0.5, ge=0.0, le=1.0)
     """Minimum score of a tracked object to count as confident."""
     max_lost_s: float = Field(5.0, gt=0.0, le=3600.0)

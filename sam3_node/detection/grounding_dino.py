@@ -38,9 +38,10 @@ class GroundingDinoDetector:
     """A Detector with transformers' GroundingDinoForObjectDetection.
 
     Frames are resized until the shorter side has `shortest` pixels or the longer side `longest`. A box's score for a
-    phrase is its score for the phrase's best token; its label is its best phrase. Of boxes of one phrase with an IoU
-    above `iou`, only the best is kept; of all boxes, the best `limit`. `dtype` is used for matrix products, by torch's
-    autocast. Weights and coordinates are float32.
+    phrase is its score for the phrase's best token; its label is its best phrase. With `text_score`, each token of the
+    phrase must exceed that: the label that transformers would give with this text_threshold has the whole phrase. Of
+    boxes of one phrase with an IoU above `iou`, only the best is kept; of all boxes, the best `limit`. `dtype` is used
+    for matrix products, by torch's autocast. Weights and coordinates are float32.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class GroundingDinoDetector:
         longest: int = MAX_LONG_SIDE,
         iou: float = MAX_IOU,
         limit: int = MAX_DETECTIONS,
+        text_score: float = 0.0,
     ) -> None:
         self.name = name
         self._model = model
@@ -65,6 +67,7 @@ class GroundingDinoDetector:
         self._longest = longest
         self._iou = iou
         self._limit = limit
+        self._text_score = text_score
 
     def prepare(self, phrases: Sequence[str]) -> TextQuery:
         """Join the phrases into one text, such as "red mug. bottle.".
@@ -121,7 +124,7 @@ class GroundingDinoDetector:
             with torch.autocast(pixels.device.type, self._dtype, enabled=self._dtype != torch.float32):
                 output = self._model(pixel_values=pixels, input_ids=query.tokens)
             # each phrase takes the score of its best token; corners may lie outside the frame
-            scores = _score_phrases(output.logits[0].float().sigmoid(), query)
+            scores = _score_phrases(output.logits[0].float().sigmoid(), query, self._text_score)
             boxes = to_corners(output.pred_boxes[0].float()).clamp(0, 1)
             chosen = select(boxes, scores, threshold, iou=self._iou, limit=self._limit)
             return to_detections(chosen, unit_letterbox(image), query.phrases)
@@ -138,14 +141,22 @@ def input_size(size: tuple[int, ...], shortest: int, longest: int) -> tuple[int,
     return height, width
 
 
-def _score_phrases(scores: Tensor, query: TextQuery) -> Tensor:
-    """Turn the scores [Q, T'] of tokens into scores [Q, K] of phrases: each phrase's best token counts."""
+def _score_phrases(scores: Tensor, query: TextQuery, text_score: float) -> Tensor:
+    """Turn the scores [Q, T'] of tokens into scores [Q, K] of phrases: each phrase's best token counts.
+
+    A phrase with a token that does not exceed `text_score` has the score 0.
+    """
     count = len(query.phrases)
-    tokens = len(query.owners)
+    scores = scores[:, : len(query.owners)]
     # one more column takes the scores of tokens that belong to no phrase
     best = scores.new_zeros(len(scores), count + 1)
     owners = query.owners.expand(len(scores), -1)
-    return best.scatter_reduce(1, owners, scores[:, :tokens], "amax")[:, :count]
+    best = best.scatter_reduce(1, owners, scores, "amax")[:, :count]
+    if not text_score:
+        return best
+    worst = scores.new_ones(len(scores), count + 1)
+    worst = worst.scatter_reduce(1, owners, scores, "amin")[:, :count]
+    return torch.where(worst > text_score, best, 0)
 
 
 def load_grounding_dino(
@@ -153,6 +164,7 @@ def load_grounding_dino(
     *,
     device: str | torch.device = "cpu",
     dtype: str | torch.dtype | None = None,
+    text_score: float = 0.0,
 ) -> GroundingDinoDetector:
     """Load Grounding DINO from a folder in transformers' layout, or by hub name: "IDEA-Research/grounding-dino-tiny".
 
@@ -172,6 +184,7 @@ def load_grounding_dino(
         normalisation=weight_files.read_normalisation(name, weight_files.IMAGENET),
         shortest=shortest,
         longest=longest,
+        text_score=text_score,
     )
 
 

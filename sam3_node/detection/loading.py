@@ -30,6 +30,7 @@ def load_detector(
     device: str | torch.device = "cpu",
     dtype: str | torch.dtype | None = None,
     image_size: int = 0,
+    text_score: float = 0.0,
     tracker: TrackerModel | None = None,
 ) -> Detector:
     """Load a detector of `kind` "yolo-world", "sam3-concept" or "grounding-dino".
@@ -38,10 +39,16 @@ def load_detector(
     vocabulary, text_encoder: the sources of yolo-world's phrase vectors, a vocabulary file and a folder with CLIP for
     all other phrases; by default vocabulary.safetensors beside the weights.
     image_size: side of yolo-world's input in pixels; 0 selects the size of its training.
+    text_score: score that each token of a phrase must exceed, of grounding-dino only.
     tracker: the model whose encoder sam3-concept shares, if both have the same weights.
     See `load_tracker` for `device` and `dtype`. Raises ModelError or VocabularyError if the files cannot be used.
     """
     name = os.fspath(name_or_path)
+    if text_score and kind != "grounding-dino":
+        raise ModelError(
+            f"detector.text_score: expected 0 for {kind}, which scores no words, found {text_score}; only "
+            "grounding-dino takes it"
+        )
     if kind == "yolo-world":
         return _load_yolo_world(name, vocabulary, text_encoder, image_size, device=device, dtype=dtype)
     if kind not in ("sam3-concept", "grounding-dino"):
@@ -65,7 +72,7 @@ def load_detector(
         return load_sam3_concept(name, device=device, dtype=dtype, tracker=tracker)
     from .grounding_dino import load_grounding_dino
 
-    return load_grounding_dino(name, device=device, dtype=dtype)
+    return load_grounding_dino(name, device=device, dtype=dtype, text_score=text_score)
 
 
 def load_vocabulary(settings: DetectorSettings) -> Vocabulary | None:

@@ -146,6 +146,7 @@ def load_chosen(
         settings.name,
         vocabulary=settings.vocabulary,
         text_encoder=settings.text_encoder,
+        text_score=settings.text_score,
         device=model.device,
         dtype=tracker.dtype if tracker else model.dtype,
         tracker=tracker,

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,12 @@ from transformers.models.grounding_dino.image_processing_pil_grounding_dino impo
 )
 
 from sam3_node.detection import grounding_dino
-from sam3_node.detection.grounding_dino import GroundingDinoDetector, input_size, load_grounding_dino
+from sam3_node.detection.grounding_dino import (
+    GroundingDinoDetector,
+    TextQuery,
+    input_size,
+    load_grounding_dino,
+)
 from sam3_node.errors import RequestError, UnknownPhraseError
 from sam3_node.models.pixels import box_iou, normalise_frame
 from sam3_node.models.weight_files import IMAGENET
@@ -64,10 +70,7 @@ def test_boxes_scores_and_labels_are_those_of_the_processor(folder: Path, names:
     mine = detector(folder)
     image = picture(90, 120)
     query = mine.prepare(names)
-    out = raw(folder, image, query.tokens)
-    marks = query.owners == len(names)
-    out.logits = out.logits.clone()
-    out.logits[..., : len(marks)] = out.logits[..., : len(marks)].masked_fill(marks, -torch.inf)
+    out = raw_without_marks(folder, image, query)
     found = mine.detect(image, query, 0.5)
     assert len(found) > 5
     assert len({d.label for d in found}) > 1
@@ -80,7 +83,41 @@ def test_boxes_scores_and_labels_are_those_of_the_processor(folder: Path, names:
         assert wanted["text_labels"][last].removeprefix("##") in d.label
 
 
-def raw(folder: Path, image: np.ndarray, tokens: torch.Tensor) -> object:
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+@pytest.mark.parametrize("names", [["red mug"], ["red mug", "spoons", "bottle"]])
+def test_with_a_text_score_the_processors_label_has_the_whole_phrase(
+    folder: Path, names: list[str], share: float
+) -> None:
+    """Compared with the recipe that takes the boxes whose label has a name in it."""
+    image = picture(90, 120)
+    query = detector(folder).prepare(names)
+    out = raw_without_marks(folder, image, query)
+    # a score between those of the words, which are all near 0.5 in random weights
+    words = out.logits[0, :, : len(query.owners)].sigmoid()[:, query.owners < len(names)]
+    text_score = words.quantile(share).item()
+    found = detector(folder, text_score=text_score).detect(image, query, 0.1)
+    part = {"threshold": 0.1, "text_threshold": text_score, "target_sizes": [(90, 120)]}
+    wanted = processor(folder).post_process_grounded_object_detection(out, query.tokens, **part)[0]
+    labels = wanted["text_labels"]
+    boxes = [
+        in_frame(box)
+        for box, label in zip(wanted["boxes"], labels, strict=True)
+        if any(name in label for name in names)
+    ]
+    np.testing.assert_allclose(sorted(d.box for d in found), sorted(boxes), atol=1e-3)
+    assert 0 < len(found) < len(detector(folder).detect(image, query, 0.1))
+
+
+def raw_without_marks(folder: Path, image: np.ndarray, query: TextQuery) -> Any:
+    """The same, where full stops do not compete."""
+    out = raw(folder, image, query.tokens)
+    marks = query.owners == len(query.phrases)
+    out.logits = out.logits.clone()
+    out.logits[..., : len(marks)] = out.logits[..., : len(marks)].masked_fill(marks, -torch.inf)
+    return out
+
+
+def raw(folder: Path, image: np.ndarray, tokens: torch.Tensor) -> Any:
     """The whole model's own outputs on a frame."""
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in IMAGENET)
     pixels = normalise_frame(image, input_size(image.shape[:2], **SMALL), mean, std, torch.float32)

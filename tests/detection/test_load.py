@@ -192,6 +192,17 @@ def test_the_others_read_phrases_themselves(weights: Path, other: tuple[str, Pat
         load_detector(kind)
 
 
+def test_only_grounding_dino_takes_a_text_score(other: tuple[str, Path]) -> None:
+    kind, folder = other
+    if kind == "grounding-dino":
+        mine = load_detector(kind, folder, text_score=0.999)
+        assert not mine.detect(picture(), mine.prepare(["red mug"]), 0.0)
+        return
+    for unable in (kind, "yolo-world"):
+        with refuses(ModelError, field=("detector.text_score", unable)):
+            load_detector(unable, folder, text_score=0.1)
+
+
 def test_an_unknown_kind_is_refused() -> None:
     with refuses(ModelError, field=("sam3-concept", "yolo")):
         load_detector("yolo")
