@@ -203,7 +203,11 @@ def require(module: str, extra: str) -> ModuleType:
 
 def require_installed(module: str, extra: str) -> None:
     """Raise MissingExtraError, as `require` does, if `module` is not installed. Does not import it."""
-    if importlib.util.find_spec(module) is None:
+    try:
+        found = importlib.util.find_spec(module)
+    except ModuleNotFoundError:  # of a package that the module is in
+        found = None
+    if found is None:
         raise _make_missing(module, extra)
 
 

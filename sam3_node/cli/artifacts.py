@@ -11,6 +11,7 @@ from ..files import explain_os_error, prepare_output
 from ..processes.signals import print_notice
 from ..settings import Settings
 from ..types import KEY_ROLES
+from .early_checks import check_node
 from .parser import Commands
 from .progress import printable
 
@@ -171,8 +172,7 @@ def vocabulary_list(args: Namespace, settings: Settings) -> None:
 
 def weights_convert(args: Namespace, settings: Settings) -> None:
     """Convert a YOLO-World checkpoint to a folder of safetensors."""
-    for module in ("torch", "transformers", "safetensors"):
-        require(module, "node")
+    check_node()
     from ..detection.detectors import VOCABULARY
     from ..models.yolo.convert import convert_checkpoint
 
@@ -192,8 +192,7 @@ def _load_encoder(folder: Path | None, model: str | None) -> PhraseEncoder | Non
     """Load the text encoder of a folder. Return None without a folder."""
     if folder is None:
         return None
-    require("torch", "node")
-    require("transformers", "node")
+    check_node()
     from ..detection.clip_text import ClipText
 
     return ClipText(folder, model=model)

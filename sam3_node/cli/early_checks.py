@@ -24,8 +24,10 @@ def check_named_files(settings: Settings) -> None:
     from ..calibration import load_calibration
     from ..perception.robot_model import check_file
 
-    for module in ("torch", "transformers"):
-        require_installed(module, "node")
+    check_node()
+    if settings.robot.urdf is not None:
+        for module in ("lxml", "yourdfpy", "trimesh"):
+            require_installed(module, "robot")
     check_weights_name(settings.model.name)
     for path in settings.spatial.calibration:
         load_calibration(path)
@@ -33,11 +35,54 @@ def check_named_files(settings: Settings) -> None:
         check_file(settings.robot.urdf)
 
 
-def check_recording(job: Job) -> None:
-    """Raise BagError for a single recording on this machine that is none. One of several must not stop the others."""
-    from ..bags.bag import find_reader
+def check_node(*more: tuple[str, str]) -> None:
+    """Raise MissingExtraError if the extra `node` is missing, or a package of `more`: modules with their extras."""
+    for module, extra in (("torch", "node"), ("transformers", "node"), ("safetensors", "node"), *more):
+        require_installed(module, extra)
+
+
+def check_tracing(settings: Settings) -> None:
+    """Raise MissingExtraError if the settings name a collector, and the extra `otel` is missing."""
+    if settings.monitoring.otlp_endpoint:
+        for module in ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"):
+            require_installed(module, "otel")
+
+
+def check_job(job: Job, uses_ray: bool) -> None:
+    """Raise MissingExtraError for what a replay of this job would lack, BagError as `check_source`.
+
+    Several recordings are not looked at: one of them must not stop the others.
+    """
     from ..replay.store import local_path
 
+    if uses_ray:
+        require_installed("ray", "cloud")
+    if any(local_path(place) is None for place in (*job.bags, job.out)):
+        require_installed("fsspec", "cloud")
     path = local_path(job.bags[0])
     if len(job.bags) == 1 and path is not None:
-        find_reader(Path(path))
+        check_source(path)
+
+
+def check_source(path: Path) -> None:
+    """Raise BagError for a path that is no recording, MissingExtraError if its format's library is missing."""
+    from ..bags.bag import find_reader
+    from ..bags.formats.hdf5 import Hdf5Bag
+    from ..bags.formats.lerobot import LeRobotBag
+    from ..bags.formats.mcap import McapBag
+    from ..bags.formats.realsense import RealSenseBag
+    from ..bags.formats.rosbag import RosBag
+    from ..bags.formats.video import VideoBag
+
+    packages = {
+        McapBag: ("mcap", "bags"),
+        RealSenseBag: ("rosbags", "bags"),
+        RosBag: ("rosbags", "bags"),
+        VideoBag: ("av", "bags"),
+        LeRobotBag: ("pyarrow", "lerobot-datasets"),
+        Hdf5Bag: ("h5py", "hdf5"),
+    }
+    # folders of images need none
+    package = packages.get(find_reader(path))
+    if package is not None:
+        require_installed(*package)

@@ -9,11 +9,12 @@ from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import require
 from ..files import prepare_output
 from ..settings import Settings
+from .early_checks import check_node, check_source
 from .parser import Commands, parse_count
 from .progress import ProgressBar, align_rows
 
@@ -29,6 +30,10 @@ CALIBRATION_FRAMES = 32
 """Frames from which the range of the encoder's numbers is measured."""
 TUNED_OBJECTS = (1, 4, 16)
 """Numbers of objects that `tune` times by default."""
+EXPORT_PACKAGES = (("onnx", "onnx"), ("onnxscript", "onnx"))
+"""What an export to ONNX needs, each with its extra."""
+FP8_PACKAGES = (("modelopt", "quantize"), ("requests", "quantize"))
+"""What FP8 scales need. modelopt imports requests without declaring it."""
 SOURCE_HELP = "a recording (.mcap), a video or a folder of images"
 
 
@@ -79,7 +84,7 @@ def tune(args: Namespace, settings: Settings) -> None:
     read, compilation and CUDA graphs, and FP8 if there are scales. Compilation takes minutes. A tuning that was stopped
     goes on where it was.
     """
-    _require_node()
+    check_node()
     from ..engines.tune import list_rows
     from ..engines.tune import tune as time_options
     from ..perception.loading import load_to_serve
@@ -95,7 +100,12 @@ def tune(args: Namespace, settings: Settings) -> None:
 
 def engine_build(args: Namespace, settings: Settings) -> None:
     """Export the model's stages, build their engines, store them."""
-    _require_node()
+    packages: tuple[tuple[str, str], ...] = ()
+    if settings.engine.kind != INDUCTOR:
+        packages += EXPORT_PACKAGES
+    if args.scales is not None:
+        packages += FP8_PACKAGES
+    check_node(*packages)
     from ..engines.build import build_engines, read_quantisation
     from ..engines.detector import build_detector
 
@@ -109,7 +119,7 @@ def engine_build(args: Namespace, settings: Settings) -> None:
 
 def engine_list(args: Namespace, settings: Settings) -> None:
     """Print a table of the stored engines."""
-    _require_node()
+    check_node()
     from ..engines.engine_store import EngineStore
 
     store = EngineStore(settings.engine.folder)
@@ -126,7 +136,9 @@ def engine_check(args: Namespace, settings: Settings) -> int:
 
     Run the gate on the settings' engines and print its reports; return 0 if they may serve, else 1.
     """
-    _require_node()
+    check_node()
+    if args.source is not None:
+        _check_images(Path(args.source).expanduser())
     from ..engines.detector import check_detector
     from ..engines.slot import check_tracker
 
@@ -142,7 +154,8 @@ def engine_check(args: Namespace, settings: Settings) -> int:
 
 def engine_export_triton(args: Namespace, settings: Settings) -> None:
     """Write a model repository for Triton Inference Server."""
-    _require_node()
+    # plans alone need no ONNX; the models beside them do, unless they are in bfloat16, which is checked later
+    check_node(*(() if args.plans else EXPORT_PACKAGES))
     from ..engines.triton_server import Serving, export_repository
 
     # how large a call may be, and how many of them run at once
@@ -157,11 +170,6 @@ def engine_export_triton(args: Namespace, settings: Settings) -> None:
 def _has_detector_engine(settings: Settings) -> bool:
     """Return True if the detector has an engine of the kind that the settings ask for."""
     return settings.detector.kind == DETECTOR_WITH_ENGINE and settings.engine.kind != INDUCTOR
-
-
-def _require_node() -> None:
-    for module in ("torch", "transformers"):
-        require(module, "node")
 
 
 def _make_row(stored: StoredEngine, settings: Settings) -> tuple[str, ...]:
@@ -196,23 +204,35 @@ def _read_verdict(stored: StoredEngine, settings: Settings) -> str:
 
 def calibrate_fp8(args: Namespace, settings: Settings) -> None:
     """Measure the range of the encoder's numbers, for FP8 engines."""
-    _require_node()
+    # before the model, which takes long to load
+    check_node(*FP8_PACKAGES)
+    for source in args.sources:
+        _check_images(Path(source).expanduser())
     from ..engines.quantize import calibrate, load_recipe
     from ..models import load_tracker
 
     prepare_output(args.out)
-    source = settings.model
+    weights = settings.model
     recipe = load_recipe(args.recipe)
     # ranges are measured in the reference precision, unless the settings name another
-    dtype = source.dtype
+    dtype = weights.dtype
     if dtype == "auto":
         dtype = "float32"
-    model = load_tracker(source.name, device=source.device, dtype=dtype, image_size=source.image_size)
+    model = load_tracker(weights.name, device=weights.device, dtype=dtype, image_size=weights.image_size)
     images = _read_images(args.sources, args.frames)
     with closing(ProgressBar()) as bar:
         scales = calibrate(model, images, recipe, lambda done: bar("calibrating", done, args.frames))
     scales.save(args.out)
     print(f"{args.out}: FP8 scales of {len(scales.amax)} layers of {model.name}, from {scales.frames} frames")
+
+
+def _check_images(source: Path) -> None:
+    """Raise BagError for a source that is none, MissingExtraError if its format's library is missing."""
+    from ..bags.bag import IMAGE_SUFFIXES
+
+    if source.is_dir() and any(file.suffix.lower() in IMAGE_SUFFIXES for file in source.iterdir()):
+        return
+    check_source(source)
 
 
 def _read_images(sources: list[str], count: int) -> Iterator[Image]:

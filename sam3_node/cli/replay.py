@@ -20,12 +20,10 @@ from ..errors import (
     Sam3NodeError,
     SettingsError,
     VocabularyError,
-    require,
-    require_installed,
 )
 from ..processes.signals import print_notice, stop_on_signals
 from ..settings import Settings
-from .early_checks import check_named_files, check_recording
+from .early_checks import check_job, check_named_files, check_node
 from .environment import prepare_torch
 from .parser import FAILED, CommandParser, Commands, parse_box, parse_count, parse_named
 from .progress import ProgressBar, align_rows, format_duration, printable
@@ -174,9 +172,7 @@ def replay(args: Namespace, settings: Settings) -> int:
     Returns 0 if all are done, 1 if --compare finds a difference, no frame was stepped or one of several recordings
     failed, 130 if interrupted.
     """
-    for module in ("torch", "transformers"):
-        require_installed(module, "node")
-    require("mcap", "bags")
+    check_node(("mcap", "bags"))
     # contradictions of the options, and what is not there, are errors before torch is imported, which takes seconds
     job = _make_job(args, settings)
     if args.compare and args.mode != "as-recorded":
@@ -191,7 +187,7 @@ def replay(args: Namespace, settings: Settings) -> int:
     if not args.connect:
         check_named_files(settings)
     if not args.dry_run:
-        check_recording(job)
+        check_job(job, uses_ray=bool(args.ray))
     prepare_torch()
     from ..replay.planning import check_jobs
 

@@ -19,7 +19,7 @@ from ..processes.logs import announce, log_subject, raise_descriptor_limit
 from ..processes.notify import Watchdog
 from ..processes.signals import WaitingNotice, print_notice, stop_on_signals
 from ..settings import Settings
-from .early_checks import check_named_files
+from .early_checks import check_named_files, check_tracing
 from .environment import prepare_torch
 from .parser import ANSWER_TIMEOUT_S, FAILED, Commands, parse_timeout
 from .progress import printable
@@ -60,6 +60,7 @@ def run(args: Namespace, settings: Settings) -> None:
     for endpoint in (settings.transport.masks, settings.transport.control):
         check_free(endpoint)
     check_named_files(settings)
+    check_tracing(settings)
     prepare_torch()
     with _begin_service(settings) as watchdog:
         require("torch", "node")
