@@ -211,7 +211,7 @@ def test_only_the_cluster_imports_ray() -> None:
     importing = {
         name for name in modules() for item in list_imports(name) if item.name.split(".")[0] == "ray"
     }
-    assert all(name.startswith("sam3_node.replay.cluster.") for name in naming | importing)
+    assert all(name.startswith("sam3_node.replay.cluster") for name in naming | importing)
 
 
 def test_torch_stays_in_the_perception_stack() -> None:

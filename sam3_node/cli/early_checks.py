@@ -53,10 +53,11 @@ def check_job(job: Job, uses_ray: bool) -> None:
 
     Several recordings are not looked at: one of them must not stop the others.
     """
+    from ..replay.cluster import check_ray
     from ..replay.store import local_path
 
     if uses_ray:
-        require_installed("ray", "cloud")
+        check_ray()
     if any(local_path(place) is None for place in (*job.bags, job.out)):
         require_installed("fsspec", "cloud")
     path = local_path(job.bags[0])

@@ -206,12 +206,12 @@ def calibrate_fp8(args: Namespace, settings: Settings) -> None:
     """Measure the range of the encoder's numbers, for FP8 engines."""
     # before the model, which takes long to load
     check_node(*FP8_PACKAGES)
+    prepare_output(args.out)
     for source in args.sources:
         _check_images(Path(source).expanduser())
     from ..engines.quantize import calibrate, load_recipe
     from ..models import load_tracker
 
-    prepare_output(args.out)
     weights = settings.model
     recipe = load_recipe(args.recipe)
     # ranges are measured in the reference precision, unless the settings name another
