@@ -116,7 +116,8 @@ def _add_mode(parser: CommandParser) -> None:
 
 def _add_prompts(parser: CommandParser) -> None:
     parser.add_repeated("--prompt NAME", 'detect and track this object, such as "red mug"', dest="names")
-    text = "objects marked on frames: a .json or .toml file, a DAVIS annotation (.png) or its folder"
+    text = "objects marked on frames: a .json or .toml file, - for JSON on standard input, a DAVIS annotation (.png) "
+    text += "or its folder"
     parser.add_path("--objects FILE", text)
     text = "the box around an object on the first frame, in pixels"
     parser.add_repeated("--box X0,Y0,X1,Y1", text, parse_box, dest="boxes")

@@ -7,8 +7,9 @@ those that the user set for the replay. `read_prompts` reads the objects to trac
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -52,6 +53,8 @@ NAMING_OUTPUTS: tuple[Output, ...] = ("coco", "ytvis")
 """The outputs that name the files of `images`, if there are any."""
 JOINED_OUTPUTS: tuple[Output, ...] = ("yolo",)
 """The outputs that several recordings also have in common, in a folder of the output's name beside theirs."""
+STDIN = Path("-")
+"""Path that stands for standard input."""
 MAX_OBJECTS_BYTES = 16 << 20
 """Size of the largest file with objects on frames. A larger one is refused."""
 NAMES = ("camera", "frame", "label", "box", "points", "labels", "mask", "value")
@@ -321,6 +324,8 @@ def _collect_facts(description: Mapping[str, Any]) -> dict[str, Any]:
 def read_prompts(path: Path) -> tuple[ObjectOnFrame, ...]:
     """Read the objects of a .json or .toml file, of a palette PNG (one object for each index), or of a folder.
 
+    `-` reads JSON from standard input, where masks have paths relative to the working directory.
+
     JSON has a list or "objects", TOML [[objects]]. Each object is a map {camera?, frame?, label?,
     box | points and labels | mask, value?}. `frame` is a seq or "first", the default. `box` [x0, y0, x1, y1] and
     `points` [[x, y], ...] are in frame pixels. `labels` are 1 inside and 0 outside. `mask` is a palette or grey PNG of
@@ -331,13 +336,24 @@ def read_prompts(path: Path) -> tuple[ObjectOnFrame, ...]:
     the frame of its name. Each object begins on the first PNG that has it. 255, void, is no object. Raises
     ReplayError that names the object, also for a missing mask.
     """
+    if path == STDIN:
+        return _read_objects("standard input", Path(), _read_stdin())
     if path.is_dir():
         return tuple(_read_folder(path))
     if path.suffix.lower() == ".png":
         return tuple(_read_sequence([path], None))
+    return _read_objects(str(path), path.parent, _read_file(path))
+
+
+def _read_objects(what: str, folder: Path, content: Any) -> tuple[ObjectOnFrame, ...]:
+    # TOML has no list at its top
+    entries: Any = content
+    if isinstance(content, dict):
+        entries = content.get("objects")
+    if not isinstance(entries, list) or not entries:
+        raise ReplayError(f"{what}: expected a list of objects, or one named 'objects', found none")
     return tuple(
-        _read_object(f"{path}, object {number}", path.parent, entry)
-        for number, entry in enumerate(_read_entries(path))
+        _read_object(f"{what}, object {number}", folder, entry) for number, entry in enumerate(entries)
     )
 
 
@@ -384,8 +400,17 @@ def _read_sequence(pictures: Sequence[Path], camera: str | None) -> Iterator[Obj
         raise ReplayError(f"{pictures[0]}: expected at least one object, found only background")
 
 
-def _read_entries(path: Path) -> list[Any]:
-    """Return the objects in a JSON or TOML file, unchecked."""
+def _read_stdin() -> Any:
+    """Return what standard input has in JSON, unchecked."""
+    # one byte more shows that there is more
+    data = sys.stdin.buffer.read(MAX_OBJECTS_BYTES + 1)
+    if len(data) > MAX_OBJECTS_BYTES:
+        raise ReplayError(f"standard input: expected at most {MAX_OBJECTS_BYTES} bytes of JSON, found more")
+    return _parse("standard input", "JSON", json.loads, data)
+
+
+def _read_file(path: Path) -> Any:
+    """Return what a JSON or TOML file has, unchecked."""
     readers = {".json": json.loads, ".toml": tomllib.loads}
     if path.suffix.lower() not in readers:
         raise ReplayError(
@@ -393,17 +418,14 @@ def _read_entries(path: Path) -> list[Any]:
         )
     with explain_os_error(ReplayError, f"cannot read {path}"):
         data = read_regular(path, MAX_OBJECTS_BYTES)
+    return _parse(str(path), path.suffix[1:].upper(), readers[path.suffix.lower()], data)
+
+
+def _parse(what: str, kind: str, parse: Callable[[str], Any], data: bytes) -> Any:
     try:
-        content = readers[path.suffix.lower()](data.decode())
-    except ValueError as error:
-        raise ReplayError(f"{path}: expected {path.suffix[1:].upper()}, found {error}") from error
-    # TOML has no list at its top
-    entries: Any = content
-    if isinstance(content, dict):
-        entries = content.get("objects")
-    if not isinstance(entries, list) or not entries:
-        raise ReplayError(f"{path}: expected a list of objects, or one named 'objects', found none")
-    return entries
+        return parse(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise ReplayError(f"{what}: expected {kind}, found {error}") from error
 
 
 def _read_object(what: str, folder: Path, entry: object) -> ObjectOnFrame:

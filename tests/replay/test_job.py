@@ -1,8 +1,10 @@
 """Jobs as JSON, the settings that they run with, and prompts read from files."""
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cv2
@@ -13,6 +15,7 @@ from sam3_node.cli import replay as replay_verbs
 from sam3_node.errors import ReplayError
 from sam3_node.geometry import Scaling
 from sam3_node.perception.prompts import to_model
+from sam3_node.replay import job
 from sam3_node.replay.davis_png import MAX_IMAGE_FILE, encode_labels, read_mask
 from sam3_node.replay.event_log import Notes
 from sam3_node.replay.job import OUTPUTS, Job, ObjectOnFrame, chosen_settings, read_prompts, settings_for
@@ -359,6 +362,28 @@ def test_other_files_are_errors(
     (tmp_path / name).write_text(content)
     with refuses(ReplayError, field=message):
         read_prompts(tmp_path / name)
+
+
+def test_a_dash_reads_json_of_bounded_length_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(content: bytes) -> tuple[ObjectOnFrame, ...]:
+        monkeypatch.setattr(job.sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+        return read_prompts(Path("-"))
+
+    expected = (ObjectOnFrame(box=(1, 2, 3, 4), label="mug"),)
+    listed = b'[{"box": [1, 2, 3, 4], "label": "mug"}]'
+    for content in (listed, b'{"objects": ' + listed + b"}"):
+        assert read(content) == expected
+    for content, field in (
+        (b"", "JSON"),
+        (b"[" * 100_000, "JSON"),
+        (b"\xff", "JSON"),
+        (b"[]", "objects"),
+        (b'[{"box": [1]}]', "object 0"),
+        (b'[{"mask": "none.png"}]', "none.png"),
+        (b" " * (job.MAX_OBJECTS_BYTES + 1), str(job.MAX_OBJECTS_BYTES)),
+    ):
+        with refuses(ReplayError, field=("standard input" if field != "none.png" else field, field)):
+            read(content)
 
 
 def test_paths_without_prompts_are_errors(tmp_path: Path) -> None:

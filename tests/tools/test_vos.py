@@ -134,6 +134,19 @@ def test_255_alone_is_an_object_and_beside_others_void(tmp_path: Path) -> None:
     assert (np.asarray(next(beside.frames()).void) == square(5, 5)).all()
 
 
+def test_folders_of_mose_and_lvos_are_read(tmp_path: Path) -> None:
+    """They have DAVIS' layout without its level 480p, and not each frame of them need have its truth."""
+    for kind in ("JPEGImages", "Annotations"):
+        (tmp_path / kind / "5d8b8c").mkdir(parents=True)
+    for index in range(3):
+        labels = labels_at(index)
+        cv2.imwrite(str(tmp_path / f"JPEGImages/5d8b8c/{index:05}.jpg"), drawn(labels, index))
+        cv2.imwrite(str(tmp_path / f"Annotations/5d8b8c/{index:05}.png"), labels)
+    (sequence,) = open_sequences(tmp_path)
+    assert about(sequence)[:3] == ("5d8b8c", 3, (1,))
+    assert [list(frame.masks) for frame in sequence.frames()] == [[1]] * 3
+
+
 def test_a_path_without_sequences_is_an_error(tmp_path: Path) -> None:
     with refuses(CameraError, field="folder"):
         open_sequences(tmp_path)

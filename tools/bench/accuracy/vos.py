@@ -5,7 +5,9 @@
     python -m tools.bench.accuracy.vos FOLDER --compare                    baselines, banks, selections and prompts
     python -m tools.bench.accuracy.vos FOLDER --settings default,bank-off,bank=15+select=confident,dtype=bf16,size=160
 
-FOLDER has DAVIS' layout, real or rendered; a recording (.mcap) with ground truth is accepted too. The tracker is
+FOLDER has DAVIS' layout, real or rendered: JPEGImages and Annotations, with the level 480p or without, as MOSE and LVOS
+have it. Their splits for training have the truth of their frames; those for validation have it of the first frame
+alone, and are scored by their servers. A recording (.mcap) with ground truth is accepted too. The tracker is
 prompted for each object once, on the first frame where it can be seen, by its true mask, box or a point. The object is
 scored on all frames between that one and the last, but those on which its truth is unknown
 (`tools.vos.sequences.UNKNOWN`). All objects of a sequence are tracked together, and each mask is scored as the node
