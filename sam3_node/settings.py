@@ -168,8 +168,8 @@ class HealthSettings(Section):
 
 class MonitoringSettings(Section):
     otlp_endpoint: str = Field("", pattern=r"^(https?://\S+)?$")
-    """OpenTelemetry collector (OTLP over HTTP), such as http://127.0.0.1:4318, for spans of frames and their stages; it
-    needs the extra otel. Empty: none."""
+    """OpenTelemetry collector (OTLP over HTTP), such as http://127.0.0.1:4318, for spans of frames and their stages,
+    and of control requests; it needs the extra otel. Empty: none."""
 
 
 class LoggingSettings(Section):

@@ -119,6 +119,8 @@ class Node:
         self._control = stack.enter_context(
             ControlServer(settings.transport.control, self._answer_now, session.node, security)
         )
+        if self.output.spans is not None:
+            self._control.on_answer = self.output.spans.record_request
         # from here on requests wait in the queue: loading may take minutes
         self.perception = Perception.load(settings)
         self.output.perception = self.perception

@@ -1,4 +1,4 @@
-"""Send spans of published frames to an OpenTelemetry collector."""
+"""Send spans of published frames and of control requests to an OpenTelemetry collector."""
 
 import logging
 import threading
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ..errors import require
 from ..resources import Closeable
 from ..transport import ReceivedFrame
+from ..transport.control_server import AnsweredRequest
 from ..types import MaskFrame
 
 OTEL = "otel"
@@ -17,6 +18,8 @@ EXPORT_S = 2.0
 """Seconds after which an export ends without an answer of the collector, and the last one at the node's end, too."""
 TRACES_PATH = "/v1/traces"
 """Path of traces at a collector, behind its base address."""
+MAX_REQUESTS_PER_S = 100
+"""Requests that get a span in a second. A flood of them would take the places of frames in the queue."""
 MAX_REASON_CHARACTERS = 300
 """Characters of the exporter's words that reach the log."""
 
@@ -91,7 +94,7 @@ class _CountedExporter:
 
 
 class FrameSpans(Closeable):
-    """Sends a span of each published frame, and one of each stage within it, to an OpenTelemetry collector.
+    """Sends a span of each published frame, with one of each stage in it, and of each control request to a collector.
 
     A thread sends them in batches over OTLP/HTTP. While the collector is away, spans wait in a bounded queue, and later
     ones are lost. The OTEL_* variables of the SDK apply, but for its credential providers. Raises MissingExtraError
@@ -121,6 +124,10 @@ class FrameSpans(Closeable):
         self._provider.add_span_processor(export.BatchSpanProcessor(self._counted))
         self._tracer = self._provider.get_tracer("sam3_node")
         self._within = require("opentelemetry.trace", OTEL).set_span_in_context
+        # requests are answered by two threads
+        self._counting = threading.Lock()
+        self._second = 0
+        self._requests = 0  # in this second
 
     @property
     def lost(self) -> int:
@@ -155,6 +162,26 @@ class FrameSpans(Closeable):
             )
             begun.end(span.end_ns)
         whole.end(end_ns)
+
+    def record_request(self, answered: AnsweredRequest) -> None:
+        """Send the span of a control request, from its arrival to its reply, without its arguments.
+
+        Of more than MAX_REQUESTS_PER_S, the others get none. Any thread may call it.
+        """
+        end_ns = time.time_ns()
+        now_s = time.monotonic()
+        with self._counting:
+            if int(now_s) != self._second:
+                self._second = int(now_s)
+                self._requests = 0
+            self._requests += 1
+            if self._requests > MAX_REQUESTS_PER_S:
+                return
+        attributes = {"op": answered.op, "code": answered.code}
+        if answered.request_id is not None:
+            attributes["request_id"] = answered.request_id
+        begin_ns = end_ns - round(1e9 * (now_s - answered.arrived_s))
+        self._tracer.start_span("control", start_time=begin_ns, attributes=attributes).end(end_ns)
 
     def close(self) -> None:
         """Send what waits, for EXPORT_S at most. Spans beyond that are lost."""

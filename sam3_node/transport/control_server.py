@@ -18,7 +18,7 @@ from ..resumable import Resumable
 from ..types import Buffer
 from ..wire import INTERNAL_ERROR, Failure, Reply, Request, pack_reply, unpack_request
 from ..wire.codec import count_items
-from ..wire.operations import FOR_READERS
+from ..wire.operations import FOR_READERS, OPERATIONS
 from . import sockets
 from .channels import FrameSubscriber
 from .limits import Rights
@@ -54,6 +54,18 @@ log = logging.getLogger(__name__)
 
 Peer = tuple[bytes, ...]
 """The envelope of a request, which routes the reply. Its first part is the identity of the connection."""
+
+
+class AnsweredRequest(NamedTuple):
+    """A request that got its reply, also one that was refused. It has nothing of the request's arguments."""
+
+    op: str
+    """a known operation"""
+    request_id: str | None
+    code: str
+    """`ok`, or the code of the error"""
+    arrived_s: float
+    """of the monotonic clock"""
 
 
 class WaitingRequest(NamedTuple):
@@ -262,6 +274,8 @@ class ControlServer(sockets.BoundOwner, sockets.SocketThread):
         self.rejected = 0
         """Number of requests that were malformed, not permitted, found no place, or waited too long."""
         self.last_error: str | None = None
+        self.on_answer: Callable[[AnsweredRequest], None] = lambda answered: None
+        """Called for each reply to a request whose operation is known, in the thread that made it. It must be quick."""
         self._answer_now = answer_now
         self._node = node
         self._bound = sockets.BoundSocket(
@@ -313,9 +327,20 @@ class ControlServer(sockets.BoundOwner, sockets.SocketThread):
 
         A reply that cannot be packed, or that is too large for a message, becomes an error reply.
         """
+        if self._taken is not None:
+            self._report(self._taken.content, reply, self._taken.arrived_s)
+        self._queue_reply(peer, reply)
+
+    def _queue_reply(self, peer: Peer, reply: Reply) -> None:
         self._require_process()
         self._replies.append((peer, _pack_reply(reply, self._node)))
         self._waker.wake()
+
+    def _report(self, request: Request | Buffer | None, reply: Reply, arrived_s: float) -> None:
+        # a large request that was never unpacked has no operation that is known, nor has one of another version
+        if isinstance(request, Request) and request.op in OPERATIONS:
+            code = "ok" if reply.error is None else reply.error.code
+            self.on_answer(AnsweredRequest(request.op, request.request_id, code, arrived_s))
 
     @property
     def begun(self) -> Resumable[Any] | None:
@@ -401,6 +426,8 @@ class ControlServer(sockets.BoundOwner, sockets.SocketThread):
     def _accept(self, parts: list[memoryview], descriptor: int) -> None:
         # who sends it, and may it? The budget of the key is spent even for a malformed request
         peer = _envelope(parts)
+        arrived_s = time.monotonic()
+        request = None
         try:
             key = None
             if self._bound.authenticator is not None:
@@ -410,7 +437,6 @@ class ControlServer(sockets.BoundOwner, sockets.SocketThread):
             if len(peer) + 1 != len(parts):
                 raise WireError(f"request: expected 1 part after the envelope, found {len(parts) - 1}")
             size = parts[-1].nbytes
-            request = None
             op = ""
             if size <= LARGE_BYTES:
                 request = unpack_request(parts[-1])
@@ -419,13 +445,15 @@ class ControlServer(sockets.BoundOwner, sockets.SocketThread):
                 self._rights.check(key, op)
         except (WireError, ForbiddenError, BusyError) as error:
             self._count_rejected(str(error))
-            self._send(peer, _pack_reply(Reply.failed(0, error), self._node))
+            refusal = Reply.failed(0, error)
+            self._report(request, refusal, arrived_s)
+            self._send(peer, _pack_reply(refusal, self._node))
             return
         # answered here at once if that is quick, else queued for the node
         if request is not None and (reply := self._answer_now(request)) is not None:
+            self._report(request, reply, arrived_s)
             self._send(peer, _pack_reply(reply, self._node))
             return
-        arrived_s = time.monotonic()
         connection = find_connection(descriptor)
         if request is None:
             waiting = WaitingRequest(
@@ -453,12 +481,16 @@ class ControlServer(sockets.BoundOwner, sockets.SocketThread):
     def _supersede(self, older: WaitingRequest) -> None:
         older.cancel()
         reason = SupersededError("not carried out: a request of this client is newer")
-        self.reply(older.peer, Reply.failed(older.id, reason))
+        self._answer_waiting(older, Reply.failed(older.id, reason))
 
     def _refuse(self, refused: WaitingRequest, message: str) -> None:
         refused.cancel()
         self._count_rejected(message)
-        self.reply(refused.peer, Reply.failed(refused.id, BusyError(message)))
+        self._answer_waiting(refused, Reply.failed(refused.id, BusyError(message)))
+
+    def _answer_waiting(self, waiting: WaitingRequest, reply: Reply) -> None:
+        self._report(waiting.content, reply, waiting.arrived_s)
+        self._queue_reply(waiting.peer, reply)
 
     def _send_replies(self) -> None:
         self._waker.clear()

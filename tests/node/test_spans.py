@@ -2,17 +2,21 @@
 
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sam3_node.errors import MissingExtraError
+from sam3_node.errors import MissingExtraError, RequestError
+from sam3_node.node import spans as spans_module
 from sam3_node.node.spans import FrameSpans
 from sam3_node.settings import MonitoringSettings
+from sam3_node.transport.control_server import AnsweredRequest
 from tests.support.near_node import NearNode
 from tests.support.refuses import mentions, refuses
 
@@ -84,6 +88,45 @@ def test_the_name_and_the_address_are_as_opentelemetry_specifies(
     about = {x.key: x.value.string_value for x in requests[0].resource_spans[0].resource.attributes}
     assert about["service.name"] == "cell-4"
     assert about["service.instance.id"]
+
+
+def test_each_control_request_has_a_span_without_its_arguments(
+    tmp_path: Path, collector: tuple[str, list[Any]]
+) -> None:
+    address, requests = collector
+    with NearNode(tmp_path, monitoring=MonitoringSettings(otlp_endpoint=address)) as node:
+        begin_ns = time.time_ns()
+        node.send()
+        node.client.call("status")
+        node.client.call("set_prompts", prompts=["secret mug"])
+        for op, args in (("remove_object", {"id": 77}), ("add_objet", {}), ("pause", {"camera": "secret"})):
+            with pytest.raises(RequestError):
+                node.client.call(op, **args)
+    parts = [part for request in requests for part in request.resource_spans]
+    spans = [span for part in parts for span in part.scope_spans[0].spans if span.name == "control"]
+    codes = [(read(span)["op"], read(span)["code"]) for span in spans]
+    for expected in (("status", "ok"), ("set_prompts", "ok"), ("remove_object", "unknown_object")):
+        assert expected in codes
+    assert ("pause", "bad_request") in codes
+    assert "add_objet" not in {op for op, _ in codes}
+    assert "secret" not in str(requests)
+    assert {key for span in spans for key in read(span)} <= {"op", "code", "request_id"}
+    assert all(begin_ns < s.start_time_unix_nano <= s.end_time_unix_nano < time.time_ns() for s in spans)
+
+
+def test_a_flood_of_requests_leaves_the_places_of_frames(
+    tmp_path: Path, collector: tuple[str, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, requests = collector
+    clock = SimpleNamespace(monotonic=lambda: 7.5, time_ns=time.time_ns)
+    monkeypatch.setattr(spans_module, "time", clock)
+    with FrameSpans(address, "node") as sender:
+        for _ in range(5000):
+            sender.record_request(AnsweredRequest("status", None, "ok", 7.0))
+    parts = [part for request in requests for part in request.resource_spans]
+    sent = [span for part in parts for span in part.scope_spans[0].spans]
+    assert len(sent) == spans_module.MAX_REQUESTS_PER_S
+    assert {span.end_time_unix_nano - span.start_time_unix_nano for span in sent} == {500_000_000}
 
 
 def read(span: Any) -> dict[str, Any]:
