@@ -98,16 +98,16 @@ def test_each_control_request_has_a_span_without_its_arguments(
         begin_ns = time.time_ns()
         node.send()
         node.client.call("status")
-        node.client.call("set_prompts", prompts=["secret mug"])
-        for op, args in (("remove_object", {"id": 77}), ("add_objet", {}), ("pause", {"camera": "secret"})):
+        node.client.call("pause")
+        for op, args in (("remove_object", {"id": 77}), ("add_objet", {}), ("segment", {"camera": "secret", "points": [[1, 1]]})):
             with pytest.raises(RequestError):
                 node.client.call(op, **args)
     parts = [part for request in requests for part in request.resource_spans]
     spans = [span for part in parts for span in part.scope_spans[0].spans if span.name == "control"]
     codes = [(read(span)["op"], read(span)["code"]) for span in spans]
-    for expected in (("status", "ok"), ("set_prompts", "ok"), ("remove_object", "unknown_object")):
+    for expected in (("status", "ok"), ("pause", "ok"), ("remove_object", "unknown_object")):
         assert expected in codes
-    assert ("pause", "bad_request") in codes
+    assert ("segment", "bad_request") in codes
     assert "add_objet" not in {op for op, _ in codes}
     assert "secret" not in str(requests)
     assert {key for span in spans for key in read(span)} <= {"op", "code", "request_id"}
