@@ -20,7 +20,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from ..cameras.sources import list_realsense, open_camera
-from ..errors import CameraError, ModelError, Sam3NodeError, find_version, install_advice
+from ..errors import CameraError, ModelError, Sam3NodeError, did_you_mean, find_version, install_advice
 from ..settings import CameraSettings, RobotSettings, Settings, TransportSettings, describe_robot_gaps
 from ..types import JointState
 from .light import NODE_TIMEOUT_MS
@@ -59,6 +59,24 @@ BATCH = 64
 OBJECT_GB = 0.09
 """GB of keys, values and tokens of a read, for each object."""
 
+GPUS_GB = {
+    "T4": 16,
+    "RTX 3090": 24,
+    "RTX 4070": 12,
+    "RTX 4090": 24,
+    "RTX 5090": 32,
+    "L4": 24,
+    "L40S": 48,
+    "A10G": 24,
+    "A100": 40,
+    "A100 80GB": 80,
+    "H100": 80,
+    "H200": 141,
+    "Jetson AGX Orin": 64,
+    "Jetson Thor": 128,
+}
+"""Nominal memory of GPUs in GB. A driver keeps some of it; a Jetson's programs share it."""
+
 Status = Literal["ok", "warn", "fix"]
 ABSENT = "not installed"
 
@@ -72,10 +90,38 @@ class CheckResult(NamedTuple):
     hint: str = ""
 
 
-def run_doctor(settings: Settings) -> int:
-    """Print the results of all checks. Return 1 if any of them is `fix`, else 0."""
+class NamedGpu(NamedTuple):
+    """A GPU that this machine need not have."""
+
+    name: str
+    memory_gb: float
+
+
+def parse_gpu(text: str) -> NamedGpu:
+    """Parse the name of a GPU of GPUS_GB, with any case and gaps, or its memory, such as 24GB."""
+    by_key = {_simplify(name): name for name in GPUS_GB}
+    name = by_key.get(_simplify(text))
+    if name is not None:
+        return NamedGpu(name, GPUS_GB[name])
+    size = re.fullmatch(r"([1-9][0-9]{0,3})gb", _simplify(text))
+    if size is None:
+        raise ValueError(
+            f"expected a GPU of {', '.join(GPUS_GB)}, or its memory, such as 24GB; found {text!r:.60}"
+            f"{did_you_mean(text, GPUS_GB)}"
+        )
+    return NamedGpu(f"a GPU of {size[1]} GB", int(size[1]))
+
+
+def _simplify(name: str) -> str:
+    return re.sub(r"[ _-]", "", name.casefold())
+
+
+def run_doctor(settings: Settings, gpu: NamedGpu | None = None) -> int:
+    """Print the results of all checks, and the estimate for `gpu`. Return 1 if any of them is `fix`, else 0."""
     # all checks run before anything is printed, so that the columns have one width
     results = list(run_checks(settings))
+    if gpu is not None:
+        results.append(_check_memory(settings, gpu.memory_gb, f" of {gpu.name}, nominal,"))
     width = max(len(result.name) for result in results)
     for result in results:
         line = f"{result.status:<4}  {result.name:<{width}}  {result.detail}"
@@ -272,19 +318,22 @@ def _check_options(settings: Settings) -> Iterator[CheckResult]:
         return
     for reason in describe(settings, find_tuning(settings)):
         yield CheckResult("options", "ok", reason)
+    yield _check_memory(settings, torch.cuda.get_device_properties(device).total_memory / 1e9)
+
+
+def _check_memory(settings: Settings, held_gb: float, owner: str = "") -> CheckResult:
+    """Say how much of a GPU's memory SAM 3 would take."""
     # an estimate by the settings, because nothing is loaded here
     tracker = settings.tracker
     needed_gb = estimate_gpu_gb(tracker.max_objects, tracker.bank_size, tracker.max_cameras)
-    held_gb = torch.cuda.get_device_properties(device).total_memory / 1e9
     detail = (
-        f"estimate for SAM 3 at 1008 px: {needed_gb:.1f} of {held_gb:.0f} GB ({tracker.max_objects} objects on each "
+        f"estimate for SAM 3 at 1008 px: {needed_gb:.1f} of {held_gb:.0f} GB{owner} ({tracker.max_objects} objects on each "
         f"of {tracker.max_cameras} cameras, bank_size {tracker.bank_size})"
     )
     if needed_gb < held_gb:
-        yield CheckResult("gpu memory", "ok", detail)
-    else:
-        hint = "lower --tracker.max_objects, --tracker.max_cameras or --model.image_size"
-        yield CheckResult("gpu memory", "warn", detail, hint)
+        return CheckResult("gpu memory", "ok", detail)
+    hint = "lower --tracker.max_objects, --tracker.max_cameras or --model.image_size"
+    return CheckResult("gpu memory", "warn", detail, hint)
 
 
 def estimate_gpu_gb(objects: int, bank_size: int = 7, cameras: int = 1) -> float:

@@ -26,6 +26,7 @@ from .progress import printable
 
 if TYPE_CHECKING:
     from ..bridges.viewer import Viewer
+    from .doctor import NamedGpu
 
 LIST_SOURCES = "list"
 """Source of the camera command that lists the sources."""
@@ -49,7 +50,11 @@ def add_commands(commands: Commands) -> None:
     show = commands.add("demo", demo)
     show.add_path("--out FOLDER", "folder for the results", default=Path("out/demo"))
     show.add("--seconds S", "duration; default: play the recording once", parse_timeout)
-    commands.add("doctor", doctor)
+    checks = commands.add("doctor", doctor)
+    text = (
+        "also estimate the memory of this GPU, which need not be here: its name, or its memory, such as 24GB"
+    )
+    checks.add("--gpu NAME", text, _parse_gpu)
 
 
 def run(args: Namespace, settings: Settings) -> None:
@@ -269,7 +274,13 @@ def doctor(args: Namespace, settings: Settings) -> int:
     """
     from .doctor import run_doctor
 
-    return run_doctor(settings)
+    return run_doctor(settings, args.gpu)
+
+
+def _parse_gpu(text: str) -> NamedGpu:
+    from .doctor import parse_gpu
+
+    return parse_gpu(text)
 
 
 def _begin_service(settings: Settings) -> Watchdog:

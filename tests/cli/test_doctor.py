@@ -40,6 +40,36 @@ def rows(name: str, **settings: object) -> list[doctor.CheckResult]:
 
 
 @pytest.mark.parametrize(
+    ("gpu", "cameras", "status", "words"),
+    [
+        ("h100", 1, "ok", ("80 GB of H100", "16 objects")),
+        ("rtx-4070", 4, "ok", ("12 GB of RTX 4070", "4 cameras")),
+        ("4 GB", 4, "warn", ("4 GB of a GPU of 4 GB",)),
+    ],
+)
+def test_the_memory_of_a_gpu_is_estimated_without_it(
+    gpu: str,
+    cameras: int,
+    status: str,
+    words: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(doctor, "run_checks", lambda settings: iter(()))
+    settings = load_settings(overrides={"tracker.max_cameras": str(cameras), "tracker.max_objects": "16"})
+    assert doctor.run_doctor(settings, doctor.parse_gpu(gpu)) == 0
+    row = capsys.readouterr().out.splitlines()[0]
+    assert row.split()[:3] == [status, "gpu", "memory"]
+    assert mentions(row, *words)
+
+
+def test_an_unknown_gpu_is_answered_with_the_nearest() -> None:
+    for text in ("H10", "", "0GB", "99999GB"):
+        with pytest.raises(ValueError, match="H100"):
+            doctor.parse_gpu(text)
+
+
+@pytest.mark.parametrize(
     ("source", "status", "words"),
     [
         ("scene:shapes", "ok", ("opens",)),

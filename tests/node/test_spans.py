@@ -99,7 +99,11 @@ def test_each_control_request_has_a_span_without_its_arguments(
         node.send()
         node.client.call("status")
         node.client.call("pause")
-        for op, args in (("remove_object", {"id": 77}), ("add_objet", {}), ("segment", {"camera": "secret", "points": [[1, 1]]})):
+        for op, args in (
+            ("remove_object", {"id": 77}),
+            ("add_objet", {}),
+            ("segment", {"camera": "secret", "points": [[1, 1]]}),
+        ):
             with pytest.raises(RequestError):
                 node.client.call(op, **args)
     parts = [part for request in requests for part in request.resource_spans]
