@@ -121,7 +121,7 @@ def run_doctor(settings: Settings, gpu: NamedGpu | None = None) -> int:
     # all checks run before anything is printed, so that the columns have one width
     results = list(run_checks(settings))
     if gpu is not None:
-        results.append(_check_memory(settings, gpu.memory_gb, f" of {gpu.name}, nominal,"))
+        results.append(_check_memory(settings, gpu.memory_gb, f" of {gpu.name}, nominal"))
     width = max(len(result.name) for result in results)
     for result in results:
         line = f"{result.status:<4}  {result.name:<{width}}  {result.detail}"
@@ -327,8 +327,8 @@ def _check_memory(settings: Settings, held_gb: float, owner: str = "") -> CheckR
     tracker = settings.tracker
     needed_gb = estimate_gpu_gb(tracker.max_objects, tracker.bank_size, tracker.max_cameras)
     detail = (
-        f"estimate for SAM 3 at 1008 px: {needed_gb:.1f} of {held_gb:.0f} GB{owner} ({tracker.max_objects} objects on each "
-        f"of {tracker.max_cameras} cameras, bank_size {tracker.bank_size})"
+        f"estimate for SAM 3 at 1008 px: {needed_gb:.1f} of {held_gb:.0f} GB{owner} ({tracker.max_objects} objects "
+        f"on each of {tracker.max_cameras} cameras, bank_size {tracker.bank_size})"
     )
     if needed_gb < held_gb:
         return CheckResult("gpu memory", "ok", detail)
