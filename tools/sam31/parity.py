@@ -9,6 +9,8 @@ clone. Where its bookkeeping differs from Meta's, it is driven so that it comput
 - A predicted IoU is its head's output. It takes a sigmoid of it, so ours takes one before they are compared.
 - The pointer of a prompted object out of view is projected, as in video.
 - A mask prompt's pointer belongs to the mask that does not compete.
+- Masks become probabilities at the image's size, and are resized then. It resizes logits, so it is given the logits
+  of the resized probabilities.
 
 In float64, its tables of positions are replaced by ours, because both compute theirs in float32; the comparison in
 float32 covers them.
@@ -227,7 +229,11 @@ class Oracle:
 
     def remember(self, top: Tensor, logits: Tensor, presence: Tensor, prompted: Tensor) -> Tensor:
         """Return the memory [hw, 2C] of one group with logits [16, 4h, 4w]."""
-        image, memory, _ = self.core.memory_encoder(top, logits[:, None], None, presence, prompted)
+        size = (self.model.image_size,) * 2
+        masks = nn.functional.interpolate(logits[None], size, mode="bilinear").sigmoid()
+        size = (16 * self.model.grid[0],) * 2
+        masks = nn.functional.interpolate(masks, size, mode="bilinear")[0].logit()
+        image, memory, _ = self.core.memory_encoder(top, masks[:, None], None, presence, prompted)
         return torch.cat([memory, image], dim=1)[0].flatten(1).T
 
     def read(self, top: Tensor, memory: Tensor, offset: Tensor, pointers: Tensor, age: Tensor) -> Tensor:

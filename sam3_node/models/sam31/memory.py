@@ -214,6 +214,7 @@ class GroupWrite(CompilableStage):
         sizes = source.sizes
         encoder = source.memory
         self.grid = sizes.grid
+        self.image_size = sizes.image_size
         self.slots = sizes.slots
         if sizes.downsample[0] != 2 * sizes.slots:
             raise ModelError(
@@ -233,15 +234,23 @@ class GroupWrite(CompilableStage):
         """Groups vary."""
         return ((), (0,), (0,), (0,))
 
-    def upsample(self, logits: Tensor) -> Tensor:
-        """Resize logits [G, slots, 4h, 4w] to the memory encoder's input [G, slots, 16h, 16w], at least float32."""
-        size = (4 * logits.shape[-2], 4 * logits.shape[-1])
-        return F.interpolate(logits.to(_exact(logits.dtype)), size=size, mode="bilinear", align_corners=False)
+    def weigh(self, logits: Tensor) -> Tensor:
+        """Turn logits [G, slots, 4h, 4w] into the memory encoder's masks [G, slots, 16h, 16w], -1 to 1.
 
-    def from_mask(self, mask: Tensor) -> Tensor:
-        """Turn a mask [1, 1, S, S] in 0..1 into logits [1, 4h, 4w], at least float32."""
+        As in the reference, they are probabilities at the image's size before they have their own size: edges between
+        two pixels of the image stay soft. At least float32.
+        """
+        image = _resize(logits.to(_exact(logits.dtype)), self.image_size)
+        return self._scale(image.sigmoid())
+
+    def from_mask(self, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Turn a mask [1, 1, S, S] in 0..1 into logits [1, 4h, 4w] and the encoder's mask [1, 1, 16h, 16w]."""
         high = mask.to(self.to_logits.dtype) * MASK_SCALE + MASK_BIAS
-        return (self.to_logits @ high @ self.to_logits.T)[:, 0]
+        return (self.to_logits @ high @ self.to_logits.T)[:, 0], self._scale(high.sigmoid())
+
+    def _scale(self, probabilities: Tensor) -> Tensor:
+        """Give probabilities [N, M, S, S] the range and the size of the encoder's masks."""
+        return _resize(probabilities.mul(SCALE).add_(BIAS), 16 * self.grid)
 
     def forward(self, top: Tensor, logits: Tensor, presence: Tensor, prompted: Tensor) -> Tensor:
         """Encode the memory [G, T, 2C] of G groups: the masks' tokens, and beside them the image's.
@@ -249,7 +258,11 @@ class GroupWrite(CompilableStage):
         top [1, C, h, w] is the image's. logits [G, slots, 4h, 4w], presence [G, slots]: a free slot has logits 0 and
         presence -10. prompted: bool [G, slots], True for masks that a prompt gave on this frame.
         """
-        weight = self.upsample(logits).sigmoid().mul_(SCALE).add_(BIAS).to(top.dtype)
+        return self.encode(top, self.weigh(logits), presence, prompted)
+
+    def encode(self, top: Tensor, masks: Tensor, presence: Tensor, prompted: Tensor) -> Tensor:
+        """Do the same as `forward`, from the encoder's masks [G, slots, 16h, 16w], as `weigh` returns them."""
+        weight = masks.to(top.dtype)
         flags = prompted.to(weight.dtype)[..., None, None].expand_as(weight)
         x = torch.cat([weight, flags], dim=1)
         for layer in self.downsample:
@@ -261,6 +274,11 @@ class GroupWrite(CompilableStage):
         absent = (presence <= 0).to(rows.dtype) @ self.absent  # free slots, too
         rows = rows + absent[:, None]
         return torch.cat([rows, image.expand_as(rows)], dim=-1)
+
+
+def _resize(maps: Tensor, side: int) -> Tensor:
+    """Resize maps [N, M, n, n] to [N, M, side, side]."""
+    return F.interpolate(maps, size=(side, side), mode="bilinear", align_corners=False)
 
 
 def _exact(dtype: torch.dtype) -> torch.dtype:
