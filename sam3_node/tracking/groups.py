@@ -18,8 +18,8 @@ An object that begins on a frame too old for its group, and one that catches up,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,8 +27,6 @@ from torch import Tensor
 
 from ..errors import CapacityError, SettingsError
 from ..models import Features, TrackerModel
-from ..models.sam.algebra import resize_matrix
-from ..models.sam.memory_write import MASK_BIAS, MASK_SCALE
 from ..models.sam.stages import Decoded
 from ..types import State
 from .host_copy import copy_to_device
@@ -146,9 +144,12 @@ class Sheet:
     """bool [slots]: slots that held an object"""
     prompted: Bools
     """bool [slots]: slots whose mask is of a prompt"""
+    masks: dict[int, Tensor] = field(default_factory=dict)
+    """by slot, the memory encoder's masks [16h, 16w] that prompts gave; they are finer than `logits`"""
 
-    def put(self, slot: int, decoded: Decoded) -> Sheet:
+    def put(self, slot: int, prompted: Prompted) -> Sheet:
         """Return the sheet with the result of a prompt, of one object, in one slot."""
+        decoded = prompted.decoded
         logits = self.logits.clone()
         logits[slot] = decoded.logits[0]
         presence = self.presence.clone()
@@ -157,11 +158,28 @@ class Sheet:
         pointers[slot] = decoded.pointer[0]
         used = self.used.copy()
         used[slot] = True
-        prompted = self.prompted.copy()
-        prompted[slot] = True
+        flags = self.prompted.copy()
+        flags[slot] = True
+        masks = {held: mask for held, mask in self.masks.items() if held != slot}
+        if prompted.masks is not None:
+            masks[slot] = prompted.masks[0, 0]
         return replace(
-            self, logits=logits, presence=presence, pointers=pointers, used=used, prompted=prompted
+            self,
+            logits=logits,
+            presence=presence,
+            pointers=pointers,
+            used=used,
+            prompted=flags,
+            masks=masks,
         )
+
+
+class FineMasks(NamedTuple):
+    """The masks that prompts gave for objects of a group on one frame."""
+
+    frame: int
+    masks: dict[int, Tensor]
+    """by slot, as of `Sheet`"""
 
 
 class GroupMemory(Propagation):
@@ -186,7 +204,6 @@ class GroupMemory(Propagation):
         self._reader = MemoryPropagation(model, self.bank)
         self._recent = history + 1
         """Newest frames whose sheets are kept, so that they can be encoded anew"""
-        self._to_logits = resize_matrix((model.image_size, model.mask_size[0])).to(model.device)
         # first the newest frames, then the conditioning frames in the order of the bank's slots
         sheets = self._recent + self.bank.conditioning
         table = (groups, sheets)
@@ -202,10 +219,12 @@ class GroupMemory(Propagation):
         self._built: Ints = np.zeros(groups, dtype=np.int64)
         """Frame on which each group was begun or built anew"""
         self._moved: list[int] = []
+        self._fine: dict[int, FineMasks] = {}
+        """By group, the newest masks of prompts, while their frame may be encoded anew for another prompt"""
 
     @property
     def nbytes(self) -> int:
-        """Device memory in bytes. It never changes."""
+        """Device memory in bytes, without the masks of prompts on the newest frames. It never changes."""
         return self.bank.nbytes + self._logits.nbytes + self._presence.nbytes
 
     @property
@@ -249,6 +268,7 @@ class GroupMemory(Propagation):
 
     def end_step(self, frame: int) -> None:
         """Merge two groups whose objects fit into one, unless either was built anew a short time ago."""
+        self._fine = {group: fine for group, fine in self._fine.items() if frame - fine.frame < self._recent}
         groups = self._seats.shared_groups()
         if len(groups) > 1 and all(frame - self._built[group] >= MERGE_GAP for group in groups):
             self._merge_smallest(frame)
@@ -276,6 +296,7 @@ class GroupMemory(Propagation):
         self.bank.clear(group)
         self._frame[group] = NO_FRAME
         self._active[group] = False
+        self._fine.pop(group, None)
 
     # frames
 
@@ -354,12 +375,12 @@ class GroupMemory(Propagation):
     def decode_mask(self, features: Features, mask: Tensor) -> Prompted:
         """Return a mask prompt [1, 1, S, S] in 0..1 itself as the result, with the pointer of its object."""
         model = self._model
-        high = mask[0].float() * MASK_SCALE + MASK_BIAS
-        logits = self._to_logits @ high @ self._to_logits.T
+        logits, masks = model.remember_stage.from_mask(mask)
         pointer = model.decode_stage.encode_mask_pointer(features, mask.to(model.dtype))
         # decided on the device, so that the host does not wait for it
         presence = torch.where(mask.any(), PRESENT_LOGIT, -PRESENT_LOGIT).reshape(1)
-        return Prompted(Decoded(logits.to(model.dtype), torch.ones_like(presence), presence, pointer))
+        decoded = Decoded(logits.to(model.dtype), torch.ones_like(presence), presence, pointer)
+        return Prompted(decoded, masks.to(model.dtype))
 
     def start(self, features: Features, row: int, frame: int, now: int, prompted: Prompted) -> None:
         """Encode the frame anew with the prompted object, as a conditioning frame of its group."""
@@ -377,7 +398,7 @@ class GroupMemory(Propagation):
                 self._rebuild([self._seats.key_of(row)], group, now)
         if not self._active[group].any():
             self._built[group] = now
-        sheet = self._sheet(group, frame, features.top).put(slot, prompted.decoded)
+        sheet = self._sheet(group, frame, features.top).put(slot, prompted)
         self._active[group, slot] = True
         self._store(group, sheet, now, conditioning=True)
 
@@ -402,7 +423,7 @@ class GroupMemory(Propagation):
     def correct(self, features: Features, row: int, frame: int, now: int, prompted: Prompted) -> None:
         """Encode a tracked frame anew with the corrected object. It stays what it is for the others."""
         group, slot = divmod(row, self._slots)
-        sheet = self._sheet(group, frame, features.top).put(slot, prompted.decoded)
+        sheet = self._sheet(group, frame, features.top).put(slot, prompted)
         conditioning = self.bank.conditioning_slot(group, frame) is not None
         self._store(group, sheet, now, conditioning)
 
@@ -455,9 +476,12 @@ class GroupMemory(Propagation):
         if place is None:
             return self._empty_sheet(frame, top)
         used = self._used[group, place] & self._active[group]
-        return self._pick(
-            self._empty_sheet(frame, top), group, place, np.flatnonzero(used), np.flatnonzero(used)
-        )
+        slots = np.flatnonzero(used)
+        sheet = self._pick(self._empty_sheet(frame, top), group, place, slots, slots)
+        fine = self._fine.get(group)
+        if fine is None or fine.frame != frame:
+            return sheet
+        return replace(sheet, masks={slot: mask for slot, mask in fine.masks.items() if used[slot]})
 
     def _empty_sheet(self, frame: int, top: Tensor) -> Sheet:
         slots = self._slots
@@ -495,10 +519,7 @@ class GroupMemory(Propagation):
     def _store(self, group: int, sheet: Sheet, now: int, conditioning: bool) -> None:
         """Encode the memory of a sheet, and keep both."""
         device = self._logits.device
-        flags = torch.from_numpy(sheet.prompted)[None].to(device)
-        memory = self._model.remember_stage(
-            sheet.top, sheet.logits[None].to(sheet.top.dtype), sheet.presence[None], flags
-        )
+        memory = self._encode(sheet)
         pointer = sheet.pointers.flatten()[None]
         frame = sheet.frame
         places = []
@@ -526,6 +547,23 @@ class GroupMemory(Propagation):
             self._frame[group, place] = frame
             self._used[group, place] = sheet.used
             self._prompted[group, place] = sheet.prompted
+        if sheet.masks:
+            self._fine[group] = FineMasks(frame, sheet.masks)
+        elif group in self._fine and self._fine[group].frame == frame:
+            del self._fine[group]
+
+    def _encode(self, sheet: Sheet) -> Tensor:
+        """Encode the memory [1, T, 2C] of a sheet."""
+        write = self._model.remember_stage
+        flags = torch.from_numpy(sheet.prompted)[None].to(self._logits.device)
+        logits = sheet.logits[None].to(sheet.top.dtype)
+        presence = sheet.presence[None]
+        if not sheet.masks:
+            return write(sheet.top, logits, presence, flags)
+        masks = write.weigh(logits)
+        for slot, mask in sheet.masks.items():
+            masks[0, slot] = mask
+        return write.encode(sheet.top, masks, presence, flags)
 
     # groups that are built anew
 
@@ -604,6 +642,10 @@ class GroupMemory(Propagation):
             "sheet_tables": [torch.from_numpy(table.copy()) for table in self._tables()],
             "logits": self._logits[index].cpu(),
             "presence": self._presence[index].cpu(),
+            "fine": [
+                [group, fine.frame, list(fine.masks), torch.stack(list(fine.masks.values())).cpu()]
+                for group, fine in self._fine.items()
+            ],
         }
 
     @torch.inference_mode()
@@ -615,6 +657,10 @@ class GroupMemory(Propagation):
         index = torch.tensor(state["used"], dtype=torch.int64, device=self._logits.device)
         self._logits[index] = state["logits"].to(self._logits.device)
         self._presence[index] = state["presence"].to(self._presence.device)
+        self._fine = {
+            group: FineMasks(frame, dict(zip(slots, masks.to(self._logits.device), strict=True)))
+            for group, frame, slots, masks in state["fine"]
+        }
 
     def _tables(self) -> tuple[Ints | Bools, ...]:
         return self._frame, self._used, self._prompted, self._active, self._built

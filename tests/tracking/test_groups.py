@@ -144,6 +144,54 @@ def test_a_mask_is_its_own_result(model: Sam31Model) -> None:
     assert tracker.step(next(pictures)).ids == [0, 1]
 
 
+def test_a_frame_is_encoded_from_the_masks_of_prompts_themselves(model: Sam31Model) -> None:
+    """Also anew, for another prompt on it. Their logits have a quarter of the image's size, and are coarser."""
+    tracker = Tracker(model, max_objects=8)
+    bank = tracker.bank
+    assert isinstance(bank, GroupMemory)
+    picture = next(frames())
+    # a pattern that logits do not show
+    stripes = torch.zeros(2, SIZE, SIZE)
+    stripes[0, :, ::2] = 1
+    stripes[1, ::2] = 1
+    shown = [ObjectPrompt(number, mask=mask) for number, mask in enumerate(stripes)]
+    tracker.step(picture, shown[:1])
+    saved = tracker.state()
+    features = model.encode(picture)
+    clicked, _ = tracker.prompt_at(features, 0, prompts([2])[0])
+    tracker.prompt_at(features, 0, shown[1])
+
+    @torch.inference_mode()
+    def encode(fine: bool) -> Tensor:
+        logits = torch.zeros(1, model.slots, *model.mask_size)
+        presence = torch.full((1, model.slots), -10.0)
+        flags = torch.zeros(1, model.slots, dtype=torch.bool)
+        flags[0, :3] = True
+        presence[0, :3] = torch.tensor([1.0, float(clicked.max() > -1000), 1.0])
+        coarse = [model.remember_stage.from_mask(mask[None, None]) for mask in stripes]
+        logits[0, :3] = torch.stack([coarse[0][0][0], clicked, coarse[1][0][0]])
+        masks = model.remember_stage.weigh(logits)
+        if fine:
+            masks[0, [0, 2]] = torch.cat([mask[0] for _, mask in coarse])
+        return model.remember_stage.encode(features.top, masks, presence, flags)[0]
+
+    found = bank.bank.memory_at(0, 0)
+    torch.testing.assert_close(found, encode(fine=True), rtol=1e-4, atol=1e-4)
+    assert (found - encode(fine=False)).abs().max() > 1e-3
+    # a node that was restarted between the prompts has them, too
+    other = Tracker(model, max_objects=8)
+    other.restore(saved)
+    for prompt in (*prompts([2]), shown[1]):
+        other.prompt_at(features, 0, prompt)
+    assert isinstance(other.bank, GroupMemory)
+    assert other.bank.bank.memory_at(0, 0).equal(found)
+    # they are kept while a prompt may need them
+    assert bank._fine
+    for _ in range(5):
+        tracker.step(picture)
+    assert not bank._fine
+
+
 def test_groups_are_merged_when_their_objects_fit_into_one(model: Sam31Model) -> None:
     tracker = Tracker(model, max_objects=32)
     pictures = frames()
