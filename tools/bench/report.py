@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tools.bench.common import RESULTS, ROOT, Record, format_value
-from tools.command import new_parser
+from tools.command import new_parser, read_json_lines
 from tools.docs.tables import code, table
 from tools.plots import draw
 
@@ -27,9 +27,9 @@ ASSERTED = "tests"
 """Page of the figures that no benchmark measures: tests assert them, or they follow by arithmetic."""
 HEADING = """# Benchmarks
 
-The figures that matter most. All are from two CPU cores; none is from a GPU. Each name links to the file of its result:
-the command that measures it again, the date, the machine and its load. `python -m tools.bench.report latency-step`
-prints all figures of a benchmark.
+The figures that matter most. All are from two CPU cores, but for the plot of GPUs. Each name links to the file of its
+result: the command that measures it again, the date, the machine and its load.
+`python -m tools.bench.report latency-step` prints all figures of a benchmark.
 
 `python -m tools.bench.report` writes this page. To renew a figure, run its command with `--json
 tools/bench/results/NAME.json`, then write the page again.
@@ -37,6 +37,29 @@ tools/bench/results/NAME.json`, then write the page again.
 A value with a range is a median with the minimum and maximum over that number of runs. A ratio has the unit x; it
 comes from paired runs, in which both sides alternate on the same machine.
 """
+
+
+GPU_LINES = RESULTS / "gpu"
+"""Folder of the lines that `gpu_first` wrote."""
+
+
+class GpuSeries(NamedTuple):
+    """A line of the plot of GPUs: figures of `gpu_first` that differ by their number of objects."""
+
+    label: str
+    file: str
+    section: str
+    variant: str
+    style: str
+    run: int | None = None
+
+
+GPU_SERIES = (
+    GpuSeries("SAM 3, one H100", "h100", "together", "defaults", "C0o-", 3),
+    GpuSeries("SAM 3, compiled", "h100", "together", "compiled, graphs", "C0o:", 3),
+    GpuSeries("SAM 3.1, one H200", "h200", "multiplex", "defaults", "C1o-"),
+    GpuSeries("SAM 3.1, compiled", "h200", "multiplex", "compiled, graphs", "C1o:"),
+)
 
 
 class Plot(NamedTuple):
@@ -87,6 +110,28 @@ def plot_scaling(results: Results, path: Path) -> None:
                 shown = {"color": colour, "capsize": 3, "label": f"{model}{suffix or ''}"}
                 axis.errorbar(counts, values, (low, high), fmt=style, **shown)
         axis.set(xlabel="objects", ylabel="time of a step, ms", xticks=(1, 4, 16), ylim=(0, None))
+        axis.legend()
+
+
+def read_step_times(series: GpuSeries) -> list[tuple[int, float]]:
+    """Return the number of objects and the median time of a step in ms, for each figure of a series."""
+    points = []
+    for line in read_json_lines(GPU_LINES / f"{series.file}.jsonl"):
+        found = re.fullmatch(rf"{re.escape(series.variant)}, (\d+) objects", line["figure"])
+        is_meant = line["section"] == series.section and line.get("run") == series.run
+        if found and is_meant and "value" in line:
+            points.append((int(found[1]), float(line["value"]["p50"])))
+    return sorted(points)
+
+
+def plot_gpu(results: Results, path: Path) -> None:
+    """Draw the time of a step on a GPU over the number of objects, for SAM 3 and SAM 3.1."""
+    with draw(path) as axis:
+        for series in GPU_SERIES:
+            axis.plot(*zip(*read_step_times(series), strict=True), series.style, label=series.label)
+        axis.set_xscale("log", base=2)
+        axis.set_xticks((1, 4, 16, 64), ("1", "4", "16", "64"))
+        axis.set(xlabel="objects", ylabel="time of a step, ms", ylim=(0, None))
         axis.legend()
 
 
@@ -145,6 +190,14 @@ PLOTS = (
         """**Scaling by objects.** Time of a step in float32, median with minimum and maximum of five runs, beside
 transformers on the same frames. `small` is a tracker of SAM 3's class with 4.5 M parameters (`latency-step`).""",
         plot_scaling,
+    ),
+    Plot(
+        "bench-gpu-by-objects.png",
+        "Milliseconds of a step by the number of objects, SAM 3 and SAM 3.1 on a GPU",
+        """**Milliseconds by number of objects.** Median time of a step at full size with random weights: SAM 3 on one
+H100 with up to 16 objects, SAM 3.1 on one H200 with up to 64. An H200 has the arithmetic of an H100, and memory that
+is faster by 40 % ([lines of `gpu_first`](../tools/bench/results/gpu)).""",
+        plot_gpu,
     ),
     Plot(
         "bench-risk-coverage.png",
