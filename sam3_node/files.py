@@ -367,6 +367,10 @@ def check_weights_name(name: str) -> None:
         return
     # a hub name has at most one slash, and its first part is no folder here
     is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or os.path.isdir(os.path.dirname(name))
+    if name.endswith(CHECKPOINT_SUFFIXES) and not os.path.isdir(name) and (is_path or "/" not in name):
+        raise ModelError(
+            f"no file {name}: expected SAM 3.1's checkpoint, a folder with config.json and weights, or a hub name"
+        )
     if is_path and not os.path.isdir(name):
         raise ModelError(f"no folder {name}: expected a folder with config.json and weights, or a hub name")
     if "/" not in name and not os.path.isdir(name):

@@ -76,6 +76,26 @@ GPUS_GB = {
     "Jetson Thor": 128,
 }
 """Nominal memory of GPUs in GB. A driver keeps some of it; a Jetson's programs share it."""
+GROUP_OBJECTS = 16
+"""Objects of SAM 3.1 that share a memory."""
+SPARE_GROUPS = 4
+"""Groups of objects that catch up apart from the others."""
+GROUPS_WEIGHTS_GB = 0.96
+"""GB of 480 million weights of SAM 3.1 in bfloat16."""
+GROUP_SLOT_GB = 72 * 72 * 2 * 256 * 2 / 1e9
+"""GB of a memory of one group on one frame: tokens of masks and of the image."""
+GROUP_SHEET_GB = 16 * 288 * 288 * 2 / 1e9
+"""GB of the masks of one group on one frame."""
+RECENT_SHEETS = 2
+"""Newest frames whose masks are kept, so that they can be encoded anew."""
+GROUP_READ_GB = 0.66
+"""GB of a read of one group, by what 64 objects took more than 16 on an H200."""
+GROUPS_WORK_GB = 1.3
+"""GB of activations and graphs beside reads: the measured peak, less the other terms."""
+CACHE_GB = 1.0
+"""Most GB of the features that are kept, tracker.feature_cache_mb."""
+UNCALIBRATED = "; the confidence of {} is not calibrated for these weights"
+"""What is said of weights to whose masks or names the confidence was not fitted."""
 
 Status = Literal["ok", "warn", "fix"]
 ABSENT = "not installed"
@@ -307,6 +327,7 @@ def _check_options(settings: Settings) -> Iterator[CheckResult]:
     if torch is None or not torch.cuda.is_available():
         return
     from ..engines.options import describe, find_tuning
+    from ..models.locating import is_sam31
     from ..models.weight_files import pick_device
 
     try:
@@ -325,9 +346,14 @@ def _check_memory(settings: Settings, held_gb: float, owner: str = "") -> CheckR
     """Say how much of a GPU's memory SAM 3 would take."""
     # an estimate by the settings, because nothing is loaded here
     tracker = settings.tracker
-    needed_gb = estimate_gpu_gb(tracker.max_objects, tracker.bank_size, tracker.max_cameras)
+    estimate = estimate_gpu_gb
+    family = "SAM 3"
+    if is_sam31(settings.model.name):
+        estimate = estimate_groups_gpu_gb
+        family = "SAM 3.1"
+    needed_gb = estimate(tracker.max_objects, tracker.bank_size, tracker.max_cameras)
     detail = (
-        f"estimate for SAM 3 at 1008 px: {needed_gb:.1f} of {held_gb:.0f} GB{owner} ({tracker.max_objects} objects "
+        f"estimate for {family} at 1008 px: {needed_gb:.1f} of {held_gb:.0f} GB{owner} ({tracker.max_objects} objects "
         f"on each of {tracker.max_cameras} cameras, bank_size {tracker.bank_size})"
     )
     if needed_gb < held_gb:
@@ -347,6 +373,22 @@ def estimate_gpu_gb(objects: int, bank_size: int = 7, cameras: int = 1) -> float
     camera_gb = bank_gb + KEPT_FRAMES * FRAME_GB
     read_gb = min(objects, BATCH) * OBJECT_GB
     return WEIGHTS_GB + CONTEXT_GB + cameras * camera_gb + read_gb
+
+
+def estimate_groups_gpu_gb(objects: int, bank_size: int = 7, cameras: int = 1) -> float:
+    """Estimate what `estimate_gpu_gb` does, of SAM 3.1, whose objects share their memories in groups of 16.
+
+    The table of groups has those of objects that catch up, too. Reads and activations are by the peaks measured on an
+    H200, everything else by the sizes of tensors.
+    """
+    groups = -(-objects // GROUP_OBJECTS)
+    slots = bank_size + PROMPTED_FRAMES
+    sheets = RECENT_SHEETS + PROMPTED_FRAMES
+    bank_gb = (groups + SPARE_GROUPS) * (slots * GROUP_SLOT_GB + sheets * GROUP_SHEET_GB)
+    # features of prompts, too
+    kept_gb = min(KEPT_FRAMES * 2 * FRAME_GB, CACHE_GB)
+    read_gb = min(groups, BATCH) * GROUP_READ_GB
+    return GROUPS_WEIGHTS_GB + CONTEXT_GB + GROUPS_WORK_GB + cameras * (bank_gb + kept_gb) + read_gb
 
 
 def _check_realsense() -> CheckResult:
@@ -486,17 +528,26 @@ def _check_weights(what: str, settings: Settings) -> CheckResult:
     if what == "detector" and settings.detector.kind == "none":
         return CheckResult("weights", "ok", "detector: none")
     try:
-        from ..models.weight_files import is_gated, is_logged_in, locate_weights
+        from ..detection.locating import locate_detector
+        from ..models.locating import locate_weights
+        from ..models.weight_files import is_gated, is_logged_in
+        from ..tracking import confidence, names
     except ImportError:
         return CheckResult(
             "weights", "warn", f"{what}: not checked, which needs torch", install_advice("node")
         )
-    if is_gated(name) and not is_logged_in():
+    # other kinds cannot load gated weights
+    is_wanted = what == "model" or settings.detector.kind == "sam3-concept"
+    if is_wanted and is_gated(name) and not is_logged_in():
         hint = f"ask for access on the page of {name}, then: hf auth login"
         return CheckResult(
             "weights", "warn", f"{what}: {name} is gated, and nobody is logged in to the hub", hint
         )
-    return _check("weights", lambda: f"{what}: {locate_weights(name)}")
+    if what == "detector":
+        doubt = "" if names.is_calibrated(name) else UNCALIBRATED.format("names")
+        return _check("weights", lambda: f"{what}: {locate_detector(settings.detector)}{doubt}")
+    doubt = "" if confidence.is_calibrated(name) else UNCALIBRATED.format("masks")
+    return _check("weights", lambda: f"{what}: {locate_weights(name)}{doubt}")
 
 
 class NodeAnswers(NamedTuple):
@@ -534,6 +585,9 @@ def _judge_node(endpoint: str, node: NodeAnswers) -> CheckResult:
         f"{endpoint}: {state} for {status['uptime_s']:.0f} s, version {theirs}, {status['model']} on "
         f"{status['device']}; {', '.join(ages) or 'no camera'}"
     )
+    # an older node does not tell
+    if not status.get("confidence_calibrated", True):
+        detail += UNCALIBRATED.format("masks")
     # a camera whose frames are refused looks like one that is absent; one that was corrected is no news
     refused = [
         f"{found['frames']} frames of {camera or 'no camera'} refused: {found['last_error']}"

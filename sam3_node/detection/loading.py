@@ -95,14 +95,7 @@ def _load_yolo_world(
     from .yolo_world import YoloWorldDetector
 
     is_nano = name == "nano"
-    folder = Path(name)
-    if is_nano:
-        folder = NANO
-    if not folder.is_dir():
-        raise ModelError(
-            f"no folder {folder}: expected nano (bundled), or a folder that `sam3-node weights convert` wrote "
-            f"(detector.name){did_you_mean(name, ['nano', *map(str, folder.parent.glob('*/'))])}"
-        )
+    folder = find_yolo_folder(name)
     model = load_yolo_world(folder, **place)
     return YoloWorldDetector(
         model,
@@ -110,6 +103,19 @@ def _load_yolo_world(
         name="nano" if is_nano else folder.resolve().name,  # a folder such as . has no name of its own
         image_size=image_size or model.config.image_size,
     )
+
+
+def find_yolo_folder(name: str) -> Path:
+    """Return the folder of yolo-world's weights. Raises ModelError if there is none."""
+    folder = Path(name)
+    if name == "nano":
+        folder = NANO
+    if not folder.is_dir():
+        raise ModelError(
+            f"no folder {folder}: expected nano (bundled), or a folder that `sam3-node weights convert` wrote "
+            f"(detector.name){did_you_mean(name, ['nano', *map(str, folder.parent.glob('*/'))])}"
+        )
+    return folder
 
 
 def _phrase_encoder(folder: Path, vocabulary: File | None, text_encoder: File | None) -> PhraseEncoder:

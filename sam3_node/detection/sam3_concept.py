@@ -339,15 +339,25 @@ def load_sam3_concept(
 def _load_sam31_tokenizer(checkpoint: Path, tokens: int) -> Any:
     """Load the tokenizer beside SAM 3.1's file, or else that of SAM 3, which is the same."""
     folder = checkpoint.parent
-    if (folder / weight_files.FAST_TOKENIZER).is_file() or (folder / "vocab.json").is_file():
+    if has_tokenizer(folder):
         return weight_files.load_tokenizer(os.fspath(folder), CLIPTokenizer, tokens)
     try:
         return weight_files.load_tokenizer(TOKENIZER, CLIPTokenizer, tokens)
     except ModelError as error:
-        explained = ModelError(
-            f"{checkpoint}: expected a tokenizer, which SAM 3.1's checkpoint does not hold, as "
-            f"{weight_files.FAST_TOKENIZER} (or vocab.json and merges.txt) beside it or from {TOKENIZER} on the hub; "
-            f"found neither ({error}); copy the tokenizer of {TOKENIZER} into {folder}"
-        )
+        explained = explain_tokenizer(checkpoint, str(error))
         explained.may_pass = error.may_pass
         raise explained from error
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Return True if a tokenizer lies in a folder."""
+    return (folder / weight_files.FAST_TOKENIZER).is_file() or (folder / "vocab.json").is_file()
+
+
+def explain_tokenizer(checkpoint: Path, found: str) -> ModelError:
+    """Return the error of a SAM 3.1 checkpoint without a tokenizer; `found` says why that of the hub is missing."""
+    return ModelError(
+        f"{checkpoint}: expected a tokenizer, which SAM 3.1's checkpoint does not hold, as "
+        f"{weight_files.FAST_TOKENIZER} (or vocab.json and merges.txt) beside it or from {TOKENIZER} on the hub; "
+        f"found neither ({found}); copy the tokenizer of {TOKENIZER} into {checkpoint.parent}"
+    )

@@ -159,18 +159,23 @@ def build_sam3_model(
 
     Raises ModelError for tensors that lack or have another shape.
     """
+    sizes, config = read_detector(tensors, name)
+    state = _collect(tensors, config, sizes, name)
+    with quiet_transformers():
+        model: Any = Sam3Model.from_pretrained(None, config=config, state_dict=state, dtype=dtype)
+    return model.requires_grad_(False).eval()
+
+
+def read_detector(tensors: Mapping[str, Tensor], name: str) -> tuple[ModelSizes, Sam3Config]:
+    """Read the sizes of a checkpoint and of its detector. Raises ModelError if it has none."""
     sizes = read_sizes(tensors, name)
     try:
-        config = read_config(tensors, sizes)
+        return sizes, read_config(tensors, sizes)
     except (KeyError, ValueError) as error:
         raise ModelError(
             f"{name}: expected SAM 3.1's detector under the names of Meta's checkpoint (detector.*), found a file "
             f"without {error}; take the whole checkpoint"
         ) from error
-    state = _collect(tensors, config, sizes, name)
-    with quiet_transformers():
-        model: Any = Sam3Model.from_pretrained(None, config=config, state_dict=state, dtype=dtype)
-    return model.requires_grad_(False).eval()
 
 
 def _collect(

@@ -33,7 +33,10 @@ from ..files import (
 )
 
 CONFIG = "config.json"
-GATED = ("facebook/sam3", "facebook/sam3.1")
+SAM31 = "facebook/sam3.1"
+SAM31_FILE = "sam3.1_multiplex.pt"
+"""The file of SAM 3.1 on the hub. Its configuration there is of another model."""
+GATED = ("facebook/sam3", SAM31)
 """Weights on the hub that users have to ask for."""
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
@@ -70,8 +73,7 @@ def check_weight_files(folder: Path) -> None:
 
 def is_gated(name: str) -> bool:
     """Return True for weights that the hub gives to users with access alone, and that are not in the cache."""
-    # in the cache alone, because a check must not download
-    return name in GATED and not os.path.isdir(name) and _find(name, CONFIG, local_files_only=True) is None
+    return name in GATED and not os.path.isdir(name) and not is_cached(name)
 
 
 def is_logged_in() -> bool:
@@ -79,20 +81,11 @@ def is_logged_in() -> bool:
     return huggingface_hub.get_token() is not None
 
 
-def locate_weights(name: str) -> str:
-    """Say where the files of weights lie, without loading them. Raises ModelError where nothing can be loaded."""
-    if name == "nano":
-        return "nano, bundled"
-    check_weights_name(name)
-    if not os.path.isdir(name):
-        is_here = _find(name, CONFIG, local_files_only=True) is not None
-        return f"{name}, {'in the cache' if is_here else 'not here yet: the first start fetches them'} of the hub"
-    check_weight_files(Path(name))
-    files = list_weight_files(Path(name))
-    # the configuration is always listed, so a single file means that there are no weights
-    if not files[0].is_file() or len(files) == 1:
-        raise ModelError(f"{name}: expected {CONFIG} and weights as .safetensors, found no such files")
-    return f"{name}, {sum(path.stat().st_size for path in files) / 1e6:.0f} MB"
+def is_cached(name: str) -> bool:
+    """Return True if the hub's cache has the weights with this name."""
+    # in the cache alone, because a check must not download
+    file = SAM31_FILE if name == SAM31 else CONFIG
+    return _find(name, file, local_files_only=True) is not None
 
 
 def _check_links(folder: Path) -> Iterator[str]:

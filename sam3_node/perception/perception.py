@@ -291,6 +291,7 @@ class Perception:
             "model": self.model.name,
             "can_track": self.model.can_track,
             "has_memory": self.model.has_memory,
+            "confidence_calibrated": is_calibrated(self.model.name),
             "detector": self.detector.name if self.detector else None,
             "prompts": list(self.prompts),
             "prompt_limits": {

@@ -86,6 +86,93 @@ def test_the_source_of_the_camera_is_looked_at(source: str, status: str, words: 
     assert mentions(row.detail, *words)
 
 
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SAM 3.1's tracker in a file and a folder, the whole of it in a folder, and what is neither."""
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    from sam3_node.models.sam31.random_weights import random_tensors, small_sizes
+    from tests.support.sam31_detector import whole_tensors
+    from tests.support.tiny_clip import write_tiny_clip
+
+    folder = tmp_path_factory.mktemp("checkpoints")
+    tracker = random_tensors(small_sizes())
+    torch.save({"model": tracker}, folder / "tracker.pt")
+    for name, tensors in (("tracker", tracker), ("whole", whole_tensors()), ("untold", whole_tensors())):
+        (folder / name).mkdir()
+        save_file(tensors, folder / name / "sam3.1_multiplex.safetensors")
+    write_tiny_clip(folder / "whole")
+    (folder / "empty").mkdir()
+    save_file({"layer.weight": torch.zeros(1)}, folder / "other.safetensors")
+    (folder / "pointer.pt").write_text("version https://git-lfs.github.com/spec/v1\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "status", "words"),
+    [
+        ("tracker.pt", "", "ok", ("SAM 3.1", "112 px", "groups of 16", "masks is not calibrated")),
+        ("tracker", "", "ok", ("SAM 3.1", "sam3.1_multiplex.safetensors", "16 MB")),
+        ("empty", "", "fix", ("config.json", "sam3.1_multiplex.safetensors")),
+        ("other.safetensors", "", "fix", ("expected the tensors of SAM 3.1", "found 1 tensors")),
+        ("pointer.pt", "", "fix", ("git lfs pull",)),
+        ("absent.pt", "", "fix", ("no file", "absent.pt", "SAM 3.1's checkpoint")),
+        ("whole", "sam3-concept", "ok", ("SAM 3.1", "its tokenizer beside it", "names is not calibrated")),
+        ("untold", "sam3-concept", "fix", ("expected a tokenizer", "nobody is logged in")),
+        ("tracker", "sam3-concept", "fix", ("SAM 3.1's detector", "take the whole checkpoint")),
+        ("whole", "grounding-dino", "fix", ("--detector.kind sam3-concept",)),
+        ("tracker.pt", "yolo-world", "fix", ("no folder", "weights convert")),
+    ],
+)
+def test_weights_in_one_file_are_described_without_loading(
+    checkpoints: Path, name: str, kind: str, status: str, words: tuple[str, ...], no_login: None
+) -> None:
+    path = str(checkpoints / name)
+    if kind:
+        row = rows("weights", detector__name=path, detector__kind=kind)[1]
+    else:
+        row = rows("weights", model__name=path)[0]
+    assert row.status == status, row
+    assert mentions(row.detail, *words)
+
+
+@pytest.fixture
+def no_login(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is logged in to the hub, and its cache is empty."""
+    weight_files = pytest.importorskip("sam3_node.models.weight_files")
+    monkeypatch.setattr(weight_files.huggingface_hub, "get_token", lambda: None)
+    monkeypatch.setattr(weight_files, "cached_file", lambda *args, **options: None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "words"),
+    [
+        ("sam3-concept", "warn", ("facebook/sam3.1 is gated", "nobody is logged in")),
+        ("grounding-dino", "fix", ("SAM 3.1's checkpoint", "--detector.kind sam3-concept")),
+        ("yolo-world", "fix", ("no folder facebook/sam3.1", "weights convert")),
+    ],
+)
+def test_sam31_on_the_hub_as_a_detector(
+    kind: str, status: str, words: tuple[str, ...], no_login: None
+) -> None:
+    row = rows("weights", detector__name="facebook/sam3.1", detector__kind=kind)[1]
+    assert row.status == status, row
+    assert mentions(row.detail, *words)
+
+
+def test_sam31_in_the_cache_is_found_by_its_own_file(monkeypatch: pytest.MonkeyPatch, no_login: None) -> None:
+    weight_files = pytest.importorskip("sam3_node.models.weight_files")
+    monkeypatch.setattr(
+        weight_files,
+        "cached_file",
+        lambda name, file, **options: file if file == "sam3.1_multiplex.pt" else None,
+    )
+    row = rows("weights", model__name="facebook/sam3.1")[0]
+    assert row.status == "ok"
+    assert mentions(row.detail, "facebook/sam3.1, in the cache of the hub", "masks is not calibrated")
+
+
 def test_the_robots_description_is_read_with_its_meshes_and_base(tmp_path: Path) -> None:
     pytest.importorskip("yourdfpy")
     whole = tmp_path / "whole.urdf"

@@ -342,6 +342,26 @@ def test_the_estimate_of_memory_counts_the_bank_as_it_is() -> None:
         assert more == pytest.approx(2 * slots * 72 * 72 * 64 * 2 / 1e9)
 
 
+def test_the_estimate_of_groups_counts_their_bank_as_it_is() -> None:
+    pytest.importorskip("torch")
+    from sam3_node.models.sam31 import random_model
+    from sam3_node.perception.catch_up import MAX_CORRECTIONS
+    from sam3_node.tracking import Tracker
+
+    model = random_model(56, 32)
+    assert model.slots == doctor.GROUP_OBJECTS
+    grid = 72 / model.grid[0]
+    for bank_size in (3, 7, 15):
+        bank = Tracker(model, 64, bank_size, history=1, corrections=MAX_CORRECTIONS).bank
+        # as many channels and tokens as at full size, in bfloat16
+        features = bank.bank.features.nbytes * grid**2 * 256 / 32 / 2 / 1e9
+        sheets = bank._logits.nbytes * grid**2 / 2 / 1e9
+        both = [doctor.estimate_groups_gpu_gb(64, bank_size, cameras) for cameras in (1, 2)]
+        assert both[1] - both[0] - doctor.CACHE_GB == pytest.approx(features + sheets)
+    counts = [doctor.estimate_groups_gpu_gb(objects) for objects in (1, 16, 17)]
+    assert counts[0] == counts[1] < counts[2]
+
+
 def test_doctor_reports_a_port_in_use() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

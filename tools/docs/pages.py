@@ -7,13 +7,14 @@ import ast
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import msgpack
 
-from sam3_node.cli.doctor import estimate_gpu_gb
+from sam3_node.cli.doctor import estimate_gpu_gb, estimate_groups_gpu_gb
 from sam3_node.settings import Option, Settings, options
 
 from .bounds import bounds_table
@@ -61,11 +62,11 @@ GPUS = (
 USABLE = 0.85  # of a GPU's memory: gaps and other processes take the rest
 
 
-def gpu_table() -> str:
+def gpu_table(estimate: Callable[[int, int, int], float] = estimate_gpu_gb) -> str:
     """Return the estimated number of objects that SAM 3 tracks on each GPU, of 256 at most."""
 
     def count(memory_gb: int, cameras: int, bank_size: int) -> str:
-        needed_gb = (estimate_gpu_gb(objects, bank_size, cameras) for objects in range(1, 257))
+        needed_gb = (estimate(objects, bank_size, cameras) for objects in range(1, 257))
         return str(sum(gb < USABLE * memory_gb for gb in needed_gb))
 
     cases = ((1, 7), (4, 7), (4, 60))
@@ -175,6 +176,7 @@ def _lines(*rows: tuple[str, str]) -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "settings": setting_table,
     "gpu-memory": gpu_table,
+    "gpu-memory-groups": partial(gpu_table, estimate_groups_gpu_gb),
     "errors": error_table,
     "operations": operation_table,
     "outputs": output_table,

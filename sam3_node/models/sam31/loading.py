@@ -17,33 +17,37 @@ from torch import Tensor
 
 from ...errors import ModelError, summarize_error
 from ...files import ANY_SIZE, CHECKPOINT_SUFFIXES, check_regular, describe_stand_in, explain_os_error
-from ..weight_files import CENTRED, cast_source, name_weights
+from ..weight_files import CENTRED, SAM31, SAM31_FILE, cast_source, name_weights
 from .checkpoint import build_source, read_sizes
 from .model import Sam31Model
 from .source import ModelSizes, Source
 
-HUB_NAME = "facebook/sam3.1"
-STEM = "sam3.1_multiplex"
-"""Name of the checkpoint in the repository and in folders, without its suffix."""
+STEM = SAM31_FILE.removesuffix(".pt")
+"""Name of the checkpoint in folders, without its suffix."""
 WRAPPERS = ("model", "state_dict")
 """Keys under which a checkpoint may hold its tensors."""
 
 
-def find_checkpoint(name: str) -> Path | None:
-    """Return the local file of a SAM 3.1 checkpoint, fetched if `name` is its hub name; None for other weights."""
+def find_local_checkpoint(name: str) -> Path | None:
+    """Return the file of a SAM 3.1 checkpoint that `name` is, or that lies in the folder `name`; None if it is none."""
     path = Path(name)
     if path.suffix in CHECKPOINT_SUFFIXES and path.is_file():
         return path
-    if path.is_dir():
-        found = [path / f"{STEM}{suffix}" for suffix in CHECKPOINT_SUFFIXES]
-        return next((file for file in found if file.is_file()), None)
-    if name != HUB_NAME:
+    found = [path / f"{STEM}{suffix}" for suffix in CHECKPOINT_SUFFIXES]
+    return next((file for file in found if file.is_file()), None)
+
+
+def find_checkpoint(name: str) -> Path | None:
+    """Return the local file of a SAM 3.1 checkpoint, fetched if `name` is its hub name; None for other weights."""
+    if checkpoint := find_local_checkpoint(name):
+        return checkpoint
+    if name != SAM31 or os.path.isdir(name):
         return None
     try:
-        return Path(huggingface_hub.hf_hub_download(HUB_NAME, f"{STEM}.pt"))
+        return Path(huggingface_hub.hf_hub_download(SAM31, SAM31_FILE))
     except Exception as error:  # the hub raises many, also of other packages
         raise ModelError(
-            f"cannot load {name}: expected {STEM}.pt of the hub, which users have to ask for; found "
+            f"cannot load {name}: expected {SAM31_FILE} of the hub, which users have to ask for; found "
             f"{summarize_error(error)}"
         ) from error
 
