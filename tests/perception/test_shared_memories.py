@@ -78,6 +78,12 @@ def test_clicks_corrections_and_past_frames_give_objects_with_masks(story: list[
     ]
 
 
+def test_the_status_says_that_the_confidence_is_not_calibrated() -> None:
+    perception = make_perception()
+    assert perception.status()["confidence_calibrated"] is False
+    assert perception.describe()["confidence"]["calibrated"] is False
+
+
 @pytest.mark.parametrize("cut", CUTS)
 def test_masks_after_a_restore_are_those_of_a_node_that_was_never_killed(
     story: list[Action], cut: int
