@@ -301,7 +301,8 @@ def _for_images(stage: StageSpec) -> StageSpec:
 def _without_bfloat16(stage: StageSpec) -> StageSpec:
     """Return a stage whose memories have the dtype of its other tensors. A read takes memories of any dtype."""
     number = stage.inputs[0].dtype
-    module = FloatRemember(stage.module) if stage.name == "remember" else stage.module
+    rounds = stage.name == "remember" and stage.outputs[0].dtype != number
+    module = FloatRemember(stage.module) if rounds else stage.module
     stage = _map_specs(
         stage, lambda spec: spec._replace(dtype=number) if spec.dtype == torch.bfloat16 else spec
     )
@@ -310,7 +311,11 @@ def _without_bfloat16(stage: StageSpec) -> StageSpec:
 
 def _specify_prompt(model: TrackerModel, encode: StageSpec, kind: str, labels: Sequence[int]) -> StageSpec:
     """Specify the decoder of prompts of a kind, whose places are the input `points` or `boxes`."""
-    fine, middle, top = _for_images(encode).outputs[:3]
+    features = {spec.name: spec for spec in _for_images(encode).outputs}
+    # SAM 3.1 has features of their own for prompts
+    top, fine, middle = (
+        features.get(f"prompt_{level}", features[level]) for level in ("top", "fine", "middle")
+    )
     module = PromptDecode(model.decode_stage, labels, model.competes(len(labels), True))
     objects = (IMAGES, OBJECTS)
     places = TensorSpec("points" if kind == "point" else "boxes", (*objects, 2 * len(labels)), torch.float32)
