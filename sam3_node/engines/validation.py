@@ -143,9 +143,9 @@ class Report:
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of a table of the figures, then the verdict."""
-        yield f"{'stage':<10}{'output':<12}{'cosine':>10}{'error':>10}{'frame':>7}"
+        yield f"{'stage':<10}{'output':<15}{'cosine':>10}{'error':>10}{'frame':>7}"
         for row in self.outputs:
-            yield f"{row.stage:<10}{row.output:<12}{row.cosine:>10.6f}{row.error:>10.2%}{row.frame:>7}"
+            yield f"{row.stage:<10}{row.output:<15}{row.cosine:>10.6f}{row.error:>10.2%}{row.frame:>7}"
         if self.tracks is not None:
             tracks = self.tracks
             yield (
