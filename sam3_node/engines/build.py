@@ -13,12 +13,15 @@ from .export import MAX_OBJECTS, BuildStep, ReportProgress, export, ignore_progr
 from .inductor import INDUCTOR, build_package, require_compiler
 from .oom import reraise_out_of_memory
 from .quantize import Quantisation, Scales, export_quantised, load_recipe
-from .specs import StageSpec, tracker_stages
-from .tensorrt.builder import LOCAL, OPTIMAL_OBJECTS, build, count_fp8_layers, find_library, find_local_gpu
+from .specs import USUAL_OBJECTS, StageSpec, tracker_stages
+from .tensorrt.builder import LOCAL, build, count_fp8_layers, find_library, find_local_gpu
 from .tensorrt.runtime import require_fused
 
-OBJECTS_A_CALL = {"read": OPTIMAL_OBJECTS}
+OBJECTS_A_CALL = {"read": USUAL_OBJECTS}
 """Largest number of objects of a call, by stage: so many fill a GPU, and each needs memory (256 MB at 1008 pixels)."""
+GROUPS_A_CALL = 4
+"""Largest number of groups of objects of a call, of any stage. A memory is encoded from masks of all slots at the full
+size of the image, so each group needs memory (about 200 MB at 1008 pixels, by the sizes of its tensors)."""
 TIMINGS = "timing.cache"
 USUAL_SIDE = 1008
 MAX_PLAN_BYTES = 2e9
@@ -42,14 +45,23 @@ def _build_plan(
             _export_fp8(model, quantisation, path)
         else:
             export(stage, path)
-        # the tracker splits a frame's objects into calls, so a plan for fewer objects serves as well
-        most = min(key.max_objects, OBJECTS_A_CALL.get(stage.name, MAX_OBJECTS))
+        most = _count_objects_a_call(model, key, stage)
         plan = build(path, stage, key.gpu, most, step.update, timings=timings)
     # the memory that a plan needs is known once it is loaded, which takes the GPU that it is for
     local = find_local_gpu()
     if local is not None and local.generation == key.gpu:
         require_fused(plan, stage, MAX_PLAN_BYTES * max(1.0, (key.image_size / USUAL_SIDE) ** 2))
     return plan
+
+
+def _count_objects_a_call(model: TrackerModel, key: EngineKey, stage: StageSpec) -> int:
+    """Return the largest number of objects, or of groups of objects, that the plan of a stage takes.
+
+    The tracker splits a frame's objects into calls, so a plan for fewer of them serves as well.
+    """
+    if model.slots > 1:
+        return GROUPS_A_CALL
+    return min(key.max_objects, OBJECTS_A_CALL.get(stage.name, MAX_OBJECTS))
 
 
 def build_engines(

@@ -33,6 +33,7 @@ from ..files import (
 from ..models import TrackerModel, load_tracker
 from ..models.checkpoints import NANO
 from ..models.sam.tracker_model import GPU_BATCH
+from ..models.sam31.loading import find_checkpoint
 from ..models.weight_files import CONFIG, check_weight_files, list_weight_files, pick_device
 from ..settings import EngineSettings, Section, Settings
 from .export import MAX_OBJECTS
@@ -269,14 +270,15 @@ def compute_key(model: TrackerModel, settings: Settings, gpu: str = LOCAL) -> En
     built for, MissingExtraError without TensorRT.
     """
     engine = settings.engine
+    # packages, and plans of groups of objects, take as many at once whatever the settings say
     if engine.kind == INDUCTOR:
         require_compilable(engine, model.device)
         target = find_inductor_target(model.device, gpu)
         hardware = {"gpu": target.generation, "gpu_name": target.name, "cpu": describe_processor()}
-        most = MAX_OBJECTS  # packages take this many, whatever the settings say
+        most = MAX_OBJECTS
         fields = {"library": INDUCTOR, "version": str(torch.__version__), **hardware}
     else:
-        most = round_up_objects(settings.tracker.max_objects)
+        most = MAX_OBJECTS if model.slots > 1 else round_up_objects(settings.tracker.max_objects)
         fields = describe_tensorrt(gpu)
         _require_arithmetic(engine.arithmetic, fields["gpu"])
     return EngineKey(
@@ -364,22 +366,32 @@ def checkpoint_digest(name: str) -> str:
 
     Raises EngineError where they are not files on this machine, or lie outside their folder.
     """
+    digest = hashlib.sha256()
+    path = Path(name)  # so that the message names the weights if their check fails
+    try:
+        for path in _find_weight_files(name):
+            with open_regular(path, ANY_SIZE) as file:
+                digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    except (OSError, ModelError) as error:
+        raise EngineError(f"cannot read the weights {path} to identify their engines: {error}") from error
+    return digest.hexdigest()
+
+
+def _find_weight_files(name: str) -> list[Path]:
+    """Return the configuration and all files from which weights are loaded; SAM 3.1's are one file.
+
+    Raises ModelError where they lie outside their folder, or cannot be fetched.
+    """
+    if checkpoint := find_checkpoint(name):
+        return [checkpoint]
     folder = NANO if name == "nano" else Path(name).expanduser()
     # the name is no folder, so the hub's cache has the files; a name without / is of no repository of weights, and the
     # hub would be asked for it in vain for a minute
     if not folder.is_dir() and "/" in name:
         config = cached_file(name, CONFIG, _raise_exceptions_for_missing_entries=False)
         folder = Path(config).parent if config else folder
-    digest = hashlib.sha256()
-    path = folder  # so that the message names the folder if its check fails
-    try:
-        check_weight_files(folder)
-        for path in list_weight_files(folder):
-            with open_regular(path, ANY_SIZE) as file:
-                digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
-    except (OSError, ModelError) as error:
-        raise EngineError(f"cannot read the weights {path} to identify their engines: {error}") from error
-    return digest.hexdigest()
+    check_weight_files(folder)
+    return list_weight_files(folder)
 
 
 def identify_setup(settings: Settings) -> str:

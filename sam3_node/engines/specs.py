@@ -23,6 +23,10 @@ MEMORIES = "memories"
 IMAGES = "images"
 MIN_MEMORIES = 2
 """Least memories of an object that a read takes at once: of one prompted frame and one other."""
+USUAL_OBJECTS = 4
+"""Number of objects of a call that a plan is tuned for."""
+USUAL_GROUPS = 1
+"""The same of groups of objects: most users follow few enough for one group."""
 STAGES = ("encode", "read", "decode", "remember")
 ALIGNMENT = 256  # bytes, of every tensor that TensorRT reads
 
@@ -60,6 +64,7 @@ class StageSpec(NamedTuple):
     outputs: tuple[TensorSpec, ...]
     max_memories: int = 0
     """of an object, for a stage that takes MIN_MEMORIES or more"""
+    usual_objects: int = USUAL_OBJECTS
 
     @property
     def varies(self) -> bool:
@@ -107,7 +112,7 @@ def tracker_stages(
     if not model.has_memory:
         return {encode.name: encode}
     memory = (model.memory_tokens, model.memory_channels)
-    kept = torch.bfloat16 if model.memory_dtype == torch.bfloat16 else number
+    kept = torch.bfloat16 if model.rounds_memories else number
     # a bank for one object: its widths do not depend on the number of objects
     slots, pointers = MemoryBank(model, 1, bank_size, get_rule("recent")).widths
     read = TensorSpec("read", (OBJECTS, channels, height, width), number)
@@ -135,7 +140,8 @@ def tracker_stages(
         StageSpec("decode", modules[2], (read, fine, middle, *used), decoded),
         StageSpec("remember", modules[3], (image, logits, presence, *prompted), (remembered,)),
     )
-    return {stage.name: stage for stage in stages}
+    usual = USUAL_GROUPS if shared else USUAL_OBJECTS
+    return {stage.name: stage._replace(usual_objects=usual) for stage in stages}
 
 
 def _make_example(spec: TensorSpec, sizes: Sizes, generator: torch.Generator) -> Tensor:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ..errors import CapacityError, SettingsError
 from ..models import Features, TrackerModel
-from ..models.sam.stages import Decoded
+from ..models.sam.stages import Decoded, find_limits
 from ..types import State
 from .host_copy import copy_to_device
 from .memory import NO_FRAME, Bools, Ints, MemoryBank, SelectionRule
@@ -236,6 +236,8 @@ class GroupMemory(Propagation):
 
     def take_batch(self, rows: Ints, most: int) -> Ints:
         """Return the places in `rows` of all objects of the first `most` groups."""
+        # an engine may take fewer; the read splits its groups itself
+        most = min(most, find_limits(self._model.stages.decode).max_objects or most)
         groups = rows // self._slots
         first = list(dict.fromkeys(groups.tolist()))[:most]
         return np.flatnonzero(np.isin(groups, first))

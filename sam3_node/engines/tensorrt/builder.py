@@ -196,7 +196,6 @@ def start_library(library: Library, kind: str) -> Any:
 WORKSPACE_BYTES = 2 << 30
 """Largest scratch memory of a kernel. TensorRT would try kernels that take the whole GPU, for the life of the node."""
 USUAL_MEMORIES = 7  # of one prompted frame and six others; plans are tuned for them
-OPTIMAL_OBJECTS = 4  # the number of objects that a plan is tuned for
 POLL_S = 0.2
 
 DTYPES = {
@@ -326,7 +325,7 @@ def _configure(
         most = stage.max_memories
         sizes = (  # least, usual and greatest
             Sizes(1, min(MIN_MEMORIES, most)),
-            Sizes(min(OPTIMAL_OBJECTS, max_objects), min(USUAL_MEMORIES, most)),
+            Sizes(min(stage.usual_objects, max_objects), min(USUAL_MEMORIES, most)),
             Sizes(max_objects, most),
         )
         for spec in stage.inputs:

@@ -96,9 +96,14 @@ class TrackerModel(nn.Module):
         return self.read_stage, FollowRemember(self.remember_stage)
 
     @property
+    def rounds_memories(self) -> bool:
+        """True if memories are kept in bfloat16 whatever the model's dtype, as in the reference: if not compressed."""
+        return self.remember_stage.compress is None
+
+    @property
     def memory_dtype(self) -> torch.dtype:
-        """Dtype in which memories are kept, as in the reference: the model's own where they are compressed."""
-        return torch.bfloat16 if self.remember_stage.compress is None else self.dtype
+        """Dtype in which memories are kept."""
+        return torch.bfloat16 if self.rounds_memories else self.dtype
 
     @property
     def can_track(self) -> bool:

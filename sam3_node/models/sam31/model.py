@@ -58,9 +58,9 @@ class Sam31Model(TrackerModel):
         return Stages(self.encode_stage, self.read_stage, self.video_stage, self.remember_stage)
 
     @property
-    def memory_dtype(self) -> torch.dtype:
-        """Dtype in which memories are kept: the model's own."""
-        return self.dtype
+    def rounds_memories(self) -> bool:
+        """False: memories are kept in the model's own dtype."""
+        return False
 
     @property
     def trunk(self) -> nn.Module:
