@@ -19,9 +19,9 @@ from .tensorrt.runtime import require_fused
 
 OBJECTS_A_CALL = {"read": USUAL_OBJECTS}
 """Largest number of objects of a call, by stage: so many fill a GPU, and each needs memory (256 MB at 1008 pixels)."""
-GROUPS_A_CALL = 4
-"""Largest number of groups of objects of a call, of any stage. A memory is encoded from masks of all slots at the full
-size of the image, so each group needs memory (about 200 MB at 1008 pixels, by the sizes of its tensors)."""
+GROUPS_A_CALL = {"read": 2, "decode": 4, "remember": 4}
+"""Largest number of groups of objects of a call, by stage: one fills a GPU, and each needs memory (450 MB of the read
+and 113 MB of the memory encoder at 1008 pixels; `python -m tools.bench.engines.layers --family sam3.1`)."""
 TIMINGS = "timing.cache"
 USUAL_SIDE = 1008
 MAX_PLAN_BYTES = 2e9
@@ -45,7 +45,7 @@ def _build_plan(
             _export_fp8(model, quantisation, path)
         else:
             export(stage, path)
-        most = _count_objects_a_call(model, key, stage)
+        most = limit_objects(model, stage, key.max_objects)
         plan = build(path, stage, key.gpu, most, step.update, timings=timings)
     # the memory that a plan needs is known once it is loaded, which takes the GPU that it is for
     local = find_local_gpu()
@@ -54,14 +54,14 @@ def _build_plan(
     return plan
 
 
-def _count_objects_a_call(model: TrackerModel, key: EngineKey, stage: StageSpec) -> int:
+def limit_objects(model: TrackerModel, stage: StageSpec, max_objects: int) -> int:
     """Return the largest number of objects, or of groups of objects, that the plan of a stage takes.
 
     The tracker splits a frame's objects into calls, so a plan for fewer of them serves as well.
     """
     if model.slots > 1:
-        return GROUPS_A_CALL
-    return min(key.max_objects, OBJECTS_A_CALL.get(stage.name, MAX_OBJECTS))
+        return GROUPS_A_CALL.get(stage.name, 1)
+    return min(max_objects, OBJECTS_A_CALL.get(stage.name, MAX_OBJECTS))
 
 
 def build_engines(

@@ -1,18 +1,19 @@
-"""Report what TensorRT-RTX makes of SAM 3's stages: fused attentions and how they add, FP8 products, memory.
+"""Report what TensorRT-RTX makes of the stages of SAM 3 or SAM 3.1: fused attentions and how they add, FP8 products, memory.
 
     python -m tools.bench.engines.layers                         sm89 and sm120, at 1008 pixels
     python -m tools.bench.engines.layers --image-size 504 --gpu sm89
+    python -m tools.bench.engines.layers --family sam3.1
 
 No GPU is needed: the builder describes each layer, and a plan holds the source of its fused kernels. Weights are random
 and in bfloat16. The encoder has the full width and 2 of its 32 layers: one with windows, one global. Memory is what a
-stage needs for intermediate values at the largest number of objects of a call.
+stage needs for intermediate values at the largest number of objects, or of groups of 16, of a call.
 """
 
 import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,13 +21,16 @@ import torch
 from transformers import Sam3TrackerVideoModel
 from transformers.initialization import no_init_weights
 
-from sam3_node.engines.build import OBJECTS_A_CALL
+from sam3_node.engines.build import limit_objects
 from sam3_node.engines.export import export
 from sam3_node.engines.quantize import Scales, export_quantised, find_layers, weights_digest
 from sam3_node.engines.specs import tracker_stages
 from sam3_node.engines.tensorrt.builder import build
 from sam3_node.models import TrackerModel
 from sam3_node.models.checkpoints import set_image_size
+from sam3_node.models.sam31.checkpoint import build_source
+from sam3_node.models.sam31.loading import build_model, set_size
+from sam3_node.models.sam31.random_weights import full_sizes, random_tensors
 from tools.bench.common import Figures, make_parser
 from tools.bench.latency.step import CONFIGS
 
@@ -98,6 +102,25 @@ def make_model(image_size: int, read_layers: int = 4) -> TrackerModel:
     return TrackerModel(source, name="full, 2 layers", mean=[0.5] * 3, std=[0.5] * 3)
 
 
+def make_group_model(image_size: int, read_layers: int = 4) -> TrackerModel:
+    """Make SAM 3.1's tracker with two of the encoder's layers; weights are random and in bfloat16."""
+    name = "full SAM 3.1, 2 layers"
+    sizes = full_sizes()._replace(layers=2, global_layers=(1,), read_layers=read_layers)
+    sizes = set_size(sizes, image_size, name)
+    source = build_source(random_tensors(sizes), sizes, name)
+    return build_model(source, name, torch.device("cpu"), torch.bfloat16)
+
+
+class Family(NamedTuple):
+    """Weights of one kind: their name in figures, and what makes them for an image size in pixels, 0 for their own."""
+
+    title: str
+    make: Callable[[int], TrackerModel]
+
+
+FAMILIES = {"sam3": Family("SAM 3", make_model), "sam3.1": Family("SAM 3.1", make_group_model)}
+
+
 def report_plans(
     model: TrackerModel, variants: Sequence[str], gpus: Sequence[str], folder: Path
 ) -> Iterator[tuple[str, str, PlanReport]]:
@@ -113,12 +136,12 @@ def report_plans(
             export(stage, path)
         for gpu in gpus:
             notes: list[str] = []
-            most = min(MAX_OBJECTS, OBJECTS_A_CALL.get(stage.name, MAX_OBJECTS))
+            most = limit_objects(model, stage, MAX_OBJECTS)
             yield variant, gpu, read_report(build(path, stage, gpu, most, notes=notes), notes)
 
 
-def print_report(variant: str, gpu: str, report: PlanReport, figures: Figures) -> None:
-    what = f"plan of {variant}, SAM 3's width, {gpu}"
+def print_report(title: str, variant: str, gpu: str, report: PlanReport, figures: Figures) -> None:
+    what = f"plan of {variant}, {title}'s width, {gpu}"
     figures.add(f"{what}: memory for intermediate values", report.activation_bytes / 1e6, "MB")
     figures.add(f"{what}: layers", len(report.layers), "layers")
     figures.add(f"{what}: fused attentions", report.attentions, "layers")
@@ -135,12 +158,14 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--image-size", type=int, default=0, help="side in pixels; 0: 1008")
     parser.add_argument("--gpu", nargs="+", default=["sm89", "sm120"], help="GPU generations of the plans")
+    parser.add_argument("--family", choices=FAMILIES, default="sam3")
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=VARIANTS)
     args = parser.parse_args()
     figures = Figures("engines.layers")
     with tempfile.TemporaryDirectory(prefix="layers_") as folder:
-        for found in report_plans(make_model(args.image_size), args.only, args.gpu, Path(folder)):
-            print_report(*found, figures)
+        family = FAMILIES[args.family]
+        for found in report_plans(family.make(args.image_size), args.only, args.gpu, Path(folder)):
+            print_report(family.title, *found, figures)
     figures.write(args.json)
     print("built, not run", file=sys.stderr)
 
