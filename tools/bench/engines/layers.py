@@ -1,4 +1,4 @@
-"""Report what TensorRT-RTX makes of the stages of SAM 3 or SAM 3.1: fused attentions and how they add, FP8 products, memory.
+"""Report what TensorRT-RTX makes of the stages of SAM 3 or 3.1: fused attentions, how they add, FP8 products, memory.
 
     python -m tools.bench.engines.layers                         sm89 and sm120, at 1008 pixels
     python -m tools.bench.engines.layers --image-size 504 --gpu sm89
