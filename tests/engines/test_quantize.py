@@ -15,6 +15,7 @@ from sam3_node.engines import quantize
 from sam3_node.engines.specs import tracker_stages
 from sam3_node.errors import EngineError, SettingsError
 from sam3_node.models import TrackerModel, load_tracker
+from sam3_node.models.sam31 import random_model
 from sam3_node.tracking import ObjectPrompt, Tracker
 from tests.support.paths import ROOT
 from tests.support.refuses import refuses
@@ -281,6 +282,18 @@ def test_the_export_is_standard_fp8_and_onnxruntime_agrees(model: TrackerModel, 
         expected = quantize.quantise_encoder(model, made_up(model))(pixels)
     actual = OnnxRun(path, tracker_stages(model)["encode"])(pixels)
     assert all(cosine(*pair) > 0.999 for pair in zip(expected, actual, strict=True))
+
+
+def test_an_encoder_with_two_pyramids_is_quantised() -> None:
+    """SAM 3.1's prompts and tracking share the backbone, whose layers the recipe names."""
+    model = random_model(56, 32)
+    stage = quantize.quantise_encoder(model, made_up(model))
+    rounded = {name for name, layer in stage.named_modules() if isinstance(layer, quantize.QuantisedLayer)}
+    assert rounded == quantize.Recipe().select_layers(model.encode_stage).keys()
+    pixels = model.preprocess(images()[0])
+    with torch.inference_mode():
+        pairs = zip(model.encode_stage(pixels), stage(pixels), strict=True)
+    assert all(cosine(*pair) > 0.98 for pair in pairs)
 
 
 def test_the_verb_calibrates_on_a_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,8 +5,10 @@ import torch
 
 from sam3_node.engines import specs
 from sam3_node.errors import EngineError
+from sam3_node.models import TrackerModel
+from sam3_node.models.sam31 import random_model
 from tests.support.refuses import refuses
-from tests.support.tiny import tiny_model
+from tests.support.tiny import random_source, stages_of, tiny_model
 
 CPU = torch.device("cpu")
 STAGE = specs.StageSpec(
@@ -75,3 +77,19 @@ def test_a_number_of_memories_that_no_plan_takes_is_refused(memories: int) -> No
     stage = specs.tracker_stages(tiny_model())["read"]
     with refuses(EngineError, field=(str(stage.max_memories), str(memories))):
         specs.find_sizes(stage, stage.examples(1, memories=memories), 8, CPU)
+
+
+def half(family: str) -> TrackerModel:
+    if family == "sam3.1":
+        return random_model(56, 32, dtype=torch.bfloat16)
+    return stages_of(random_source(family).bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("family", "kept"), [("sam3", torch.bfloat16), ("edgetam", torch.float16), ("sam3.1", torch.float16)]
+)
+def test_memories_of_an_engine_have_the_dtype_in_which_it_was_built(family: str, kept: torch.dtype) -> None:
+    """An engine in float16 is exported from a model in float16; it may serve in a model of another dtype."""
+    stages = specs.tracker_stages(half(family), dtype=torch.float16)
+    (memory,) = (spec for spec in stages["read"].inputs if spec.name == "memory")
+    assert memory.dtype == stages["remember"].outputs[0].dtype == kept

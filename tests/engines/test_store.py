@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import save_file
 
 from sam3_node.cli import main as cli
 from sam3_node.engines import engine_store
@@ -18,6 +19,7 @@ from sam3_node.engines.quantize import Recipe, Scales, weights_digest
 from sam3_node.engines.specs import STAGES
 from sam3_node.errors import EngineError
 from sam3_node.models import load_tracker
+from sam3_node.models.sam31.random_weights import random_tensors, small_sizes
 from sam3_node.settings import load_settings
 from tests.support.refuses import refuses
 from tests.support.tiny import random_source
@@ -34,6 +36,7 @@ KEY = engine_store.EngineKey(
     gpu="sm89",
 )
 PLANS = {name: f"plan of {name}".encode() for name in STAGES}
+TENSORRT = {"library": "tensorrt", "version": "10.8", "gpu": "sm90", "gpu_name": "H100"}
 SECONDS = dict.fromkeys(STAGES, 2.5)
 
 
@@ -195,6 +198,45 @@ def test_weights_have_one_digest_and_others_another(tmp_path: Path) -> None:
     assert len(set(map(engine_store.checkpoint_digest, names))) == 3
     with refuses(EngineError, field="weights"):
         engine_store.checkpoint_digest(str(tmp_path))
+
+
+def write_groups(folder: Path, seed: int = 0) -> Path:
+    """Write weights of SAM 3.1, whose objects share memories; return their file."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "sam3.1_multiplex.safetensors"
+    save_file(random_tensors(small_sizes(56, 32), seed), path)
+    return path
+
+
+def test_weights_of_one_file_have_a_digest(tmp_path: Path) -> None:
+    """SAM 3.1's checkpoint has no configuration beside it."""
+    files = [write_groups(tmp_path / str(seed), seed) for seed in (0, 1)]
+    digests = [engine_store.checkpoint_digest(str(file)) for file in files]
+    assert digests[0] != digests[1]
+    assert engine_store.checkpoint_digest(str(tmp_path / "0")) == digests[0]
+    with refuses(EngineError, field="absent"):
+        engine_store.checkpoint_digest(str(tmp_path / "absent.safetensors"))
+
+
+def test_plans_of_groups_serve_any_number_of_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tracker makes more calls for more groups."""
+    weights = write_groups(tmp_path)
+    monkeypatch.setattr(engine_store, "describe_tensorrt", lambda gpu: TENSORRT)
+    model = load_tracker(weights)
+    few, many = (
+        engine_store.compute_key(
+            model,
+            load_settings(
+                overrides={
+                    "model.name": str(weights),
+                    "engine.kind": "tensorrt",
+                    "tracker.max_objects": str(count),
+                }
+            ),
+        )
+        for count in (1, 256)
+    )
+    assert few == many
 
 
 def test_a_name_without_a_slash_is_not_looked_for_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:

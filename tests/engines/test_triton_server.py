@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from sam3_node.bags.native.reader import TABLETOP, LabelledClip
 from sam3_node.detection.detectors import NANO
@@ -29,6 +30,7 @@ from sam3_node.engines.triton_server import (
 from sam3_node.errors import EngineError, MissingExtraError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.models.pixels import letterbox
+from sam3_node.models.sam31.random_weights import random_tensors, small_sizes
 from sam3_node.models.yolo.network import load_yolo_world
 from sam3_node.settings import DetectorSettings, EngineSettings, ModelSettings, Settings
 from sam3_node.tracking import ObjectPrompt, Tracker
@@ -46,7 +48,7 @@ runtime = pytest.importorskip("onnxruntime")
 STAGES = ("encode", "read", "decode", "remember")
 SERVER_TYPES = {ONNX_TYPES[dtype][1]: name for dtype, name in TYPES.items()}
 TOLERANCE = 1e-3
-KINDS = {"sam3": "box", "sam1": "point"}
+KINDS = {"sam3": "box", "sam1": "point", "sam31": "box"}
 """Kind of prompts that is exported of a family; an export takes most of the time of these tests."""
 PLACES = {
     "point": [[[40.0, 50.0], [90.5, 20.0]], [[10.0, 101.0], [60.0, 30.0]]],
@@ -58,7 +60,7 @@ SCORE = 0.2
 
 @pytest.fixture(scope="module")
 def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A tracker's weights, and weights for images alone."""
+    """A tracker's weights, weights for images alone, and a tracker's whose objects share memories."""
     folder = tmp_path_factory.mktemp("weights")
     source = random_source("sam3", presence=60.0, hidden=64)
     with torch.no_grad():
@@ -66,6 +68,8 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             head.proj_out.weight.mul_(8)  # logits of a trained model's size
     source.save_pretrained(folder / "sam3")
     random_sam1().save_pretrained(folder / "sam1")
+    (folder / "sam31").mkdir()
+    save_file(random_tensors(small_sizes()), folder / "sam31" / "sam3.1_multiplex.safetensors")
     return {family: folder / family for family in KINDS}
 
 
@@ -227,6 +231,25 @@ def test_memories_are_served_without_bfloat16(models: dict[str, ServedModel], mo
     assert torch.equal(read.module(top, rounded.float(), *others), model.stages.read(top, rounded, *others))
     inputs = remember.examples(3)
     assert torch.equal(remember.module(*inputs), model.stages.remember(*inputs).float())
+
+
+def test_memories_of_groups_are_served_with_their_slots(
+    models: dict[str, ServedModel], trackers: dict[str, TrackerModel]
+) -> None:
+    """A client keeps them; the server only computes."""
+    model = trackers["sam31"]
+    dims = {
+        f"{name}.{tensor['name']}": tensor["dims"]
+        for name in ("read", "decode", "remember")
+        for side in ("input", "output")
+        for tensor in models[f"sam31_{name}"].config[side]
+    }
+    assert dims["read.memory"] == (-1, -1, model.memory_tokens, 2 * model.hidden)
+    assert dims["read.pointers"][-1] == model.slots * model.hidden
+    assert dims["decode.used"] == dims["decode.presence"] == dims["remember.prompted"] == (-1, model.slots)
+    assert dims["decode.logits"] == dims["remember.logits"] == (-1, model.slots, *model.mask_size)
+    for name in ("read", "decode", "remember"):
+        assert models[f"sam31_{name}"].stage.module is getattr(model.stages, name)
 
 
 def of(repository: Path, models: dict[str, ServedModel]) -> list[ServedModel]:

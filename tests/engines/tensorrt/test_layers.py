@@ -13,7 +13,8 @@ import pytest
 pytest.importorskip("onnxscript")
 pytest.importorskip("tensorrt_rtx")
 
-from tools.bench.engines.layers import PlanReport, make_model, report_plans
+from sam3_node.models import TrackerModel
+from tools.bench.engines.layers import PlanReport, make_group_model, make_model, report_plans
 
 GENERATIONS = ("sm89", "sm120")
 READ_LAYERS = 2  # of four
@@ -30,11 +31,19 @@ Reports = Callable[[str], dict[str, PlanReport]]
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
     """Return a function that builds a stage for all generations at its first use."""
-    model = make_model(image_size=504, read_layers=READ_LAYERS)
+    return reporting(make_model(image_size=504, read_layers=READ_LAYERS), tmp_path_factory)
 
+
+@pytest.fixture(scope="module")
+def group_reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
+    """Return the same function for SAM 3.1."""
+    return reporting(make_group_model(image_size=504, read_layers=READ_LAYERS), tmp_path_factory)
+
+
+def reporting(model: TrackerModel, folders: pytest.TempPathFactory) -> Reports:
     @cache
     def get(variant: str) -> dict[str, PlanReport]:
-        folder = tmp_path_factory.mktemp("onnx")
+        folder = folders.mktemp("onnx")
         return {gpu: report for _, gpu, report in report_plans(model, [variant], GENERATIONS, folder)}
 
     return get
@@ -70,4 +79,18 @@ def test_every_linear_layer_of_the_encoder_multiplies_in_fp8(reports: Reports) -
 def test_intermediate_values_fit_in_little_memory(reports: Reports, variant: str, megabytes: int) -> None:
     """Attention in plain steps needs gigabytes here: the read's scores alone are 0.2 GB for each of four objects."""
     for report in reports(variant).values():
+        assert 0 < report.activation_bytes < megabytes * MEGABYTE
+
+
+@pytest.mark.parametrize(
+    ("variant", "attentions", "megabytes"),
+    [("encode in FP8", 2, 60), ("read", 2 * READ_LAYERS, 180), ("decode", 5, 60), ("remember", 0, 130)],
+)
+def test_plans_of_groups_are_fused_and_add_up_in_bfloat16(
+    group_reports: Reports, variant: str, attentions: int, megabytes: int
+) -> None:
+    """A group's read has eight heads: their scores would take 0.27 GB."""
+    for gpu, report in group_reports(variant).items():
+        assert report.attentions >= attentions, gpu
+        assert report.traits.keys() <= {"Ampere_hmma_bf16_traits"}, gpu
         assert 0 < report.activation_bytes < megabytes * MEGABYTE

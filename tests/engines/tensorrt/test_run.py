@@ -1,5 +1,6 @@
 """The runtime of TensorRT plans, on a strict stand-in for the library and for CUDA's streams and graphs; no GPU."""
 
+import copy
 import logging
 import sys
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from sam3_node.engines.tensorrt.runtime import TensorRTRun, Workspace, require_f
 from sam3_node.errors import EngineError, MissingExtraError
 from sam3_node.models import TrackerModel
 from sam3_node.models.sam.stages import Stages
+from sam3_node.models.sam31 import random_model
 from sam3_node.tracking import ObjectPrompt, Tracker
 from tests.support.refuses import refuses
 from tests.support.strict_cuda import StrictCuda
@@ -244,6 +246,23 @@ def test_a_tracker_of_plans_gives_what_torch_gives(
         before = len(api.executed)
         tracked(model)
         assert len(api.executed) == before, "all calls are replays"
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_groups_are_followed_by_plans_in_as_many_calls_as_they_need(
+    api: StrictTensorRT, cuda: StrictCuda, graphs: bool
+) -> None:
+    """33 objects of SAM 3.1 are three groups; its plans take two at a time."""
+    plain = random_model(56, 32)
+    model = copy.copy(plain)
+    specs = tracker_stages(model)
+    workspace = Workspace(CPU)
+    stages = Stages(*(TensorRTRun(api.plan(specs[name], 2), specs[name], CPU, workspace) for name in STAGES))
+    model.stages = Stages(*(GraphedStage(run, cuda.capture) for run in stages)) if graphs else stages
+    model.static_shapes = True
+    assert (tracked(model, 33) - tracked(plain, 33)).abs().max() < 1e-3
+    for stage in STAGES[1:]:
+        assert {objects for name, objects in api.executed if name == stage} == {2, 1}
 
 
 @pytest.fixture
