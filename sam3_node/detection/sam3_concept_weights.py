@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import Sam3Config, Sam3Model
 
 from ..errors import ModelError
-from ..models.sam31.checkpoint import count_layers, read_sizes
-from ..models.sam31.source import NECKS, TRUNK, ModelSizes, original_name, tracker_config
+from ..models.sam31.checkpoint import collect_tensors, count_layers, read_sizes
+from ..models.sam31.source import NECKS, ModelSizes, Renames, original_name, tracker_config
 from ..models.weight_files import quiet_transformers
 
 TEXT = "detector.backbone.language_backbone"
@@ -41,56 +41,53 @@ UNUSED = (
 _VIT = "vision_encoder.backbone."
 _PROJECTION = re.compile(r"\.([qkv])_proj\.(weight|bias)$")
 _PERCEPTRON = re.compile(r"\.layer(\d)\.(weight|bias)$")
-_RENAMES = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in [
-        # the one level of the pyramid
-        (r"^vision_encoder\.neck\.fpn_layers\.0\.proj1\.", f"{NECKS}.convs.{LEVEL}.conv_1x1."),
-        (r"^vision_encoder\.neck\.fpn_layers\.0\.proj2\.", f"{NECKS}.convs.{LEVEL}.conv_3x3."),
-        # the text encoder
-        (r"^text_projection\.", f"{TEXT}.resizer."),
-        (r"^text_encoder\.text_model\.embeddings\.token_embedding\.", f"{TEXT}.encoder.token_embedding."),
-        (r"^text_encoder\.text_model\.embeddings\.position_embedding\.weight$",
-         f"{TEXT}.encoder.positional_embedding"),
-        (r"^text_encoder\.text_model\.final_layer_norm\.", f"{TEXT}.encoder.ln_final."),
-        (r"^text_encoder\.text_model\.encoder\.layers\.", f"{TEXT}.encoder.transformer.resblocks."),
-        (r"(\.resblocks\.\d+\.)self_attn\.", r"\1attn."),
-        (r"(\.resblocks\.\d+\.)layer_norm", r"\1ln_"),
-        (r"(\.resblocks\.\d+\.mlp\.)fc1\.", r"\1c_fc."),
-        (r"(\.resblocks\.\d+\.mlp\.)fc2\.", r"\1c_proj."),
-        # the encoder of exemplars
-        (r"^geometry_encoder\.layers\.", f"{GEOMETRY}.encode."),
-        (r"^geometry_encoder\.vision_layer_norm\.", f"{GEOMETRY}.img_pre_norm."),
-        (r"^geometry_encoder\.prompt_layer_norm\.", f"{GEOMETRY}.norm."),
-        (r"^geometry_encoder\.output_layer_norm\.", f"{GEOMETRY}.encode_norm."),
-        (r"^geometry_encoder\.", f"{GEOMETRY}."),
-        # the encoder, in which the image reads the phrase
-        (r"^detr_encoder\.", f"{ENCODER}."),
-        (r"((?:geometry_encoder\.encode|encoder\.layers)\.\d+\.)layer_norm", r"\1norm"),
-        (r"((?:geometry_encoder\.encode|encoder\.layers)\.\d+\.)cross_attn\.", r"\1cross_attn_image."),
-        # the decoder; norms are numbered as in the model that it descends from: the image's comes first
-        (r"^detr_decoder\.", f"{DECODER}."),
-        (r"(decoder\.layers\.\d+\.)vision_cross_attn_layer_norm\.", r"\1norm1."),
-        (r"(decoder\.layers\.\d+\.)self_attn_layer_norm\.", r"\1norm2."),
-        (r"(decoder\.layers\.\d+\.)mlp_layer_norm\.", r"\1norm3."),
-        (r"(decoder\.layers\.\d+\.)text_cross_attn_layer_norm\.", r"\1catext_norm."),
-        (r"(decoder\.layers\.\d+\.)text_cross_attn\.", r"\1ca_text."),
-        (r"(decoder\.layers\.\d+\.)vision_cross_attn\.", r"\1cross_attn."),
-        (r"(decoder\.)output_layer_norm\.", r"\1norm."),
-        (r"(decoder\.)presence_layer_norm\.", r"\1presence_token_out_norm."),
-        (r"(decoder\.)presence_head\.", r"\1presence_token_head."),
-        (r"(decoder\.)box_head\.", r"\1bbox_embed."),
-        (r"(decoder\.)box_rpb_embed_", r"\1boxRPB_embed_"),
-        # the scores
-        (r"^dot_product_scoring\.text_mlp_out_norm\.", f"{SCORING}.prompt_mlp.out_norm."),
-        (r"^dot_product_scoring\.text_mlp\.", f"{SCORING}.prompt_mlp."),
-        (r"^dot_product_scoring\.text_proj\.", f"{SCORING}.prompt_proj."),
-        (r"^dot_product_scoring\.query_proj\.", f"{SCORING}.hs_proj."),
-        # what attention and perceptrons have in common
-        (r"^(detector\.(?:geometry|transformer).*\.)o_proj\.", r"\1out_proj."),
-        (r"^(detector\.(?:geometry|transformer).*\.\d+\.)mlp\.fc", r"\1linear"),
-    ]
-]  # fmt: skip
+_RENAMES = Renames(
+    # the one level of the pyramid
+    (r"^vision_encoder\.neck\.fpn_layers\.0\.proj1\.", f"{NECKS}.convs.{LEVEL}.conv_1x1."),
+    (r"^vision_encoder\.neck\.fpn_layers\.0\.proj2\.", f"{NECKS}.convs.{LEVEL}.conv_3x3."),
+    # the text encoder
+    (r"^text_projection\.", f"{TEXT}.resizer."),
+    (r"^text_encoder\.text_model\.embeddings\.token_embedding\.", f"{TEXT}.encoder.token_embedding."),
+    (r"^text_encoder\.text_model\.embeddings\.position_embedding\.weight$",
+     f"{TEXT}.encoder.positional_embedding"),
+    (r"^text_encoder\.text_model\.final_layer_norm\.", f"{TEXT}.encoder.ln_final."),
+    (r"^text_encoder\.text_model\.encoder\.layers\.", f"{TEXT}.encoder.transformer.resblocks."),
+    (r"(\.resblocks\.\d+\.)self_attn\.", r"\1attn."),
+    (r"(\.resblocks\.\d+\.)layer_norm", r"\1ln_"),
+    (r"(\.resblocks\.\d+\.mlp\.)fc1\.", r"\1c_fc."),
+    (r"(\.resblocks\.\d+\.mlp\.)fc2\.", r"\1c_proj."),
+    # the encoder of exemplars
+    (r"^geometry_encoder\.layers\.", f"{GEOMETRY}.encode."),
+    (r"^geometry_encoder\.vision_layer_norm\.", f"{GEOMETRY}.img_pre_norm."),
+    (r"^geometry_encoder\.prompt_layer_norm\.", f"{GEOMETRY}.norm."),
+    (r"^geometry_encoder\.output_layer_norm\.", f"{GEOMETRY}.encode_norm."),
+    (r"^geometry_encoder\.", f"{GEOMETRY}."),
+    # the encoder, in which the image reads the phrase
+    (r"^detr_encoder\.", f"{ENCODER}."),
+    (r"((?:geometry_encoder\.encode|encoder\.layers)\.\d+\.)layer_norm", r"\1norm"),
+    (r"((?:geometry_encoder\.encode|encoder\.layers)\.\d+\.)cross_attn\.", r"\1cross_attn_image."),
+    # the decoder; norms are numbered as in the model that it descends from: the image's comes first
+    (r"^detr_decoder\.", f"{DECODER}."),
+    (r"(decoder\.layers\.\d+\.)vision_cross_attn_layer_norm\.", r"\1norm1."),
+    (r"(decoder\.layers\.\d+\.)self_attn_layer_norm\.", r"\1norm2."),
+    (r"(decoder\.layers\.\d+\.)mlp_layer_norm\.", r"\1norm3."),
+    (r"(decoder\.layers\.\d+\.)text_cross_attn_layer_norm\.", r"\1catext_norm."),
+    (r"(decoder\.layers\.\d+\.)text_cross_attn\.", r"\1ca_text."),
+    (r"(decoder\.layers\.\d+\.)vision_cross_attn\.", r"\1cross_attn."),
+    (r"(decoder\.)output_layer_norm\.", r"\1norm."),
+    (r"(decoder\.)presence_layer_norm\.", r"\1presence_token_out_norm."),
+    (r"(decoder\.)presence_head\.", r"\1presence_token_head."),
+    (r"(decoder\.)box_head\.", r"\1bbox_embed."),
+    (r"(decoder\.)box_rpb_embed_", r"\1boxRPB_embed_"),
+    # the scores
+    (r"^dot_product_scoring\.text_mlp_out_norm\.", f"{SCORING}.prompt_mlp.out_norm."),
+    (r"^dot_product_scoring\.text_mlp\.", f"{SCORING}.prompt_mlp."),
+    (r"^dot_product_scoring\.text_proj\.", f"{SCORING}.prompt_proj."),
+    (r"^dot_product_scoring\.query_proj\.", f"{SCORING}.hs_proj."),
+    # what attention and perceptrons have in common
+    (r"^(detector\.(?:geometry|transformer).*\.)o_proj\.", r"\1out_proj."),
+    (r"^(detector\.(?:geometry|transformer).*\.\d+\.)mlp\.fc", r"\1linear"),
+)  # fmt: skip
 
 
 def detector_name(target: str, sizes: ModelSizes) -> str | None:
@@ -103,11 +100,8 @@ def detector_name(target: str, sizes: ModelSizes) -> str | None:
     # the tracker has the same trunk
     if target.startswith(_VIT):
         return original_name(f"tracker.{target}", sizes)
-    name = target
-    for pattern, replacement in _RENAMES:
-        name = pattern.sub(replacement, name)
     # torch's own attention keeps the three in one
-    name = _PROJECTION.sub(r".in_proj_\2", name)
+    name = _PROJECTION.sub(r".in_proj_\2", _RENAMES.apply(target))
     return _PERCEPTRON.sub(lambda found: f".layers.{int(found[1]) - 1}.{found[2]}", name)
 
 
@@ -160,7 +154,10 @@ def build_sam3_model(
     Raises ModelError for tensors that lack or have another shape.
     """
     sizes, config = read_detector(tensors, name)
-    state = _collect(tensors, config, sizes, name)
+    with torch.device("meta"):
+        expected = Sam3Model(config)
+    originals = {target: detector_name(target, sizes) for target in expected.state_dict()}
+    state = collect_tensors(tensors, expected, originals, name, "SAM 3.1's detector")
     with quiet_transformers():
         model: Any = Sam3Model.from_pretrained(None, config=config, state_dict=state, dtype=dtype)
     return model.requires_grad_(False).eval()
@@ -176,40 +173,3 @@ def read_detector(tensors: Mapping[str, Tensor], name: str) -> tuple[ModelSizes,
             f"{name}: expected SAM 3.1's detector under the names of Meta's checkpoint (detector.*), found a file "
             f"without {error}; take the whole checkpoint"
         ) from error
-
-
-def _collect(
-    tensors: Mapping[str, Tensor], config: Sam3Config, sizes: ModelSizes, name: str
-) -> dict[str, Tensor]:
-    """Return the tensors under transformers' names."""
-    with torch.device("meta"):
-        expected = Sam3Model(config).state_dict()
-    state = {}
-    lacking = []
-    for target, value in expected.items():
-        if (original := detector_name(target, sizes)) is None:
-            continue
-        if original not in tensors:
-            lacking.append(original)
-            continue
-        found = _convert(tensors[original], target, original)
-        if found.shape != value.shape:
-            raise ModelError(
-                f"{name}: {original}: expected a tensor {tuple(value.shape)}, found {tuple(found.shape)}"
-            )
-        state[target] = found
-    if lacking:
-        raise ModelError(
-            f"{name} lacks {len(lacking)} tensors that SAM 3.1's detector needs, for example {', '.join(lacking[:3])}; "
-            "take the whole checkpoint"
-        )
-    return state
-
-
-def _convert(tensor: Tensor, target: str, original: str) -> Tensor:
-    """Return the tensor `target`, of what the file has under `original`."""
-    if original == f"{TRUNK}.pos_embed":
-        tensor = tensor[:, 1:]  # the first is a class token's, which the model does not have
-    if part := _PROJECTION.search(target):
-        tensor = tensor.chunk(3)["qkv".index(part[1])]
-    return tensor.float()

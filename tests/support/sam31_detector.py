@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from transformers import Sam3Config, Sam3Model
 
-from sam3_node.detection.sam3_concept_weights import HEADS, TRUNK, detector_name
+from sam3_node.detection.sam3_concept_weights import HEADS, detector_name
 from sam3_node.models.sam31.random_weights import random_tensors, small_sizes
-from sam3_node.models.sam31.source import NECKS, tracker_config
+from sam3_node.models.sam31.source import NECKS, TRUNK, tracker_config
 from tests.support.tiny_clip import TOKENS
 
 HIDDEN = 64

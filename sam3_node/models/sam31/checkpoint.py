@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Sam3TrackerVideoModel
 
 from ...errors import ModelError
@@ -25,6 +25,10 @@ STAGES = 4
 """Layers that attend to the whole image, the last of as many equal parts; of a file that does not tell them."""
 HEAD_WIDTH = 64
 """Channels of one of the ViT's heads, of a file that does not tell them."""
+
+_PROJECTION = re.compile(r"\.([qkv])_proj\.")
+_JOINED = re.compile(r"\.attn\.qkv\.|\.in_proj_")
+"""Queries, keys and values that are one tensor in the file."""
 
 
 def read_sizes(tensors: Mapping[str, Tensor], name: str) -> ModelSizes:
@@ -109,10 +113,31 @@ def build_source(tensors: Mapping[str, Tensor], sizes: ModelSizes, name: str) ->
     """Build the modules from the tensors of a file. Raises ModelError for tensors that lack or have another shape."""
     with torch.device("meta"):
         source = Source(sizes)
+    originals = {target: original_name(target, sizes) for target in source.state_dict()}
+    _fill(source, collect_tensors(tensors, source, originals, name, "a tracker"))
+    # SAM 3.1 predicts the IoU itself, where SAM 3 predicts its logit
+    for decoder in (source.tracker.mask_decoder, source.video_decoder):
+        decoder.iou_prediction_head.sigmoid_output = False
+    return source.requires_grad_(False).eval()
+
+
+def collect_tensors(
+    tensors: Mapping[str, Tensor],
+    module: nn.Module,
+    originals: Mapping[str, str | None],
+    name: str,
+    user: str,
+) -> dict[str, Tensor]:
+    """Return the state of a module, float32, from the tensors of a file.
+
+    originals: for each tensor of the module, its name in the file; None for one that the file does not give. Raises
+    ModelError, which says that the file `name` lacks what `user` needs, or holds a tensor of another shape.
+    """
     state = {}
     lacking = []
-    for target, value in source.state_dict().items():
-        if (original := original_name(target, sizes)) is None:
+    for target, value in module.state_dict().items():
+        original = originals[target]
+        if original is None:
             continue
         found = _find(tensors, target, original)
         if found is None:
@@ -125,13 +150,10 @@ def build_source(tensors: Mapping[str, Tensor], sizes: ModelSizes, name: str) ->
         state[target] = found
     if lacking:
         raise ModelError(
-            f"{name} lacks {len(lacking)} tensors that a tracker needs, for example {', '.join(lacking[:3])}"
+            f"{name} lacks {len(lacking)} tensors that {user} needs, for example {', '.join(lacking[:3])}; take the "
+            "whole checkpoint"
         )
-    _fill(source, state)
-    # SAM 3.1 predicts the IoU itself, where SAM 3 predicts its logit
-    for decoder in (source.tracker.mask_decoder, source.video_decoder):
-        decoder.iou_prediction_head.sigmoid_output = False
-    return source.requires_grad_(False).eval()
+    return state
 
 
 def _fill(source: Source, state: dict[str, Tensor]) -> None:
@@ -152,7 +174,7 @@ def _fill(source: Source, state: dict[str, Tensor]) -> None:
 
 
 def _find(tensors: Mapping[str, Tensor], target: str, original: str) -> Tensor | None:
-    """Return the tensor of `Source` named `target`, from what the file calls `original`; None if it lacks."""
+    """Return the tensor of a module named `target`, from what the file calls `original`; None if it lacks."""
     if target.endswith("prompt_encoder.point_embed.weight"):
         kinds = [tensors.get(f"{POINTS}.{kind}.weight") for kind in range(POINT_KINDS)]
         parts = [kind for kind in kinds if kind is not None]
@@ -162,6 +184,7 @@ def _find(tensors: Mapping[str, Tensor], target: str, original: str) -> Tensor |
         return None
     if original == f"{TRUNK}.pos_embed":
         found = found[:, 1:]  # the first is a class token's, which the model does not have
-    if part := re.search(r"\.attention\.([qkv])_proj\.", target):
+    part = _PROJECTION.search(target)
+    if part and _JOINED.search(original):
         found = found.chunk(3)["qkv".index(part[1])]
     return found.float()

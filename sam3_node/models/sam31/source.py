@@ -262,60 +262,72 @@ _HEAD_LAYER = re.compile(
     r"\.(proj_in|layers\.0|proj_out)\."
 )
 """A layer of a perceptron of three layers."""
-_RENAMES = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in [
-        # the ViT
-        (r"^tracker\.vision_encoder\.backbone\.layers\.", f"{TRUNK}.blocks."),
-        (r"^tracker\.vision_encoder\.backbone\.layer_norm\.", f"{TRUNK}.ln_pre."),
-        (r"^tracker\.vision_encoder\.backbone\.embeddings\.position_embeddings$", f"{TRUNK}.pos_embed"),
-        (r"^tracker\.vision_encoder\.backbone\.embeddings\.patch_embeddings\.projection\.",
-         f"{TRUNK}.patch_embed.proj."),
-        (r"(\.blocks\.\d+\.)layer_norm", r"\1norm"),
-        (r"(\.blocks\.\d+\.)attention\.[qkv]_proj\.", r"\1attn.qkv."),
-        (r"(\.blocks\.\d+\.)attention\.o_proj\.", r"\1attn.proj."),
-        # the pyramids
-        (r"^tracker\.vision_encoder\.neck\.fpn_layers\.", f"{NECKS}.interactive_convs."),
-        (r"^propagation\.", f"{NECKS}.propagation_convs."),
-        (r"(convs\.\d\.)proj1\.", r"\1conv_1x1."),
-        (r"(convs\.\d\.)proj2\.", r"\1conv_3x3."),
-        # the prompt encoder
-        (r"^tracker\.prompt_encoder\.shared_embedding\.positional_embedding$",
-         f"{MODEL}.interactive_sam_prompt_encoder.pe_layer.positional_encoding_gaussian_matrix"),
-        (r"^tracker\.prompt_encoder\.", f"{MODEL}.interactive_sam_prompt_encoder."),
-        # the mask decoders
-        (r"^tracker\.mask_decoder\.", f"{MODEL}.interactive_sam_mask_decoder."),
-        (r"^video_decoder\.", f"{MODEL}.sam_mask_decoder."),
-        (r"(_decoder\.transformer\.)layer_norm_final_attn\.", r"\1norm_final_attn."),
-        (r"(_decoder\.transformer\.layers\.\d+\.)layer_norm", r"\1norm"),
-        (r"(_decoder\.transformer\.layers\.\d+\.)mlp\.proj_in\.", r"\1mlp.lin1."),
-        (r"(_decoder\.transformer\.layers\.\d+\.)mlp\.proj_out\.", r"\1mlp.lin2."),
-        (r"(_decoder\.transformer\..*)\.o_proj\.", r"\1.out_proj."),
-        (r"(_decoder\.)upscale_conv1\.", r"\1output_upscaling.0."),
-        (r"(_decoder\.)upscale_layer_norm\.", r"\1output_upscaling.1."),
-        (r"(_decoder\.)upscale_conv2\.", r"\1output_upscaling.3."),
-        # what describes objects and images
-        (r"^tracker\.object_pointer_proj\.", f"{MODEL}.interactive_obj_ptr_proj."),
-        (r"^pointer_proj\.", f"{MODEL}.obj_ptr_proj."),
-        (r"^absent_pointer\.", f"{MODEL}.no_obj_ptr_linear."),
-        (r"^used_embed$", f"{MODEL}.output_valid_embed"),
-        (r"^free_embed$", f"{MODEL}.output_invalid_embed"),
-        (r"^tracker\.no_memory_embedding$", f"{MODEL}.interactivity_no_mem_embed"),
-        (r"^tracker\.mask_downsample\.", f"{MODEL}.interactive_mask_downsample."),
-        (r"^positional_embedding$", f"{MODEL}.image_pe_layer.positional_encoding_gaussian_matrix"),
-        # the memory read
-        (r"^read\.time$", f"{MODEL}.maskmem_tpos_enc"),
-        (r"^read\.pointer_time\.", f"{MODEL}.obj_ptr_tpos_proj."),
-        (r"^read\.", f"{MODEL}.transformer.encoder."),
-        # the memory encoder
-        (r"^memory\.absent$", f"{MODEL}.no_obj_embed_spatial"),
-        (r"^memory\.feature_projection\.", f"{MODEL}.maskmem_backbone.pix_feat_proj."),
-        (r"^memory\.fuser\.(\d+)\.depthwise_conv\.", MODEL + r".maskmem_backbone.fuser.layers.\1.dwconv."),
-        (r"^memory\.fuser\.(\d+)\.layer_norm\.", MODEL + r".maskmem_backbone.fuser.layers.\1.norm."),
-        (r"^memory\.fuser\.(\d+)\.pointwise_conv", MODEL + r".maskmem_backbone.fuser.layers.\1.pwconv"),
-        (r"^memory\.fuser\.(\d+)\.scale$", MODEL + r".maskmem_backbone.fuser.layers.\1.gamma"),
-    ]
-]  # fmt: skip
+
+
+class Renames:
+    """A table of names: patterns and what replaces them, in this order."""
+
+    def __init__(self, *table: tuple[str, str]) -> None:
+        self._table = [(re.compile(pattern), replacement) for pattern, replacement in table]
+
+    def apply(self, name: str) -> str:
+        """Return a name after all replacements."""
+        for pattern, replacement in self._table:
+            name = pattern.sub(replacement, name)
+        return name
+
+
+_RENAMES = Renames(
+    # the ViT
+    (r"^tracker\.vision_encoder\.backbone\.layers\.", f"{TRUNK}.blocks."),
+    (r"^tracker\.vision_encoder\.backbone\.layer_norm\.", f"{TRUNK}.ln_pre."),
+    (r"^tracker\.vision_encoder\.backbone\.embeddings\.position_embeddings$", f"{TRUNK}.pos_embed"),
+    (r"^tracker\.vision_encoder\.backbone\.embeddings\.patch_embeddings\.projection\.",
+     f"{TRUNK}.patch_embed.proj."),
+    (r"(\.blocks\.\d+\.)layer_norm", r"\1norm"),
+    (r"(\.blocks\.\d+\.)attention\.[qkv]_proj\.", r"\1attn.qkv."),
+    (r"(\.blocks\.\d+\.)attention\.o_proj\.", r"\1attn.proj."),
+    # the pyramids
+    (r"^tracker\.vision_encoder\.neck\.fpn_layers\.", f"{NECKS}.interactive_convs."),
+    (r"^propagation\.", f"{NECKS}.propagation_convs."),
+    (r"(convs\.\d\.)proj1\.", r"\1conv_1x1."),
+    (r"(convs\.\d\.)proj2\.", r"\1conv_3x3."),
+    # the prompt encoder
+    (r"^tracker\.prompt_encoder\.shared_embedding\.positional_embedding$",
+     f"{MODEL}.interactive_sam_prompt_encoder.pe_layer.positional_encoding_gaussian_matrix"),
+    (r"^tracker\.prompt_encoder\.", f"{MODEL}.interactive_sam_prompt_encoder."),
+    # the mask decoders
+    (r"^tracker\.mask_decoder\.", f"{MODEL}.interactive_sam_mask_decoder."),
+    (r"^video_decoder\.", f"{MODEL}.sam_mask_decoder."),
+    (r"(_decoder\.transformer\.)layer_norm_final_attn\.", r"\1norm_final_attn."),
+    (r"(_decoder\.transformer\.layers\.\d+\.)layer_norm", r"\1norm"),
+    (r"(_decoder\.transformer\.layers\.\d+\.)mlp\.proj_in\.", r"\1mlp.lin1."),
+    (r"(_decoder\.transformer\.layers\.\d+\.)mlp\.proj_out\.", r"\1mlp.lin2."),
+    (r"(_decoder\.transformer\..*)\.o_proj\.", r"\1.out_proj."),
+    (r"(_decoder\.)upscale_conv1\.", r"\1output_upscaling.0."),
+    (r"(_decoder\.)upscale_layer_norm\.", r"\1output_upscaling.1."),
+    (r"(_decoder\.)upscale_conv2\.", r"\1output_upscaling.3."),
+    # what describes objects and images
+    (r"^tracker\.object_pointer_proj\.", f"{MODEL}.interactive_obj_ptr_proj."),
+    (r"^pointer_proj\.", f"{MODEL}.obj_ptr_proj."),
+    (r"^absent_pointer\.", f"{MODEL}.no_obj_ptr_linear."),
+    (r"^used_embed$", f"{MODEL}.output_valid_embed"),
+    (r"^free_embed$", f"{MODEL}.output_invalid_embed"),
+    (r"^tracker\.no_memory_embedding$", f"{MODEL}.interactivity_no_mem_embed"),
+    (r"^tracker\.mask_downsample\.", f"{MODEL}.interactive_mask_downsample."),
+    (r"^positional_embedding$", f"{MODEL}.image_pe_layer.positional_encoding_gaussian_matrix"),
+    # the memory read
+    (r"^read\.time$", f"{MODEL}.maskmem_tpos_enc"),
+    (r"^read\.pointer_time\.", f"{MODEL}.obj_ptr_tpos_proj."),
+    (r"^read\.", f"{MODEL}.transformer.encoder."),
+    # the memory encoder
+    (r"^memory\.absent$", f"{MODEL}.no_obj_embed_spatial"),
+    (r"^memory\.feature_projection\.", f"{MODEL}.maskmem_backbone.pix_feat_proj."),
+    (r"^memory\.fuser\.(\d+)\.depthwise_conv\.", MODEL + r".maskmem_backbone.fuser.layers.\1.dwconv."),
+    (r"^memory\.fuser\.(\d+)\.layer_norm\.", MODEL + r".maskmem_backbone.fuser.layers.\1.norm."),
+    (r"^memory\.fuser\.(\d+)\.pointwise_conv", MODEL + r".maskmem_backbone.fuser.layers.\1.pwconv"),
+    (r"^memory\.fuser\.(\d+)\.scale$", MODEL + r".maskmem_backbone.fuser.layers.\1.gamma"),
+)  # fmt: skip
 _CONVOLUTION = re.compile(r"^memory\.downsample\.(\d+)\.(conv|layer_norm)\.")
 _EMBED = re.compile(r"^memory\.embed\.")
 _STEP = 3
@@ -333,8 +345,7 @@ def original_name(name: str, sizes: ModelSizes) -> str | None:
     if step := _EMBED.match(name):
         index = _STEP * (len(sizes.downsample) - 1)
         return f"{MODEL}.maskmem_backbone.mask_downsampler.encoder.{index}.{name[step.end() :]}"
-    for pattern, replacement in _RENAMES:
-        name = pattern.sub(replacement, name)
+    name = _RENAMES.apply(name)
     for before, after in _UPSCALING.items():
         name = name.replace(f"convs.{before}.", f"convs.{after}.")
     for before, after in _MASK_EMBED.items():
