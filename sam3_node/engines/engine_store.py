@@ -382,7 +382,8 @@ def _find_weight_files(name: str) -> list[Path]:
 
     Raises ModelError where they lie outside their folder, or cannot be fetched.
     """
-    if checkpoint := find_checkpoint(name):
+    # a digest of gigabytes that are not here yet is nothing to wait for
+    if checkpoint := find_checkpoint(name, fetch=False):
         return [checkpoint]
     folder = NANO if name == "nano" else Path(name).expanduser()
     # the name is no folder, so the hub's cache has the files; a name without / is of no repository of weights, and the

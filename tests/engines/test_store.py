@@ -218,6 +218,16 @@ def test_weights_of_one_file_have_a_digest(tmp_path: Path) -> None:
         engine_store.checkpoint_digest(str(tmp_path / "absent.safetensors"))
 
 
+def test_weights_are_not_fetched_for_their_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, local_files_only: bool = False) -> None:
+        assert local_files_only, "the hub was asked"
+        raise OSError("no such file in the cache")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", refuse)
+    with refuses(EngineError, field="facebook/sam3.1"):
+        engine_store.checkpoint_digest("facebook/sam3.1")
+
+
 def test_plans_of_groups_serve_any_number_of_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tracker makes more calls for more groups."""
     weights = write_groups(tmp_path)

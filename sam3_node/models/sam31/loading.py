@@ -37,14 +37,17 @@ def find_local_checkpoint(name: str) -> Path | None:
     return next((file for file in found if file.is_file()), None)
 
 
-def find_checkpoint(name: str) -> Path | None:
-    """Return the local file of a SAM 3.1 checkpoint, fetched if `name` is its hub name; None for other weights."""
+def find_checkpoint(name: str, fetch: bool = True) -> Path | None:
+    """Return the local file of a SAM 3.1 checkpoint; None for other weights.
+
+    If `name` is its hub name, the file is fetched, or taken from the hub's cache. Raises ModelError where that fails.
+    """
     if checkpoint := find_local_checkpoint(name):
         return checkpoint
     if name != SAM31 or os.path.isdir(name):
         return None
     try:
-        return Path(huggingface_hub.hf_hub_download(SAM31, SAM31_FILE))
+        return Path(huggingface_hub.hf_hub_download(SAM31, SAM31_FILE, local_files_only=not fetch))
     except Exception as error:  # the hub raises many, also of other packages
         raise ModelError(
             f"cannot load {name}: expected {SAM31_FILE} of the hub, which users have to ask for; found "
