@@ -23,7 +23,10 @@ ReportProgress = Callable[[str, float], None]
 """Called with the title of a build step and the fraction of it that is done, 0 to 1."""
 MAX_FRACTION = 0.99
 """Fraction of a step that has not ended: a builder reports 1 before it returns, and estimates may be short."""
-OPSET = 22  # has bfloat16 convolutions, and not yet a fused Attention
+OPSET = 20
+"""Operators of ONNX that exports use. Later ones are unknown to onnxruntime 1.20, which Triton 25.01 has."""
+OPSET_BFLOAT16 = 22
+"""The first with convolutions in bfloat16. It has no fused Attention yet."""
 MAX_OBJECTS = 64
 EXTRA = "onnx"
 NOISY_LOGGERS = (
@@ -71,10 +74,16 @@ def _make_program(stage: StageSpec) -> Any:
             output_names=[spec.name for spec in stage.outputs],
             dynamic_shapes=dynamic_axes(stage) if stage.varies else None,
             custom_translation_table=TRANSLATIONS,
-            opset_version=OPSET,
+            opset_version=choose_opset(stage),
             dynamo=True,
             verbose=False,
         )
+
+
+def choose_opset(stage: StageSpec) -> int:
+    """Return the oldest operators of ONNX that a stage can be written in."""
+    computes_in_bfloat16 = any(weight.dtype == torch.bfloat16 for weight in stage.module.parameters())
+    return OPSET_BFLOAT16 if computes_in_bfloat16 else OPSET
 
 
 def dynamic_axes(stage: StageSpec) -> tuple[dict[int, torch.export.Dim], ...]:
@@ -107,7 +116,7 @@ def _translate_attention(
     enable_gqa: bool = False,
 ) -> Any:
     """Translate `scaled_dot_product_attention` of [N, heads, L, D] to [N, heads, T, D]; the mask is bool."""
-    op = require("onnxscript", EXTRA).opset22
+    op = require("onnxscript", EXTRA).opset20
     types = require("onnx", EXTRA).TensorProto
     if dropout_p or is_causal or enable_gqa:
         raise ValueError("expected plain attention, found dropout, a causal mask or grouped heads")
@@ -135,7 +144,7 @@ def _translate_convolution(
 
     TensorRT has no transposed convolution in bfloat16.
     """
-    op = require("onnxscript", EXTRA).opset22
+    op = require("onnxscript", EXTRA).opset20
     channels, out, kernel, _ = weight.shape
     if (
         not transposed

@@ -63,6 +63,16 @@ class MaskDecoder(nn.Module):
         may be [N, ...] for objects on N images. Return logits
         [N, M, 4h, 4w], iou [N, M], mask tokens [N, M, C] and presence logits [N]; M is 3 with `multimask`, else 1.
         """
+        logits, iou, tokens, presence = self.decode_all(image, fine, middle, prompt)
+        if multimask:
+            return logits[:, 1:], iou[:, 1:], tokens[:, 1:], presence
+        logits, iou = self.pick_single(logits, iou)
+        return logits, iou, tokens[:, :1], presence
+
+    def decode_all(
+        self, image: Tensor, fine: Tensor, middle: Tensor, prompt: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Decode as `forward` does, to all masks: the single one first, then those that compete."""
         tokens = torch.cat([self.output_tokens.expand(prompt.shape[0], -1, -1), prompt], dim=1)
         queries = tokens
         pixels = image.flatten(2).transpose(1, 2)
@@ -73,13 +83,14 @@ class MaskDecoder(nn.Module):
         queries = queries if self.presence_head is None else queries[:, 1:]
         mask_tokens = queries[:, 1 : 1 + self.masks]
         logits = self.upscale(self.heads(mask_tokens), pixels, fine, middle)
-        iou = self.iou_head(queries[:, 0])
-        if multimask:
-            return logits[:, 1:], iou[:, 1:], mask_tokens[:, 1:], presence
+        return logits, self.iou_head(queries[:, 0]), mask_tokens, presence
+
+    def pick_single(self, logits: Tensor, iou: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mask [N, 1, 4h, 4w] and iou [N, 1] that stand where no masks compete, from those of all."""
         if self.stable_mask is not None:
             # the reference's function expects an axis of prompts
             logits, iou = (x[:, 0] for x in self.stable_mask(logits[:, None], iou[:, None]))
-        return logits[:, :1], iou[:, :1], mask_tokens[:, :1], presence
+        return logits[:, :1], iou[:, :1]
 
     def _presence(self, token: Tensor) -> Tensor:
         if self.presence_head is None:
