@@ -10,6 +10,10 @@ DEMO_READY := $(VENV)/.ready-demo
 READY := $(VENV)/.ready
 ENGINES_READY := $(VENV)/.ready-engines
 
+# the onnxruntime of a Triton server, which is older than the one that exports are compared with
+TRITON := .venv-triton
+TRITON_READY := $(TRITON)/.ready
+
 # ROS 2 has an environment of its own
 ROS2 := .venv-ros2
 ROS2_READY := $(ROS2)/.ready
@@ -48,7 +52,7 @@ NEED_NO_ENGINES := $(addprefix tests/engines/,\
 	test_frames.py test_graphs.py test_inductor.py test_specs.py \
 	tensorrt/test_run.py)
 
-test-engines: $(ENGINES_READY)
+test-engines: $(ENGINES_READY) $(TRITON_READY)
 	TEST_BINDINGS=1 $(PYTEST) $(filter-out $(NEED_NO_ENGINES),$(wildcard tests/engines/test_*.py tests/engines/tensorrt/test_*.py)) \
 		tests/models/sam/test_kernels.py
 
@@ -83,7 +87,7 @@ lock: $(READY)
 		--custom-compile-command 'make lock' --no-annotate -o requirements.lock
 
 clean:
-	rm -rf $(VENV) $(ROS2) out build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(ROS2) $(TRITON) out build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call apt,packages,what is wrong): install Debian packages where that is possible, else say how and fail
@@ -124,6 +128,15 @@ $(ENGINES_READY): $(READY)
 	@echo 'installing what builds engines into $(VENV): some minutes, once'
 	$(BIN)/pip install -q $(PIP_FLAGS) -e '.[dev,tensorrt-rtx,quantize]' 'triton>=3.8'  # 3.6 cannot interpret on a CPU
 	$(BIN)/pip install -q $(PIP_FLAGS) --no-deps tritonclient  # the schema of its configurations alone
+	@touch $@
+
+$(TRITON_READY):
+	@if $(PYTHON) -c 'import sys; sys.exit(sys.version_info >= (3, 14))'; then \
+		test -x $(TRITON)/bin/pip || $(PYTHON) -m venv $(TRITON); \
+		$(TRITON)/bin/pip install -q $(PIP_FLAGS) onnxruntime==1.20.1 numpy; \
+	else \
+		echo "no wheels of onnxruntime 1.20.1 for $$($(PYTHON) --version): its test is skipped" >&2; mkdir -p $(TRITON); \
+	fi
 	@touch $@
 
 $(ROS2_READY): $(addprefix launch/ros2/,build.py definitions.toml requirements.txt) \

@@ -60,6 +60,9 @@ def add_commands(commands: Commands) -> None:
     triton.add("--name NAME", "how names of models begin [name of the weights]", default="")
     triton.add("--batch N", "most images in a call [8]", parse_count, 8)
     triton.add("--instances N", "copies of each model of images [1]", parse_count, 1)
+    text = "microseconds that a request may wait for others to join it [0]"
+    triton.add("--delay-us N", text, parse_count, 0)
+    triton.add("--preferred N,N", "numbers of images to wait for, such as 1,4,8 [--batch]", parse_counts, ())
 
 
 def add_fp8_command(group: Commands) -> None:
@@ -159,7 +162,7 @@ def engine_export_triton(args: Namespace, settings: Settings) -> None:
     from ..engines.triton_server import Serving, export_repository
 
     # how large a call may be, and how many of them run at once
-    serving = Serving(args.batch, args.instances)
+    serving = Serving(args.batch, args.instances, args.delay_us, args.preferred)
     with closing(ProgressBar("%")) as bars:
         written = export_repository(
             settings, args.out, plans=args.plans, name=args.name, serving=serving, progress=bars.report

@@ -17,7 +17,7 @@ import torch
 
 from ..errors import EngineError, require
 from .oom import reraise_as_engine_error
-from .specs import IMAGES, MEMORIES, MIN_MEMORIES, OBJECTS, StageSpec
+from .specs import HEIGHT, IMAGES, MEMORIES, MIN_MEMORIES, OBJECTS, POINTS, WIDTH, StageSpec
 
 ReportProgress = Callable[[str, float], None]
 """Called with the title of a build step and the fraction of it that is done, 0 to 1."""
@@ -28,6 +28,13 @@ OPSET = 20
 OPSET_BFLOAT16 = 22
 """The first with convolutions in bfloat16. It has no fused Attention yet."""
 MAX_OBJECTS = 64
+"""Objects, or images, of a call."""
+MAX_POINTS = 64
+"""Points of a prompt."""
+MIN_SIDE = 2
+"""Pixels of a side of an image."""
+MAX_SIDE = 16384
+"""Pixels of a side of an image."""
 EXTRA = "onnx"
 NOISY_LOGGERS = (
     "torch.onnx",
@@ -87,12 +94,17 @@ def choose_opset(stage: StageSpec) -> int:
 
 
 def dynamic_axes(stage: StageSpec) -> tuple[dict[int, torch.export.Dim], ...]:
-    """Return for each input the axes that take 1 to 64 objects or images, and any number of memories."""
-    objects = torch.export.Dim(OBJECTS, min=1, max=MAX_OBJECTS)
-    # a stage without memories has a maximum of 0, which lies below the least number
-    memories = torch.export.Dim(MEMORIES, min=MIN_MEMORIES, max=stage.max_memories or MAX_OBJECTS)
-
-    dims = {OBJECTS: objects, MEMORIES: memories, IMAGES: torch.export.Dim(IMAGES, min=1, max=MAX_OBJECTS)}
+    """Return for each input the axes that vary, with their limits."""
+    limits = {
+        OBJECTS: (1, MAX_OBJECTS),
+        # a stage without memories has a maximum of 0, which lies below the least number
+        MEMORIES: (MIN_MEMORIES, stage.max_memories or MAX_OBJECTS),
+        IMAGES: (1, MAX_OBJECTS),
+        POINTS: (1, MAX_POINTS),
+        HEIGHT: (MIN_SIDE, MAX_SIDE),
+        WIDTH: (MIN_SIDE, MAX_SIDE),
+    }
+    dims = {name: torch.export.Dim(name, min=least, max=most) for name, (least, most) in limits.items()}
 
     def find(side: int | str) -> torch.export.Dim:
         # a side may be a sum, as in "memories + 16"

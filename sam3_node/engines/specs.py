@@ -21,6 +21,9 @@ from ..tracking.memory import MemoryBank, get_rule
 OBJECTS = "objects"
 MEMORIES = "memories"
 IMAGES = "images"
+POINTS = "points"
+HEIGHT = "height"
+WIDTH = "width"
 MIN_MEMORIES = 2
 """Least memories of an object that a read takes at once: of one prompted frame and one other."""
 USUAL_OBJECTS = 4
@@ -37,6 +40,11 @@ class Sizes(NamedTuple):
     objects: int = 1
     memories: int = 0
     images: int = 1
+    points: int = 3
+    """of a prompt"""
+    height: int = 90
+    """of an image, pixels"""
+    width: int = 120
 
 
 class TensorSpec(NamedTuple):
@@ -46,9 +54,9 @@ class TensorSpec(NamedTuple):
     shape: tuple[int | str, ...]
     dtype: torch.dtype
 
-    def shape_for(self, objects: int, memories: int = 0, images: int = 1) -> tuple[int, ...]:
-        """Return the shape for this number of objects, of memories of each, and of images."""
-        named = {OBJECTS: objects, MEMORIES: memories, IMAGES: images}
+    def shape_for(self, *sizes: int) -> tuple[int, ...]:
+        """Return the shape for the fields of a `Sizes`, of which those at the end may be left out."""
+        named = Sizes(*sizes)._asdict()
         return tuple(
             sum(named[part] if part in named else int(part) for part in str(side).split(" + "))
             for side in self.shape
@@ -149,8 +157,8 @@ def _make_example(spec: TensorSpec, sizes: Sizes, generator: torch.Generator) ->
     # all memories are valid, as in a full bank
     if spec.dtype == torch.bool:
         return torch.ones(shape, dtype=torch.bool)
-    if spec.dtype == torch.int64:
-        return torch.zeros(shape, dtype=torch.int64)
+    if not spec.dtype.is_floating_point:
+        return torch.zeros(shape, dtype=spec.dtype)
     return torch.randn(shape, generator=generator).to(spec.dtype)
 
 

@@ -17,16 +17,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from ..detection.detectors import MAX_IOU
 from ..errors import EngineError, OutputError, require
 from ..files import explain_os_error, make_folder
 from ..models import TrackerModel
-from ..models.pixels import box_iou
-from ..models.sam.encoder import NO_POINT, Sam1PromptEncoder
-from ..models.sam.stages import Decoder, Features
 from ..models.yolo.network import YoloWorld, load_yolo_world
 from ..settings import Settings
 from ..tracking.tracks import BOX_LABELS
@@ -41,7 +36,8 @@ from .engine_store import (
 )
 from .export import EXTRA, BuildStep, ReportProgress, export, ignore_progress
 from .oom import reraise_out_of_memory
-from .specs import IMAGES, OBJECTS, STAGES, StageSpec, TensorSpec, tracker_stages
+from .served_networks import NAMED, FindNamed, FloatRemember, PrepareImage, PromptDecode
+from .specs import HEIGHT, IMAGES, OBJECTS, POINTS, STAGES, WIDTH, StageSpec, TensorSpec, tracker_stages
 
 ONNX = "onnxruntime_onnx"
 PLAN = "tensorrt_plan"
@@ -51,12 +47,8 @@ VERSION = "1"
 ONNX_PRECISIONS = ("float32", "float16")
 """The server's ONNX backend takes no bfloat16."""
 TENSORRT = "tensorrt"
-PROMPTS = {"point": (1,), "box": BOX_LABELS}
-"""Labels of the points of each kind of prompt. Another number of points would be another network."""
-NAMED = 16
-"""Boxes of an image that the detector's model gives, the best first."""
-CANDIDATES = 512
-"""Best boxes among which it chooses."""
+PROMPTS: dict[str, tuple[int, ...]] = {"points": (), "point": (1,), "box": BOX_LABELS}
+"""Labels of the points of each kind of prompt; none where they come with the points."""
 
 
 class Word(str):
@@ -68,6 +60,8 @@ TYPES = {
     torch.float16: Word("TYPE_FP16"),
     torch.bfloat16: Word("TYPE_BF16"),
     torch.int64: Word("TYPE_INT64"),
+    torch.int32: Word("TYPE_INT32"),
+    torch.uint8: Word("TYPE_UINT8"),
     torch.bool: Word("TYPE_BOOL"),
 }
 
@@ -89,118 +83,19 @@ class ServedModel(NamedTuple):
 
 
 class Serving(NamedTuple):
-    """Options of the models without memories: the encoder, the decoders of prompts, and the detector.
-
-    batch: the most images in a call; the server joins requests up to it. 0 for models of one image. instances: copies
-    of each model, which run at once.
-    """
+    """Options of the models without memories: the encoder, the decoders of prompts, and the detector."""
 
     batch: int = 8
+    """the most images in a call; the server joins requests up to it. 0 for models of one image"""
     instances: int = 1
+    """copies of each model, which run at once"""
+    delay_us: int = 0
+    """microseconds that a request may wait for others to join it"""
+    preferred: tuple[int, ...] = ()
+    """numbers of images to wait for; empty: `batch`"""
 
 
 USUAL_SERVING = Serving()
-
-
-class PromptDecode(nn.Module):
-    """The decoder for N prompts of one kind on each of B images, each for an object of its own."""
-
-    labels: Tensor
-
-    def __init__(self, decoder: Decoder, labels: Sequence[int], multimask: bool) -> None:
-        super().__init__()
-        self.decoder = decoder
-        self.multimask = multimask
-        self.points = len(labels)
-        # SAM 1 expects a position without a point beside a single point
-        if isinstance(decoder.prompt_encoder, Sam1PromptEncoder) and len(labels) == 1:
-            labels = (*labels, NO_POINT)
-        device = decoder.no_memory.device
-        self.register_buffer(
-            "labels", torch.tensor([labels], dtype=torch.int32, device=device), persistent=False
-        )
-
-    def forward(
-        self, top: Tensor, fine: Tensor, middle: Tensor, places: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Decode places [B, N, 2] (x y) or [B, N, 4] (x0 y0 x1 y1) in model pixels, with the features of B images.
-
-        Return logits [B, N, 4h, 4w], predicted iou [B, N] and presence logits [B, N].
-        """
-        images, count = places.shape[:2]
-        # each prompt has an object of its own, so the image's features are repeated for each
-        features = Features(
-            *(x[:, None].expand(-1, count, -1, -1, -1).flatten(0, 1) for x in (fine, middle, top))
-        )
-        points = places.reshape(images * count, self.points, 2)
-        # the label of the added position makes the encoder ignore its place
-        points = F.pad(points, (0, 0, 0, self.labels.shape[1] - self.points))
-        labels = self.labels.expand(images * count, -1)
-        decoded = self.decoder(*self.decoder.embed(features, points, labels), self.multimask)
-        logits, iou, presence = (x.unflatten(0, (images, count)) for x in decoded[:3])
-        return logits, iou, presence
-
-
-class FindNamed(nn.Module):
-    """YOLO-World with the choice among overlapping boxes, for images that `letterbox` has fitted into its square.
-
-    It chooses as `models.pixels.select` does, without a threshold and from fewer candidates.
-    """
-
-    def __init__(self, net: YoloWorld, segmented: int) -> None:
-        super().__init__()
-        self.net = net
-        self.segmented = segmented
-
-    def forward(self, pixels: Tensor, text: Tensor, frame: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Find objects on pixels [B, 3, S, S] by vectors [B, K, D], for frames [B, 2] of (width, height) pixels.
-
-        Return boxes [B, 16, 4] in pixels of a square of `segmented` pixels a side, scores [B, 16] and phrases [B, 16].
-        """
-        boxes, scores = self.net(pixels, text)
-        best, phrases = scores.max(dim=2)
-        # the choice compares all pairs of candidates, so there must be few
-        best, order = best.topk(min(CANDIDATES, best.shape[1]), dim=1)
-        boxes = boxes.gather(1, order[..., None].expand(-1, -1, 4))
-        phrases = phrases.gather(1, order)
-        # only boxes of one phrase compete, as in `select`
-        rivals = (box_iou(boxes, boxes) > MAX_IOU) & (phrases[:, None] == phrases[..., None])
-        # a box must not be chosen twice, and an empty box has an IoU of 0 with itself
-        rivals |= torch.eye(order.shape[1], dtype=torch.bool, device=order.device)
-        left = best
-        chosen = []
-        # a fixed number of steps, because the export unrolls this loop
-        for _ in range(NAMED):
-            chosen.append(left.argmax(dim=1, keepdim=True))
-            row = chosen[-1][..., None].expand(-1, -1, order.shape[1])
-            left = left.masked_fill(rivals.gather(1, row)[:, 0], 0)
-        index = torch.cat(chosen, dim=1)
-        boxes = boxes.gather(1, index[..., None].expand(-1, -1, 4))
-        scores = best.gather(1, index)
-        return self._convert(boxes, frame.double()), scores, phrases.gather(1, index)
-
-    def _convert(self, boxes: Tensor, frame: Tensor) -> Tensor:
-        """Undo `letterbox` and clip, as `Letterbox.to_frame` does; then scale to the tracker's square."""
-        side = self.net.config.image_size
-        # float64, because `letterbox` computes the same sizes with Python's numbers
-        fitted = (frame * (side / frame.amax(dim=1, keepdim=True))).round().clamp(min=1)
-        offset = ((side - fitted) / 2).floor()
-        places = (boxes.unflatten(2, (2, 2)) - offset[:, None, None]) / fitted[:, None, None]
-        within: Tensor = places.clamp(0, 1) * self.segmented
-        return within.float().flatten(2)
-
-
-class FloatRemember(nn.Module):
-    """The memory write that returns memories in the dtype of the logits."""
-
-    def __init__(self, stage: nn.Module) -> None:
-        super().__init__()
-        self.stage = stage
-
-    def forward(self, top: Tensor, logits: Tensor, presence: Tensor) -> Tensor:
-        """Write as the stage does."""
-        result: Tensor = self.stage(top, logits, presence).to(logits.dtype)
-        return result
 
 
 def export_repository(
@@ -276,15 +171,20 @@ def make_models(
     if model.dtype == torch.bfloat16:
         return served
     encode = stages["encode"]
+    prepare = _specify_preparation(model, encode, detector)
+    served.append(ServedModel(describe.stage(prepare, ONNX, model), prepare))
+    served.append(ServedModel(describe.ensemble("encode_image", [prepare, encode], encode.outputs)))
     for kind, labels in PROMPTS.items():
         prompt = _specify_prompt(model, encode, kind, labels)
         served.append(ServedModel(describe.stage(prompt, ONNX, model), prompt))
-        served.append(ServedModel(describe.ensemble(kind, [encode, prompt], prompt.outputs)))
+        steps = [prepare, encode, prompt]
+        served.append(ServedModel(describe.ensemble(f"segment_{kind}", steps, prompt.outputs)))
     if detector is not None:  # the last prompts are boxes
         detect = _specify_detector(detector, model)
         served.append(ServedModel(describe.stage(detect, ONNX, model), detect))
+        steps = [prepare, detect, encode, prompt]
         outputs = [*detect.outputs, *prompt.outputs]
-        served.append(ServedModel(describe.ensemble("named", [detect, encode, prompt], outputs)))
+        served.append(ServedModel(describe.ensemble("segment_named", steps, outputs)))
     return served
 
 
@@ -316,15 +216,40 @@ def _specify_prompt(model: TrackerModel, encode: StageSpec, kind: str, labels: S
     top, fine, middle = (
         features.get(f"prompt_{level}", features[level]) for level in ("top", "fine", "middle")
     )
-    module = PromptDecode(model.decode_stage, labels, model.competes(len(labels), True))
+    multimask = model.candidates > 1
+    competes = bool(labels) and model.competes(len(labels), True)
+    module = PromptDecode(model.decode_stage, labels, multimask, competes)
     objects = (IMAGES, OBJECTS)
-    places = TensorSpec("points" if kind == "point" else "boxes", (*objects, 2 * len(labels)), torch.float32)
-    outputs = (
+    if labels:
+        name = "points" if kind == "point" else "boxes"
+        places = (TensorSpec(name, (*objects, 2 * len(labels)), torch.float32),)
+    else:
+        places = (
+            TensorSpec("points", (*objects, POINTS, 2), torch.float32),
+            TensorSpec("labels", (*objects, POINTS), torch.int32),
+        )
+    outputs = [
         TensorSpec("logits", (*objects, *model.mask_size), model.dtype),
         TensorSpec("iou", objects, model.dtype),
         TensorSpec("presence", objects, model.dtype),
-    )
-    return StageSpec(f"prompt_{kind}", module, (top, fine, middle, places), outputs)
+    ]
+    if multimask:
+        rivals = (*objects, model.candidates)
+        outputs.append(TensorSpec("candidates", (*rivals, *model.mask_size), model.dtype))
+        outputs.append(TensorSpec("candidate_iou", rivals, model.dtype))
+    return StageSpec(f"prompt_{kind}", module, (top, fine, middle, *places), tuple(outputs))
+
+
+def _specify_preparation(model: TrackerModel, encode: StageSpec, detector: YoloWorld | None) -> StageSpec:
+    """Specify what makes the pixels of the tracker, and of a detector, from images."""
+    image = TensorSpec("image", (IMAGES, HEIGHT, WIDTH, 3), torch.uint8)
+    outputs = [_for_images(encode).inputs[0]]
+    side = None
+    if detector is not None:
+        side = detector.config.image_size
+        outputs.append(TensorSpec("letterbox", (IMAGES, 3, side, side), torch.float32))
+        outputs.append(TensorSpec("frame", (IMAGES, 2), torch.float32))
+    return StageSpec("prepare", PrepareImage(model, side), (image,), tuple(outputs))
 
 
 def _specify_detector(net: YoloWorld, model: TrackerModel) -> StageSpec:
@@ -358,8 +283,7 @@ class _Describer:
         count = 1 if stage.name in STAGES[1:] else self._serving.instances
         config["instance_group"] = [{"count": count, "kind": kind}]
         if config["max_batch_size"]:
-            # the empty field turns batching on, with the server's own defaults
-            config["dynamic_batching"] = {}
+            config["dynamic_batching"] = self._describe_batching()
         if stage.name == "encode":  # what a client needs to make pixels
             values = {
                 "pixels": "RGB from 0 to 1, resized to the square, less mean, divided by std",
@@ -371,7 +295,16 @@ class _Describer:
             ]
         return config
 
-    def ensemble(self, kind: str, stages: Sequence[StageSpec], outputs: Sequence[TensorSpec]) -> Config:
+    def _describe_batching(self) -> Config:
+        """Return how the server joins requests. An empty field turns it on, with the server's own defaults."""
+        batching: dict[str, Any] = {}
+        if self._serving.preferred:
+            batching["preferred_batch_size"] = self._serving.preferred
+        if self._serving.delay_us:
+            batching["max_queue_delay_microseconds"] = self._serving.delay_us
+        return batching
+
+    def ensemble(self, name: str, stages: Sequence[StageSpec], outputs: Sequence[TensorSpec]) -> Config:
         """Return the configuration of the ensemble that runs stages in order; tensors of one name are one tensor."""
         taken = {spec.name: spec for stage in stages for spec in stage.inputs}
         made = {spec.name for stage in stages for spec in stage.outputs}
@@ -387,7 +320,7 @@ class _Describer:
             for stage in stages
         ]
         inputs = tuple(spec for name, spec in taken.items() if name not in made)
-        whole = StageSpec(f"segment_{kind}", nn.Identity(), inputs, tuple(outputs))
+        whole = StageSpec(name, nn.Identity(), inputs, tuple(outputs))
         return {**self._head(whole, ENSEMBLE), "ensemble_scheduling": {"step": steps}}
 
     def _head(self, stage: StageSpec, platform: str) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from sam3_node.errors import require
 
 ONNX_TYPES = {  # numbers of the types in ONNX, and their names in onnxruntime
     torch.float32: (1, "tensor(float)"),
+    torch.uint8: (2, "tensor(uint8)"),
+    torch.int32: (6, "tensor(int32)"),
     torch.int64: (7, "tensor(int64)"),
     torch.bool: (9, "tensor(bool)"),
     torch.float16: (10, "tensor(float16)"),
