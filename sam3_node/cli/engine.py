@@ -5,8 +5,9 @@ Heavy packages are imported inside the command that needs them.
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
@@ -58,6 +59,8 @@ def add_commands(commands: Commands) -> None:
     triton.add_path("-o, --out FOLDER", "model repository, new or existing", required=True)
     triton.add_flag("--plans", "copy the TensorRT plans of `engine build` [export ONNX files]")
     triton.add("--name NAME", "how names of models begin [name of the weights]", default="")
+    text = "what the detector looks for, such as 'mug,red box' [vectors in each request]"
+    triton.add("--names NAME,NAME", text, parse_names, ())
     triton.add("--batch N", "most images in a call [8]", parse_count, 8)
     triton.add("--instances N", "copies of each model of images [1]", parse_count, 1)
     text = "microseconds that a request may wait for others to join it [0]"
@@ -73,6 +76,14 @@ def add_fp8_command(group: Commands) -> None:
     fp8.add_path("--recipe FILE.toml", "which kinds of layers will be quantised")
     text = f"number of frames to use, over all sources [{CALIBRATION_FRAMES}]"
     fp8.add("--frames N", text, parse_count, CALIBRATION_FRAMES)
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """Parse "mug,red box": names without the spaces around them, at least one."""
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise ValueError(f"expected names such as mug,red box, found {text!r}")
+    return names
 
 
 def parse_counts(text: str) -> tuple[int, ...]:
@@ -165,9 +176,28 @@ def engine_export_triton(args: Namespace, settings: Settings) -> None:
     serving = Serving(args.batch, args.instances, args.delay_us, args.preferred)
     with closing(ProgressBar("%")) as bars:
         written = export_repository(
-            settings, args.out, plans=args.plans, name=args.name, serving=serving, progress=bars.report
+            settings,
+            args.out,
+            plans=args.plans,
+            name=args.name,
+            names=args.names,
+            serving=serving,
+            progress=bars.report,
         )
     print(*written, sep="\n")
+    for command in list_next_commands(args.out, written):
+        print(command, file=sys.stderr)
+
+
+def list_next_commands(repository: Path, written: Sequence[Path]) -> list[str]:
+    """Return the commands that serve a repository, and that segment by it."""
+    family = written[0].name.rpartition("_")[0]
+    folder = repository.resolve()
+    return [
+        f"serve it:    TRITON_MODELS={folder} docker compose -f launch/container/compose.triton.yaml up",
+        f"is it ready: curl -f http://127.0.0.1:8000/v2/models/{family}_encode/ready",
+        f"segment:     python examples/triton_client.py picture.jpg {family} 320,240",
+    ]
 
 
 def _has_detector_engine(settings: Settings) -> bool:

@@ -159,16 +159,24 @@ class FindNamed(nn.Module):
     It chooses as `models.pixels.select` does, without a threshold and from fewer candidates.
     """
 
-    def __init__(self, net: YoloWorld, segmented: int) -> None:
+    fixed: Tensor
+
+    def __init__(self, net: YoloWorld, segmented: int, text: Tensor | None = None) -> None:
+        """`text`: vectors [K, D] of the phrases that are looked for, unless they come with the images."""
         super().__init__()
         self.net = net
         self.segmented = segmented
+        self.register_buffer("fixed", text, persistent=False)
 
-    def forward(self, pixels: Tensor, text: Tensor, frame: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, pixels: Tensor, frame: Tensor, text: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Find objects on pixels [B, 3, S, S] by vectors [B, K, D], for frames [B, 2] of (width, height) pixels.
 
         Return boxes [B, 16, 4] in pixels of a square of `segmented` pixels a side, scores [B, 16] and phrases [B, 16].
         """
+        if text is None:
+            text = self.fixed[None].expand(pixels.shape[0], -1, -1)
         boxes, scores = self.net(pixels, text)
         best, phrases = scores.max(dim=2)
         # the choice compares all pairs of candidates, so there must be few

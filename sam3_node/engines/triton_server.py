@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from ..detection.loading import load_detector
+from ..detection.yolo_world import YoloWorldDetector
 from ..errors import EngineError, OutputError, require
 from ..files import explain_os_error, make_folder
 from ..models import TrackerModel
@@ -82,6 +84,16 @@ class ServedModel(NamedTuple):
         return str(self.config["name"])
 
 
+class Search(NamedTuple):
+    """A detector, and what it looks for."""
+
+    net: YoloWorld
+    names: tuple[str, ...] = ()
+    """empty: vectors in each request say it"""
+    text: Tensor | None = None
+    """vectors [K, D] of the names"""
+
+
 class Serving(NamedTuple):
     """Options of the models without memories: the encoder, the decoders of prompts, and the detector."""
 
@@ -104,6 +116,7 @@ def export_repository(
     *,
     plans: bool = False,
     name: str = "",
+    names: Sequence[str] = (),
     serving: Serving = USUAL_SERVING,
     progress: ReportProgress = ignore_progress,
 ) -> list[Path]:
@@ -112,7 +125,8 @@ def export_repository(
     By default, stages are exported to ONNX in `engine.precision`, float32 or float16. Weights for images alone have the
     encoder and the prompts. With `plans`, the four stages are those that `engine build` has made with TensorRT; without
     bfloat16, prompts and ensembles come beside them. A YOLO-World of the settings comes with them, and an ensemble that
-    segments what it finds. name: the beginning of all names of models; by default, the name of the weights. Raises
+    segments what it finds. name: the beginning of all names of models; by default, the name of the weights. names: what
+    the detector looks for, if not vectors in each request say it. Raises
     EngineError for a precision that cannot be served, for plans that are not in the store or that the server cannot
     run, and for models that are in the folder already; ModelError, MissingExtraError and OutputError. Nothing is
     written then.
@@ -123,6 +137,11 @@ def export_repository(
             f"engine.precision {precision}: expected {' or '.join(ONNX_PRECISIONS)} for ONNX files, because Triton's "
             "ONNX backend takes no other inputs; use --engine.precision float16, or --plans with TensorRT plans"
         )
+    if names and settings.detector.kind != "yolo-world":
+        raise EngineError(
+            f"names: expected a detector that can be served, yolo-world, found {settings.detector.kind}; use "
+            "--detector.kind yolo-world, or leave --names out"
+        )
     # bfloat16 plans have no ONNX models beside them
     if not plans or precision in ONNX_PRECISIONS:
         require("onnx", EXTRA)
@@ -132,8 +151,7 @@ def export_repository(
         detector = None
         # the detector is an ONNX model, and those take no bfloat16
         if settings.detector.kind == "yolo-world" and model.dtype != torch.bfloat16:
-            weights = resolve_folder(settings.detector)
-            detector = load_yolo_world(weights, device=settings.model.device, dtype=model.dtype)
+            detector = _load_search(settings, names, model.dtype)
         models = make_models(
             model, settings.tracker.bank_size, stored, detector=detector, name=name, serving=serving
         )
@@ -153,7 +171,7 @@ def make_models(
     bank_size: int,
     stored: StoredEngine | None = None,
     *,
-    detector: YoloWorld | None = None,
+    detector: Search | None = None,
     name: str = "",
     serving: Serving = USUAL_SERVING,
 ) -> list[ServedModel]:
@@ -173,7 +191,8 @@ def make_models(
     encode = stages["encode"]
     prepare = _specify_preparation(model, encode, detector)
     served.append(ServedModel(describe.stage(prepare, ONNX, model), prepare))
-    served.append(ServedModel(describe.ensemble("encode_image", [prepare, encode], encode.outputs)))
+    features = _find_prompt_features(encode)
+    served.append(ServedModel(describe.ensemble("encode_image", [prepare, encode], features)))
     for kind, labels in PROMPTS.items():
         prompt = _specify_prompt(model, encode, kind, labels)
         served.append(ServedModel(describe.stage(prompt, ONNX, model), prompt))
@@ -181,7 +200,10 @@ def make_models(
         served.append(ServedModel(describe.ensemble(f"segment_{kind}", steps, prompt.outputs)))
     if detector is not None:  # the last prompts are boxes
         detect = _specify_detector(detector, model)
-        served.append(ServedModel(describe.stage(detect, ONNX, model), detect))
+        config = describe.stage(detect, ONNX, model)
+        if detector.names:
+            config = {**config, "parameters": [_make_parameter("names", ",".join(detector.names))]}
+        served.append(ServedModel(config, detect))
         steps = [prepare, detect, encode, prompt]
         outputs = [*detect.outputs, *prompt.outputs]
         served.append(ServedModel(describe.ensemble("segment_named", steps, outputs)))
@@ -209,13 +231,15 @@ def _without_bfloat16(stage: StageSpec) -> StageSpec:
     return stage._replace(module=module)
 
 
-def _specify_prompt(model: TrackerModel, encode: StageSpec, kind: str, labels: Sequence[int]) -> StageSpec:
-    """Specify the decoder of prompts of a kind, whose places are the input `points` or `boxes`."""
+def _find_prompt_features(encode: StageSpec) -> list[TensorSpec]:
+    """Return the features that prompts are decoded on: top, fine and middle."""
     features = {spec.name: spec for spec in _for_images(encode).outputs}
     # SAM 3.1 has features of their own for prompts
-    top, fine, middle = (
-        features.get(f"prompt_{level}", features[level]) for level in ("top", "fine", "middle")
-    )
+    return [features.get(f"prompt_{level}", features[level]) for level in ("top", "fine", "middle")]
+
+
+def _specify_prompt(model: TrackerModel, encode: StageSpec, kind: str, labels: Sequence[int]) -> StageSpec:
+    """Specify the decoder of prompts of a kind: points with labels, one point or a box."""
     multimask = model.candidates > 1
     competes = bool(labels) and model.competes(len(labels), True)
     module = PromptDecode(model.decode_stage, labels, multimask, competes)
@@ -237,36 +261,57 @@ def _specify_prompt(model: TrackerModel, encode: StageSpec, kind: str, labels: S
         rivals = (*objects, model.candidates)
         outputs.append(TensorSpec("candidates", (*rivals, *model.mask_size), model.dtype))
         outputs.append(TensorSpec("candidate_iou", rivals, model.dtype))
-    return StageSpec(f"prompt_{kind}", module, (top, fine, middle, *places), tuple(outputs))
+    return StageSpec(f"prompt_{kind}", module, (*_find_prompt_features(encode), *places), tuple(outputs))
 
 
-def _specify_preparation(model: TrackerModel, encode: StageSpec, detector: YoloWorld | None) -> StageSpec:
+def _specify_preparation(model: TrackerModel, encode: StageSpec, detector: Search | None) -> StageSpec:
     """Specify what makes the pixels of the tracker, and of a detector, from images."""
     image = TensorSpec("image", (IMAGES, HEIGHT, WIDTH, 3), torch.uint8)
     outputs = [_for_images(encode).inputs[0]]
     side = None
     if detector is not None:
-        side = detector.config.image_size
+        side = detector.net.config.image_size
         outputs.append(TensorSpec("letterbox", (IMAGES, 3, side, side), torch.float32))
         outputs.append(TensorSpec("frame", (IMAGES, 2), torch.float32))
     return StageSpec("prepare", PrepareImage(model, side), (image,), tuple(outputs))
 
 
-def _specify_detector(net: YoloWorld, model: TrackerModel) -> StageSpec:
-    """Specify the detector whose boxes are in pixels of the tracker's square; its phrases vary in number."""
-    side = net.config.image_size
-    found = (IMAGES, NAMED)
-    inputs = (
-        TensorSpec("letterbox", (IMAGES, 3, side, side), torch.float32),
-        TensorSpec("text", (IMAGES, OBJECTS, net.config.text_channels), torch.float32),
-        TensorSpec("frame", (IMAGES, 2), torch.float32),
+def _load_search(settings: Settings, names: Sequence[str], dtype: torch.dtype) -> Search:
+    """Load the detector of the settings, and the vectors of what it looks for."""
+    chosen = settings.detector
+    weights = resolve_folder(chosen)
+    if not names:
+        return Search(load_yolo_world(weights, device=settings.model.device, dtype=dtype))
+    detector = load_detector(
+        chosen.kind,
+        weights,
+        vocabulary=chosen.vocabulary,
+        text_encoder=chosen.text_encoder,
+        device=settings.model.device,
+        dtype=dtype,
     )
+    assert isinstance(detector, YoloWorldDetector)
+    return Search(detector.model, tuple(names), detector.prepare(names).vectors)
+
+
+def _specify_detector(search: Search, model: TrackerModel) -> StageSpec:
+    """Specify the detector whose boxes are in pixels of the tracker's square; its phrases vary in number."""
+    config = search.net.config
+    side = config.image_size
+    found = (IMAGES, NAMED)
+    inputs = [
+        TensorSpec("letterbox", (IMAGES, 3, side, side), torch.float32),
+        TensorSpec("frame", (IMAGES, 2), torch.float32),
+    ]
+    if search.text is None:
+        inputs.append(TensorSpec("text", (IMAGES, OBJECTS, config.text_channels), torch.float32))
     outputs = (
         TensorSpec("boxes", (*found, 4), torch.float32),
         TensorSpec("scores", found, torch.float32),
         TensorSpec("phrases", found, torch.int64),
     )
-    return StageSpec("detect", FindNamed(net, model.image_size), inputs, outputs)
+    module = FindNamed(search.net, model.image_size, search.text)
+    return StageSpec("detect", module, tuple(inputs), outputs)
 
 
 class _Describer:
@@ -290,9 +335,7 @@ class _Describer:
                 "mean": model.mean.flatten().tolist(),
                 "std": model.std.flatten().tolist(),
             }
-            config["parameters"] = [
-                {"key": key, "value": {"string_value": str(value)}} for key, value in values.items()
-            ]
+            config["parameters"] = [_make_parameter(key, str(value)) for key, value in values.items()]
         return config
 
     def _describe_batching(self) -> Config:
@@ -339,6 +382,10 @@ class _Describer:
         }
         name = f"{self._name}_{stage.name}"
         return {"name": name, "platform": platform, "max_batch_size": batch, **tensors}
+
+
+def _make_parameter(key: str, value: str) -> Config:
+    return {"key": key, "value": {"string_value": value}}
 
 
 def _map_names(names: Iterable[str]) -> list[Config]:
