@@ -76,6 +76,7 @@ GPUS_GB = {
     "Jetson Thor": 128,
 }
 """Nominal memory of GPUs in GB. A driver keeps some of it; a Jetson's programs share it."""
+SAM31_HUB_NAME = "facebook/sam3.1"
 GROUP_OBJECTS = 16
 """Objects of SAM 3.1 that share a memory."""
 SPARE_GROUPS = 4
@@ -327,7 +328,6 @@ def _check_options(settings: Settings) -> Iterator[CheckResult]:
     if torch is None or not torch.cuda.is_available():
         return
     from ..engines.options import describe, find_tuning
-    from ..models.locating import is_sam31
     from ..models.weight_files import pick_device
 
     try:
@@ -342,13 +342,22 @@ def _check_options(settings: Settings) -> Iterator[CheckResult]:
     yield _check_memory(settings, torch.cuda.get_device_properties(device).total_memory / 1e9)
 
 
+def _is_sam31(name: str) -> bool:
+    """Return True if these are SAM 3.1's weights. Without torch, only their name on the hub tells."""
+    try:
+        from ..models.locating import is_sam31
+    except ImportError:
+        return name == SAM31_HUB_NAME
+    return is_sam31(name)
+
+
 def _check_memory(settings: Settings, held_gb: float, owner: str = "") -> CheckResult:
     """Say how much of a GPU's memory SAM 3 would take."""
     # an estimate by the settings, because nothing is loaded here
     tracker = settings.tracker
     estimate = estimate_gpu_gb
     family = "SAM 3"
-    if is_sam31(settings.model.name):
+    if _is_sam31(settings.model.name):
         estimate = estimate_groups_gpu_gb
         family = "SAM 3.1"
     needed_gb = estimate(tracker.max_objects, tracker.bank_size, tracker.max_cameras)
