@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
-from functools import partial
 from typing import Any
 
 import rclpy
@@ -31,8 +30,17 @@ from visualization_msgs.msg import MarkerArray
 from sam3_node.errors import Sam3NodeError
 from sam3_node.types import MaskFrame
 
+from .camera_thread import CameraThread
 from .link import Ros2Bridge, Ros2Settings
-from .messages import Header, MaskMessages, choose_instance, import_type
+from .messages import (
+    Header,
+    MaskMessages,
+    choose_instance,
+    import_type,
+    write_detections_2d,
+    write_label_image,
+    write_mask,
+)
 
 try:
     from isaac_ros_segment_anything2_interfaces.srv import AddObjects
@@ -50,7 +58,7 @@ class Sam3Bridge(LifecycleNode):
         super().__init__("sam3_bridge")
         self._bridge: Ros2Bridge | None = None
         self._make = MaskMessages()
-        self._camera_subscriptions: list[Any] = []
+        self._camera: CameraThread | None = None
         self._control_services: list[Any] = []
         self._outputs: list[tuple[Any, Callable[..., Any]]] = []
         self._points: Any = None
@@ -84,15 +92,15 @@ class Sam3Bridge(LifecycleNode):
     def _open_outputs(self, settings: Ros2Settings) -> None:
         make = self._make
 
-        def make_mask(masks: MaskFrame, header: Header) -> Any:
-            return make.make_mask(masks, header, self.get_parameter("object").value)
+        def write_chosen(masks: MaskFrame, header: Header) -> bytes:
+            return write_mask(masks, header, self.get_parameter("object").value)
 
         outputs: list[tuple[Any, str, Callable[..., Any]]] = [
-            (Detection2DArray, "~/detections", make.make_detections_2d),
+            (Detection2DArray, "~/detections", write_detections_2d),
             (Detection3DArray, "~/detections_3d", make.make_detections_3d),
-            (Image, "~/label_image", make.make_label_image),
+            (Image, "~/label_image", write_label_image),
             (LabelInfo, "~/label_table", make.make_label_table),
-            (Image, "~/mask", make_mask),
+            (Image, "~/mask", write_chosen),
             (MarkerArray, "~/markers", make.make_markers),
         ]
         if settings.publish_tf:
@@ -129,12 +137,8 @@ class Sam3Bridge(LifecycleNode):
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Subscribe to the camera, and publish masks."""
         assert self._bridge is not None
-        for topic, type_name in self._bridge.subscriptions:
-            callback = partial(self._bridge.take, topic)
-            subscription = self.create_subscription(
-                import_type(type_name), topic, callback, qos_profile_sensor_data
-            )
-            self._camera_subscriptions.append(subscription)
+        topics = {topic: import_type(type_name) for topic, type_name in self._bridge.subscriptions}
+        self._camera = CameraThread(self, topics, qos_profile_sensor_data, self._bridge.take)
         result = super().on_activate(state)
         self._bridge.start(self._publish)
         return result
@@ -204,8 +208,9 @@ class Sam3Bridge(LifecycleNode):
     def _end_streams(self) -> None:
         if self._bridge is not None:
             self._bridge.stop()
-        while self._camera_subscriptions:
-            self.destroy_subscription(self._camera_subscriptions.pop())
+        if self._camera is not None:
+            self._camera.close()
+            self._camera = None
 
     def _release(self) -> None:
         self._end_streams()

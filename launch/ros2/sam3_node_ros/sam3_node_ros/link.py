@@ -37,6 +37,7 @@ from sam3_node.types import Clock, Depth, FrameKey, Instance, JointState, MaskFr
 from sam3_node.wire import frame_topic, joints_topic
 from sam3_node.wire.images import MAX_FRAME_PIXELS
 
+from .cdr import read_message
 from .messages import (
     Header,
     assign_values,
@@ -221,9 +222,11 @@ class Ros2Bridge(Closeable):
     def take(self, topic: str, message: Any) -> None:
         """Take a message of a subscription, and send what is complete now. It does not wait for the network.
 
-        A message that is refused causes a warning, never an error.
+        The message is serialised, or has ROS's attributes. One that is refused causes a warning, never an error.
         """
         try:
+            if isinstance(message, bytes):
+                message = self._deserialise(topic, message)
             sample = self._read(topic, message)
             if sample is None:
                 return
@@ -357,6 +360,12 @@ class Ros2Bridge(Closeable):
             except Exception as error:  # neither a message nor a publisher may end the thread
                 self._warnings.add("masks", f"masks: {type(error).__name__}: {error}")
                 self._stopping.wait(POLL_MS / 1000)
+
+    def _deserialise(self, topic: str, data: bytes) -> Any:
+        try:
+            return read_message(data, _name_type(topic, self._kinds[topic]))
+        except MessageError as error:
+            raise MessageError(f"{topic}: {error}") from error
 
     def _read(self, topic: str, message: Any) -> Sample | None:
         kind = self._kinds[topic]

@@ -25,6 +25,8 @@ from sam3_node.errors import RequestError
 from sam3_node.types import Instance, MaskFrame
 from sam3_node.wire import MAX_EPOCH
 
+from .cdr import CdrWriter
+
 FindType = Callable[[str], Callable[..., Any]]
 """Returns the class of a message by its full name, package/msg/Name."""
 
@@ -36,6 +38,9 @@ MARKER_S = 1
 """Seconds for which RViz shows a marker that no message renews."""
 INSIDE = 255
 """Value of the object's pixels in its mask image."""
+NO_POSE = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0)
+"""Position and quaternion of a pose of which nothing is known"""
+NO_COVARIANCE = (0.0,) * 36
 
 # Marker.CUBE, .TEXT_VIEW_FACING and .DELETEALL
 _CUBE = 1
@@ -161,12 +166,7 @@ class MaskMessages:
 
     def make_label_image(self, masks: MaskFrame, header: Header) -> Any:
         """Return the mono16 Image of the frame's size: 0 is no object, where masks overlap the best score is on top."""
-        shown = _list_shown(masks)
-        image = np.zeros((masks.height, masks.width), "<u2")
-        pairs = zip(shown, assign_values(instance.id for instance in shown), strict=True)
-        for instance, value in sorted(pairs, key=lambda pair: pair[0].paint_order):
-            instance.mask.paint(image, value)
-        return self._image(image, "mono16", header)
+        return self._image(_paint_labels(masks), "mono16", header)
 
     def make_label_table(self, masks: MaskFrame, header: Header) -> Any:
         """Return the LabelInfo of a label image: value and label of each instance, in the order of the detections."""
@@ -181,11 +181,7 @@ class MaskMessages:
 
     def make_mask(self, masks: MaskFrame, header: Header, wanted: str) -> Any:
         """Return the mono8 Image of one object, INSIDE its mask and 0 elsewhere; see `choose_instance`."""
-        image = np.zeros((masks.height, masks.width), np.uint8)
-        instance = choose_instance(masks, wanted)
-        if instance is not None:
-            instance.mask.paint(image, INSIDE)
-        return self._image(image, "mono8", header)
+        return self._image(_paint_one(masks, wanted), "mono8", header)
 
     def make_points(self, points_m: npt.NDArray[np.float32], frame: str | None, header: Header) -> Any:
         """Return the PointCloud2 of points float32 [n, 3], in metres in the node's `frame`: "camera" or "base"."""
@@ -356,6 +352,45 @@ class MaskMessages:
         return self._make(f"geometry_msgs/msg/{name}", x=x, y=y, z=z)
 
 
+def write_detections_2d(masks: MaskFrame, header: Header) -> bytes:
+    """Return `MaskMessages.make_detections_2d` as serialised message."""
+    shown = _list_shown(masks)
+    cdr = CdrWriter()
+    cdr.write_header(*header)
+    cdr.write_count(shown)
+    for instance in shown:
+        cdr.write_header(*header)
+        # one result: label, score, and a pose of which nothing is known
+        cdr.write_numbers("I", 1)
+        cdr.write_text(instance.label)
+        cdr.write_numbers("d", instance.score, *NO_POSE, *NO_COVARIANCE)
+        # the box: centre, theta, size
+        x0, y0, x1, y1 = instance.box
+        cdr.write_numbers("d", (x0 + x1) / 2, (y0 + y1) / 2, 0.0, x1 - x0, y1 - y0)
+        cdr.write_text(format_id(instance.id, masks.epoch))
+    return cdr.finish()
+
+
+def write_label_image(masks: MaskFrame, header: Header) -> bytes:
+    """Return `MaskMessages.make_label_image` as serialised message."""
+    return _write_image(_paint_labels(masks), "mono16", header)
+
+
+def write_mask(masks: MaskFrame, header: Header, wanted: str) -> bytes:
+    """Return `MaskMessages.make_mask` as serialised message."""
+    return _write_image(_paint_one(masks, wanted), "mono8", header)
+
+
+def _write_image(pixels: npt.NDArray[Any], encoding: str, header: Header) -> bytes:
+    cdr = CdrWriter()
+    cdr.write_header(*header)
+    cdr.write_numbers("I", *pixels.shape)
+    cdr.write_text(encoding)
+    cdr.write_numbers("B", 0)
+    cdr.write_numbers("I", pixels.strides[0])
+    return cdr.finish(pixels.data)
+
+
 def read_prompt(request: Any) -> dict[str, Any]:
     """Return the points, labels, box and mask of a request, as arguments of the client. Raises RequestError."""
     prompt: dict[str, Any] = {}
@@ -428,6 +463,25 @@ def pack_pixels(values: npt.NDArray[Any]) -> Any:
     data = array("B")  # other sequences are checked byte by byte in Python
     data.frombytes(values.tobytes())
     return data
+
+
+def _paint_labels(masks: MaskFrame) -> npt.NDArray[np.uint16]:
+    """Return the label image [h, w] of masks."""
+    shown = _list_shown(masks)
+    image = np.zeros((masks.height, masks.width), "<u2")
+    pairs = zip(shown, assign_values(instance.id for instance in shown), strict=True)
+    for instance, value in sorted(pairs, key=lambda pair: pair[0].paint_order):
+        instance.mask.paint(image, value)
+    return image
+
+
+def _paint_one(masks: MaskFrame, wanted: str) -> npt.NDArray[np.uint8]:
+    """Return the mask image [h, w] of one object."""
+    image = np.zeros((masks.height, masks.width), np.uint8)
+    instance = choose_instance(masks, wanted)
+    if instance is not None:
+        instance.mask.paint(image, INSIDE)
+    return image
 
 
 def _list_shown(masks: MaskFrame) -> list[Instance]:
