@@ -10,10 +10,11 @@ setup(
     packages=[NAME],
     data_files=[
         ("share/ament_index/resource_index/packages", [f"resource/{NAME}"]),
-        (f"share/{NAME}", ["package.xml"]),
+        (f"share/{NAME}", ["package.xml", f"{NAME}/fast_dds.xml"]),
     ],
+    package_data={NAME: ["fast_dds.xml"]},
     install_requires=["setuptools"],
-    zip_safe=True,
+    zip_safe=False,
     description="Lifecycle node that connects a camera's topics to sam3-node, and publishes its masks",
     license="Apache-2.0",
     entry_points={"console_scripts": [f"bridge = {NAME}.bridge:main", f"player = {NAME}.player:main"]},

@@ -31,6 +31,7 @@ from sam3_node.errors import Sam3NodeError
 from sam3_node.types import MaskFrame
 
 from .camera_thread import CameraThread
+from .fast_dds import make_room_for_images
 from .link import Ros2Bridge, Ros2Settings
 from .messages import (
     Header,
@@ -230,6 +231,7 @@ class Sam3Bridge(LifecycleNode):
 
 def main() -> None:
     """Run the node until Ctrl-C."""
+    make_room_for_images()
     rclpy.init()
     node = Sam3Bridge()
     executor = MultiThreadedExecutor(num_threads=3)
