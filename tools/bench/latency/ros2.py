@@ -38,7 +38,7 @@ from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.qos import QoSProfile, qos_profile_sensor_data
 from rclpy.serialization import serialize_message
 from sam3_node_msgs.srv import Segment
-from sam3_node_ros.fast_dds import make_room_for_images
+from sam3_node_ros.process import make_room_in_fast_dds
 from sensor_msgs.msg import Image
 from vision_msgs.msg import Detection2DArray, Point2D
 
@@ -325,7 +325,7 @@ def main() -> None:
     args = parser.parse_args()
     figures = Figures("latency.ros2")
     os.environ |= {"ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST", "ROS_DOMAIN_ID": str(1 + os.getpid() % 100)}
-    make_room_for_images()
+    make_room_in_fast_dds()
     with tempfile.TemporaryDirectory() as folder:
         places = {place: f"ipc://{folder}/{place}" for place in ("frames", "direct", "masks", "control")}
         measure_frames(figures, places, args.runs, args.frames)

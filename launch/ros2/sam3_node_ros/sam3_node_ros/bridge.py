@@ -1,9 +1,9 @@
 """Lifecycle node of ROS 2 that sends the images of one camera to sam3-node and publishes its masks.
 
-Callbacks of images run in the node's default callback group: they convert an image and never wait. A thread of the
-bridge waits for masks, makes the messages and publishes them. Services and diagnostics have callback groups of their
-own, in which they wait up to `timeout_ms` for sam3-node. So run the node by `main`, or in another executor of three
-threads or more.
+Images, services and `segment_everything` each have a thread of their own. The first never waits for the network, the
+others wait for the answers of sam3-node. Another thread waits for masks, makes the messages and publishes them. The
+executor serves transitions, parameters and diagnostics, which wait up to a second for sam3-node: run the node by `main`,
+or in another executor of two threads or more.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import rclpy
@@ -21,7 +22,15 @@ from rclpy.exceptions import InvalidHandle
 from rclpy.executors import ExternalShutdownException, MultiThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.qos import QoSProfile, qos_profile_sensor_data
-from sam3_node_msgs.srv import AddExemplar, AddObject, RefineObject, RemoveObject, SetPrompts
+from sam3_node_msgs.srv import (
+    AddExemplar,
+    AddObject,
+    RefineObject,
+    RemoveObject,
+    Segment,
+    SegmentEverything,
+    SetPrompts,
+)
 from sensor_msgs.msg import Image, PointCloud2
 from tf2_msgs.msg import TFMessage
 from vision_msgs.msg import Detection2DArray, Detection3DArray, LabelInfo
@@ -30,8 +39,7 @@ from visualization_msgs.msg import MarkerArray
 from sam3_node.errors import Sam3NodeError
 from sam3_node.types import MaskFrame
 
-from .camera_thread import CameraThread
-from .fast_dds import make_room_for_images
+from .process import prepare_for_images
 from .link import Ros2Bridge, Ros2Settings
 from .messages import (
     Header,
@@ -42,6 +50,7 @@ from .messages import (
     write_label_image,
     write_mask,
 )
+from .own_thread import OwnThread
 
 try:
     from isaac_ros_segment_anything2_interfaces.srv import AddObjects
@@ -59,13 +68,13 @@ class Sam3Bridge(LifecycleNode):
         super().__init__("sam3_bridge")
         self._bridge: Ros2Bridge | None = None
         self._make = MaskMessages()
-        self._camera: CameraThread | None = None
-        self._control_services: list[Any] = []
+        self._camera: OwnThread | None = None
+        self._control: OwnThread | None = None
+        self._search: OwnThread | None = None
         self._outputs: list[tuple[Any, Callable[..., Any]]] = []
         self._points: Any = None
         self._diagnostics: Any = None
         self._diagnostics_timer: Any = None
-        self._service_group = MutuallyExclusiveCallbackGroup()
         self._diagnostics_group = MutuallyExclusiveCallbackGroup()
         for field in fields(Ros2Settings):
             self.declare_parameter(field.name, field.default)
@@ -127,19 +136,28 @@ class Sam3Bridge(LifecycleNode):
             (RemoveObject, "~/remove_object", "remove_object"),
             (SetPrompts, "~/set_prompts", "set_prompts"),
             (AddExemplar, "~/add_exemplar", "add_exemplar"),
+            (Segment, "~/segment", "segment"),
             (AddObjects, "add_objects", "isaac_add_objects"),
             (RemoveNamedObject, "remove_object", "isaac_remove_object"),
         ]
+        self._control = OwnThread(self, "ros2 services")
         for kind, topic, name in kinds:
             if kind is not None:
-                service = self.create_service(kind, topic, services[name], callback_group=self._service_group)
-                self._control_services.append(service)
+                self._control.serve(kind, topic, services[name])
+        self._control.start()
+        # it takes seconds, and must not let others wait
+        self._search = OwnThread(self, "ros2 search")
+        self._search.serve(SegmentEverything, "~/segment_everything", services["segment_everything"])
+        self._search.start()
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Subscribe to the camera, and publish masks."""
         assert self._bridge is not None
-        topics = {topic: import_type(type_name) for topic, type_name in self._bridge.subscriptions}
-        self._camera = CameraThread(self, topics, qos_profile_sensor_data, self._bridge.take)
+        self._camera = OwnThread(self, "ros2 camera")
+        for topic, type_name in self._bridge.subscriptions:
+            take = partial(self._bridge.take, topic)
+            self._camera.subscribe(import_type(type_name), topic, qos_profile_sensor_data, take)
+        self._camera.start()
         result = super().on_activate(state)
         self._bridge.start(self._publish)
         return result
@@ -215,8 +233,11 @@ class Sam3Bridge(LifecycleNode):
 
     def _release(self) -> None:
         self._end_streams()
-        while self._control_services:
-            self.destroy_service(self._control_services.pop())
+        for thread in (self._control, self._search):
+            if thread is not None:
+                thread.close()
+        self._control = None
+        self._search = None
         if self._diagnostics is not None:
             self.destroy_timer(self._diagnostics_timer)
             self.destroy_publisher(self._diagnostics)
@@ -231,7 +252,7 @@ class Sam3Bridge(LifecycleNode):
 
 def main() -> None:
     """Run the node until Ctrl-C."""
-    make_room_for_images()
+    prepare_for_images()
     rclpy.init()
     node = Sam3Bridge()
     executor = MultiThreadedExecutor(num_threads=3)

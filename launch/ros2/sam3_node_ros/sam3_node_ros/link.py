@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from sam3_node.bags.discovery import Camera, find_cameras
 from sam3_node.bags.messages.ros_images import MessageError, read_payload, read_stamp
 from sam3_node.bags.pairing import Pairing
 from sam3_node.bags.samples import CameraInfo, Colour, Joints, Payload, Sample, Topic
-from sam3_node.client import PerceptionClient, Security
+from sam3_node.client import PerceptionClient, Security, Segmentation
 from sam3_node.errors import (
     BagError,
     MissingExtraError,
@@ -40,13 +40,17 @@ from sam3_node.wire.images import MAX_FRAME_PIXELS
 from .cdr import read_message
 from .messages import (
     Header,
+    MaskMessages,
     assign_values,
     format_id,
+    make_mask_frame,
     parse_id,
     read_exemplar,
     read_header,
     read_prompt,
     read_prompts,
+    read_scores,
+    read_segment_prompt,
 )
 
 MAX_HEADERS = 1024
@@ -66,6 +70,8 @@ MAX_POINTS = 5000
 """Points of an object that are requested where masks carry none."""
 PROBE_MS = 1000
 """Longest wait for the node's answer where a thread also has other work: points and diagnostics."""
+NO_MASKS = "no-masks"
+"""Camera of a connection for requests alone: it has no masks, which would be unpacked in vain."""
 OK = 0
 WARNING = 1
 ERROR = 2
@@ -174,6 +180,7 @@ class Ros2Bridge(Closeable):
         self._count = 0
         self._headers: dict[FrameKey, Header] = {}
         self._lock = threading.Lock()  # of the headers
+        self._messages = MaskMessages(settings.base_frame)
         self._names: dict[str, str] = {}  # ids that callers of Isaac ROS' service gave, to ours
         self._heard_s = -math.inf
         self._stopping = threading.Event()
@@ -191,8 +198,10 @@ class Ros2Bridge(Closeable):
         try:
             if settings.joint_states_topic:
                 self._joints = PosePublisher(settings.joints, security)
-            self._client = self._connect(security, settings.timeout_ms)
-            self._probe = self._connect(security, min(settings.timeout_ms, PROBE_MS))
+            self._client = self._connect(security, settings.timeout_ms, settings.camera)
+            # connections of their own, because each carries one request at a time, and a search takes seconds
+            self._probe = self._connect(security, min(settings.timeout_ms, PROBE_MS), NO_MASKS)
+            self._searcher = self._connect(security, settings.timeout_ms, NO_MASKS)
         except BaseException:
             self._close_publishers()
             raise
@@ -203,16 +212,18 @@ class Ros2Bridge(Closeable):
             "remove_object": self._answering(self._remove_object),
             "set_prompts": self._answering(self._set_prompts),
             "add_exemplar": self._answering(self._add_exemplar),
+            "segment": self._answering(self._segment),
+            "segment_everything": self._answering(self._segment_everything),
             "isaac_add_objects": self._answering(self._add_objects),
             "isaac_remove_object": self._answering(self._remove_named),
         }
         """By name: functions that fill the response to a request, and return it. They wait for the node's answer."""
 
-    def _connect(self, security: Security, timeout_ms: int) -> PerceptionClient:
+    def _connect(self, security: Security, timeout_ms: int, camera: str) -> PerceptionClient:
         return PerceptionClient(
             self._settings.masks,
             self._settings.control,
-            cameras=[self._settings.camera],
+            cameras=[camera],
             timeout_ms=timeout_ms,
             on_restart=lambda restart: self._warnings.add("restart", str(restart)),
             sure_only=self._settings.sure_only,
@@ -280,6 +291,7 @@ class Ros2Bridge(Closeable):
         self.stop()
         self._client.close()
         self._probe.close()
+        self._searcher.close()
         self._close_publishers()
 
     def _close_publishers(self) -> None:
@@ -494,10 +506,7 @@ class Ros2Bridge(Closeable):
 
     def _set_prompts(self, request: Any, _: Any) -> None:
         names = [str(name) for name in request.prompts]
-        scores = [float(score) for score in request.scores]
-        if scores and len(scores) != len(names):
-            raise RequestError(f"scores: expected none, or {len(names)} as of prompts, found {len(scores)}")
-        self._client.set_prompts(names, scores=dict(zip(names, scores, strict=False)))
+        self._client.set_prompts(names, scores=read_scores(request.scores, names))
 
     def _add_exemplar(self, request: Any, _: Any) -> None:
         seq = self._find_seq(request.stamp)
@@ -505,6 +514,46 @@ class Ros2Bridge(Closeable):
         # a photo is no image of the camera
         place = {"photo": photo} if photo else {"seq": seq, "camera": self._settings.camera}
         self._client.add_exemplar(request.name, text=request.text or None, **read_exemplar(request), **place)
+
+    def _segment(self, request: Any, response: Any) -> None:
+        asked = read_segment_prompt(request)
+        camera = self._settings.camera
+        seq = self._find_seq(request.stamp)
+        found: list[Segmentation] = []
+        for prompt in asked.prompts:
+            segmentation = self._client.segment(
+                **prompt, seq=seq, camera=camera, multimask=bool(request.multimask)
+            )
+            # all are of one image, also if the next one has come
+            seq = segmentation.seq
+            found.extend(segmentation.candidates or [segmentation])
+        self._fill_masks(response, found)
+
+    def _segment_everything(self, request: Any, response: Any) -> None:
+        # for the message, 0 is the node's own: an option cannot be absent
+        options = {
+            name: getattr(request, name) or None
+            for name in ("grid", "min_iou", "min_stability", "max_overlap", "most")
+        }
+        found = self._searcher.segment_everything(
+            **options, seq=self._find_seq(request.stamp), camera=self._settings.camera
+        )
+        response.message = found.note
+        self._fill_masks(response, found)
+
+    def _fill_masks(self, response: Any, found: Sequence[Segmentation]) -> None:
+        """Fill in the masks of one image of the camera. Raises UnknownFrameError for an image that was not sent here."""
+        if not found:
+            return
+        with self._lock:
+            sent = (header for key, header in reversed(self._headers.items()) if key.seq == found[0].seq)
+            header = next(sent, None)
+        if header is None:
+            raise UnknownFrameError(
+                f"image: expected one of the last {MAX_HEADERS} that this ROS node sent, found that the latest of "
+                f"sam3-node is another; send an image of camera {self._settings.camera}"
+            )
+        self._messages.fill_masks(response, make_mask_frame(self._settings.camera, found), header)
 
     def _answering(self, serve: Callable[[Any, Any], None]) -> Callable[[Any, Any], Any]:
         """Return a service that gives success, or the code and text of an error. It never raises."""

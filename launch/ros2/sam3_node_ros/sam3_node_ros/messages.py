@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from sam3_node.bags.messages.ros_images import MessageError, read_payload
 from sam3_node.bags.samples import Colour
+from sam3_node.client import Segmentation
 from sam3_node.errors import RequestError
 from sam3_node.types import Instance, MaskFrame
 from sam3_node.wire import MAX_EPOCH
@@ -38,6 +39,8 @@ MARKER_S = 1
 """Seconds for which RViz shows a marker that no message renews."""
 INSIDE = 255
 """Value of the object's pixels in its mask image."""
+MAX_BOXES = 64
+"""Boxes of one request to segment: the node decodes a mask for each."""
 NO_POSE = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0)
 """Position and quaternion of a pose of which nothing is known"""
 NO_COVARIANCE = (0.0,) * 36
@@ -115,6 +118,16 @@ def choose_instance(masks: MaskFrame, wanted: str) -> Instance | None:
     return max(fitting, key=lambda one: (one.score, -one.id), default=None)
 
 
+def make_mask_frame(camera: str, found: Sequence[Segmentation], labels: Sequence[str] = ()) -> MaskFrame:
+    """Return the masks of a request as those of a frame, with ids from 1 on in their order. There is at least one."""
+    height, width = found[0].mask.size
+    instances = tuple(
+        Instance(place + 1, labels[place] if labels else "", one.score, "tracked", 0, 0, one.mask)
+        for place, one in enumerate(found)
+    )
+    return MaskFrame(camera, found[0].seq, 0, width, height, instances=instances)
+
+
 class MaskMessages:
     """Makes messages of masks and the header of their image. Instances without a mask are skipped.
 
@@ -182,6 +195,16 @@ class MaskMessages:
     def make_mask(self, masks: MaskFrame, header: Header, wanted: str) -> Any:
         """Return the mono8 Image of one object, INSIDE its mask and 0 elsewhere; see `choose_instance`."""
         return self._image(_paint_one(masks, wanted), "mono8", header)
+
+    def fill_masks(self, response: Any, masks: MaskFrame, header: Header) -> None:
+        """Fill in the masks of a response of Segment or SegmentEverything, as the topics have them."""
+        response.detections = self.make_detections_2d(masks, header)
+        response.label_image = self.make_label_image(masks, header)
+        response.label_table = self.make_label_table(masks, header)
+        response.masks = [
+            self._image(np.where(one.mask.crop, np.uint8(INSIDE), np.uint8(0)), "mono8", header)
+            for one in _list_shown(masks)
+        ]
 
     def make_points(self, points_m: npt.NDArray[np.float32], frame: str | None, header: Header) -> Any:
         """Return the PointCloud2 of points float32 [n, 3], in metres in the node's `frame`: "camera" or "base"."""
@@ -403,6 +426,48 @@ def read_prompt(request: Any) -> dict[str, Any]:
     if len(request.mask.data):
         prompt["mask"] = _read_mask(request.mask)
     return prompt
+
+
+class SegmentPrompt(NamedTuple):
+    """What a request to segment asks for: prompts, each of an object, or names."""
+
+    prompts: list[dict[str, Any]]
+    """arguments of the client: points with labels, box"""
+    names: list[str]
+    scores: dict[str, float]
+    """minimum scores of detections of some names"""
+
+
+def read_segment_prompt(request: Any) -> SegmentPrompt:
+    """Return what a request of Segment asks for. Raises RequestError unless it has points, boxes or names alone."""
+    names = [str(name) for name in request.names]
+    scores = read_scores(request.scores, names)
+    boxes = [_read_box(box) for box in request.boxes]
+    points: dict[str, Any] = {}
+    if len(request.points):
+        points["points"] = [(float(point.x), float(point.y)) for point in request.points]
+    if len(request.labels):
+        points["labels"] = [int(label) for label in request.labels]
+    if bool(names) == bool(points or boxes):
+        raise RequestError(f"expected points and boxes, or names, found {'both' if names else 'neither'}")
+    if len(boxes) > MAX_BOXES:
+        raise RequestError(f"boxes: expected at most {MAX_BOXES}, found {len(boxes)}")
+    if points and len(boxes) > 1:
+        raise RequestError(
+            f"boxes: expected at most one beside points, of the same object, found {len(boxes)}; send a request for each"
+        )
+    if request.multimask and (names or len(boxes) > 1):
+        raise RequestError("multimask: expected points or one box, which may mean several masks, found several objects")
+    prompts = [{"box": box} for box in boxes] or [{}]
+    prompts[0] |= points
+    return SegmentPrompt([] if names else prompts, names, scores)
+
+
+def read_scores(scores: Sequence[float], names: Sequence[str]) -> dict[str, float]:
+    """Return the score of each name; none if there are none. Raises RequestError for another number of scores."""
+    if len(scores) not in (0, len(names)):
+        raise RequestError(f"scores: expected none, or {len(names)} as of names, found {len(scores)}")
+    return {name: float(score) for name, score in zip(names, scores, strict=False)}
 
 
 def read_exemplar(request: Any) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from sam3_node.errors import Sam3NodeError
 from sam3_node.types import NANOSECONDS, Depth, Frame, Intrinsics
 from sam3_node.wire import decode_depth
 
-from .fast_dds import make_room_for_images
+from .process import prepare_for_images
 from .messages import pack_pixels
 
 POLL_S = 0.05
@@ -154,7 +154,7 @@ def make_camera_info(intrinsics: Intrinsics, width: int, height: int, header: An
 
 def main() -> None:
     """Play until the recording ends, or Ctrl-C."""
-    make_room_for_images()
+    prepare_for_images()
     rclpy.init()
     player = Player()
     executor = SingleThreadedExecutor()
