@@ -527,7 +527,7 @@ class Ros2Bridge(Closeable):
             # all are of one image, also if the next one has come
             seq = segmentation.seq
             found.extend(segmentation.candidates or [segmentation])
-        self._fill_masks(response, found)
+        self._fill_masks(request, response, found)
 
     def _segment_everything(self, request: Any, response: Any) -> None:
         # for the message, 0 is the node's own: an option cannot be absent
@@ -539,9 +539,9 @@ class Ros2Bridge(Closeable):
             **options, seq=self._find_seq(request.stamp), camera=self._settings.camera
         )
         response.message = found.note
-        self._fill_masks(response, found)
+        self._fill_masks(request, response, found)
 
-    def _fill_masks(self, response: Any, found: Sequence[Segmentation]) -> None:
+    def _fill_masks(self, request: Any, response: Any, found: Sequence[Segmentation]) -> None:
         """Fill in the masks of one image of the camera. Raises UnknownFrameError for an image that was not sent here."""
         if not found:
             return
@@ -553,7 +553,8 @@ class Ros2Bridge(Closeable):
                 f"image: expected one of the last {MAX_HEADERS} that this ROS node sent, found that the latest of "
                 f"sam3-node is another; send an image of camera {self._settings.camera}"
             )
-        self._messages.fill_masks(response, make_mask_frame(self._settings.camera, found), header)
+        masks = make_mask_frame(self._settings.camera, found)
+        self._messages.fill_masks(response, masks, header, bool(request.with_label_image))
 
     def _answering(self, serve: Callable[[Any, Any], None]) -> Callable[[Any, Any], Any]:
         """Return a service that gives success, or the code and text of an error. It never raises."""

@@ -196,13 +196,14 @@ class MaskMessages:
         """Return the mono8 Image of one object, INSIDE its mask and 0 elsewhere; see `choose_instance`."""
         return self._image(_paint_one(masks, wanted), "mono8", header)
 
-    def fill_masks(self, response: Any, masks: MaskFrame, header: Header) -> None:
+    def fill_masks(self, response: Any, masks: MaskFrame, header: Header, with_label_image: bool) -> None:
         """Fill in the masks of a response of Segment or SegmentEverything, as the topics have them."""
         response.detections = self.make_detections_2d(masks, header)
-        response.label_image = self.make_label_image(masks, header)
-        response.label_table = self.make_label_table(masks, header)
+        if with_label_image:
+            response.label_image = self.make_label_image(masks, header)
+            response.label_table = self.make_label_table(masks, header)
         response.masks = [
-            self._image(np.where(one.mask.crop, np.uint8(INSIDE), np.uint8(0)), "mono8", header)
+            self._image(one.mask.crop * np.uint8(INSIDE), "mono8", header)
             for one in _list_shown(masks)
         ]
 
@@ -296,7 +297,7 @@ class MaskMessages:
 
     def _image(self, pixels: npt.NDArray[Any], encoding: str, header: Header) -> Any:
         height, width = pixels.shape
-        return self._make(
+        image = self._make(
             "sensor_msgs/msg/Image",
             header=self._header(header),
             height=height,
@@ -304,8 +305,10 @@ class MaskMessages:
             encoding=encoding,
             is_bigendian=0,
             step=pixels.strides[0],
-            data=pack_pixels(pixels),
         )
+        # as an argument, they would be copied two times more
+        image.data.frombytes(pixels.view(np.uint8).data)
+        return image
 
     def _marker(
         self,
@@ -526,7 +529,7 @@ def _read_mask(image: Any) -> Any:
 def pack_pixels(values: npt.NDArray[Any]) -> Any:
     """Return the bytes of an array as the sequence that messages take at once."""
     data = array("B")  # other sequences are checked byte by byte in Python
-    data.frombytes(values.tobytes())
+    data.frombytes(np.ascontiguousarray(values).view(np.uint8).data)
     return data
 
 
