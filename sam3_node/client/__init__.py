@@ -10,7 +10,7 @@ from ..errors import request_id
 from ..transport import Security
 from .mask_reader import FoundObject
 from .perception_client import CONTROL_ENDPOINT, MASKS_ENDPOINT, PerceptionClient
-from .values import AddedObject, Grasps, MasksOfCameras, Segmentation, SurfacePoints, TrackedObject
+from .values import AddedObject, Grasps, MasksOfCameras, PhotoMask, Segmentation, SurfacePoints, TrackedObject
 
 if TYPE_CHECKING:
     from .async_client import AsyncPerceptionClient
@@ -25,6 +25,7 @@ __all__ = [
     "MasksOfCameras",
     "PerceptionClient",
     "Security",
+    "PhotoMask",
     "Segmentation",
     "SurfacePoints",
     "TrackedObject",

@@ -210,6 +210,32 @@ class ClientRequests(SocketOwner):
         reply = self._control.call_long(self._timeout_ms, timeout_ms, search.op, **search.to_args())
         return values.read_segmentations(Fields(reply, search.op))
 
+    def segment_photo(
+        self,
+        photo: bytes,
+        objects: Sequence[Mapping[str, Any]] = (),
+        *,
+        names: Sequence[str] = (),
+        scores: Mapping[str, float] | None = None,
+        multimask: bool = False,
+    ) -> list[values.PhotoMask]:
+        """Segment a picture that belongs to no camera, without tracking: the bytes of a JPEG or PNG file.
+
+        `objects` has a map of `points`, `labels` and `box` for each object, in pixels of the picture, as `segment`
+        takes them. The masks are in the same order; with `multimask`, all masks that the one object may mean, the
+        surest first. Or `names` are looked for, with the minimum `scores` of some: a mask for each thing found, the
+        best first.
+        """
+        prompts = [values.make_prompt(one.get("points"), one.get("labels"), one.get("box")) for one in objects]
+        request = ops.SegmentPhoto(
+            photo=bytes(photo),
+            objects=tuple(prompts) or None,
+            names=tuple(values.check_names(names, "names", '["red mug"]')) or None,
+            scores=values.check_limits(scores, "scores"),
+            multimask=bool(multimask),
+        )
+        return values.read_photo_masks(self._call(request))
+
     def points(
         self, id: int, *, count: int = 1000, camera: str | None = None, epoch: int | None = None
     ) -> values.SurfacePoints:
@@ -412,6 +438,7 @@ class AwaitedRequests:
     pin_frame = _awaited(ClientRequests.pin_frame)
     segment = _awaited(ClientRequests.segment)
     segment_everything = _awaited(ClientRequests.segment_everything)
+    segment_photo = _awaited(ClientRequests.segment_photo)
     points = _awaited(ClientRequests.points)
     grasps = _awaited(ClientRequests.grasps)
     set_prompts = _awaited(ClientRequests.set_prompts)

@@ -73,6 +73,15 @@ class Segmentation(NamedTuple):
     frame mark its first pixel"""
 
 
+class PhotoMask(NamedTuple):
+    """A mask on a picture that was sent. `label` is the name that was looked for, or "" for a prompt."""
+
+    label: str
+    score: float
+    """0..1: of the detection, or the IoU that the network predicts"""
+    mask: Mask
+
+
 class AddedObject(NamedTuple):
     """A new object. `id` is unique for each `camera` as long as `epoch` stays the same.
 
@@ -295,6 +304,15 @@ def read_segmentations(fields: Fields) -> Segmentations:
     if fields.has("note"):
         masks.note = fields.text("note")
     return masks
+
+
+def read_photo_masks(fields: Fields) -> list[PhotoMask]:
+    """Read the masks on a picture in a reply."""
+    entries = [Fields(value, f"{fields.what}: mask") for value in fields.sequence("masks")]
+    return [
+        PhotoMask(entry.text("label"), entry.number("score"), decode_mask(entry.any("mask"), entry.what))
+        for entry in entries
+    ]
 
 
 def read_points(fields: Fields) -> SurfacePoints:

@@ -15,6 +15,7 @@ from ..engines.oom import find_device_error
 from ..errors import CapacityError, RequestError, Sam3NodeError, UnknownObjectError, WireError
 from ..perception.perception import Perception
 from ..perception.pipeline import Pipeline
+from ..perception.photo_search import PhotoSearch
 from ..perception.prompts import PromptResult
 from ..resumable import Resumable, run_to_end
 from ..tracking.everything import DEFAULT_GRID, DEFAULT_MASKS, DEFAULT_OVERLAP, EverythingOptions
@@ -160,6 +161,8 @@ def _use_perception(perception: Perception, operation: ops.Change | ops.Query) -
             return _segment(perception, operation)
         case ops.SegmentEverything():
             return _segment_everything(perception, operation)
+        case ops.SegmentPhoto():
+            return _segment_photo(perception, operation)
         case ops.ReadPoints():
             return _points(perception, operation)
         case _:
@@ -277,6 +280,22 @@ def _segment_everything(
     return reply
 
 
+def _segment_photo(perception: Perception, operation: ops.SegmentPhoto) -> Resumable[dict[str, Any]]:
+    """Segment a picture that belongs to no camera. Frames are stepped between its parts."""
+    search = PhotoSearch(
+        perception.model, perception.detector, operation.objects or (), operation.multimask
+    )
+    if operation.names:
+        search.look_for(operation.names, operation.scores, perception.settings.detector.score)
+    search.check()
+    _check_file(operation.photo)
+    image, _ = yield from read_photo_in_turns(perception, operation.photo)
+    found = yield from search.run(image)
+    masks = [{"label": label, **_describe_mask(result, perception)} for label, result in found]
+    height, width = image.shape[:2]
+    return {"width": width, "height": height, "masks": masks}
+
+
 def _choose_options(perception: Perception, operation: ops.SegmentEverything) -> EverythingOptions:
     """Return the options of a search: those of the request, then those of the settings, then the model's own."""
     tracker = perception.settings.tracker
@@ -328,11 +347,7 @@ def _add_exemplar_of_photo(host: Host, operation: ops.AddExemplar, data: bytes) 
     """Decode the photo while frames are stepped, and then add the exemplar."""
     perception = host.perception
     _check_photo(perception, operation)
-    if len(data) > MAX_PHOTO_FILE:
-        raise RequestError(
-            f"photo: expected a file of at most {MAX_PHOTO_FILE} bytes, found {len(data)}; send a JPEG, or scale the "
-            "photo and its boxes down"
-        )
+    _check_file(data)
     photo = yield from read_photo_in_turns(perception, data)
     # meanwhile the work may have been handed over
     host.snapshots.hand_over_state.check_idle()
@@ -374,6 +389,14 @@ def _check_photo(perception: Perception, operation: ops.AddExemplar) -> None:
     require_exemplars(perception.detector)
     if (operation.camera, operation.seq, operation.epoch) != (None, None, None):
         raise RequestError("add_exemplar: expected boxes on a photo, or on a frame (camera, seq), found both")
+
+
+def _check_file(data: bytes) -> None:
+    if len(data) > MAX_PHOTO_FILE:
+        raise RequestError(
+            f"photo: expected a file of at most {MAX_PHOTO_FILE} bytes, found {len(data)}; send a JPEG, or scale the "
+            "photo and its boxes down"
+        )
 
 
 def _reset(perception: Perception, operation: ops.Reset) -> dict[str, Any]:

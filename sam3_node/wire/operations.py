@@ -26,7 +26,11 @@ MAX_LEASE_S = 120.0
 """Seconds for which a frame may be pinned, by the camera's clock. Its features take memory of the GPU meanwhile."""
 MAX_LINE_CHARACTERS = 200
 """Characters of a text that goes to logs and probes."""
-PROMPT = ("points", "labels", "box", "mask")
+MAX_OBJECTS = 64
+"""Objects of one picture that is sent. The node decodes a mask for each."""
+PLACES = ("points", "labels", "box")
+"""Parts of a prompt without a mask"""
+PROMPT = (*PLACES, "mask")
 """Arguments of a prompt: one of points and box, or both, or a mask. A request has them in the place of `prompt`."""
 
 
@@ -60,6 +64,20 @@ def _box_labels(fields: Fields, name: str) -> tuple[int, ...]:
     return fields.integers(name, len(fields.sequence("boxes")), 0, 1)
 
 
+def _objects(fields: Fields, name: str) -> tuple[FramePrompt, ...]:
+    """Read the prompt of each of some objects, a map of points, labels and box."""
+    prompts = []
+    for value in fields.sequence(name):
+        given = Fields(value, f"{fields.what}: {name}")
+        unknown = sorted(set(given.names()) - set(PLACES))
+        if unknown:
+            raise RequestError(f"{given.what}: expected {', '.join(PLACES)}, found {unknown[0]!r:.60}")
+        prompts.append(FramePrompt(*(value.get(part) for part in PLACES)))
+    if not 0 < len(prompts) <= MAX_OBJECTS:
+        raise RequestError(f"{fields.what}: {name}: expected 1 to {MAX_OBJECTS}, found {len(prompts)}")
+    return tuple(prompts)
+
+
 _READERS: dict[Any, Read] = {
     bool: Fields.flag,
     bytes: Fields.blob,
@@ -76,6 +94,8 @@ Stride = Annotated[int, integer(1, MAX_STRIDE)]
 Lease = Annotated[float, number(0.0, MAX_LEASE_S)]
 Line = Annotated[str, _line]
 Boxes = Annotated[tuple[FramePrompt, ...], _boxes]
+Objects = Annotated[tuple[FramePrompt, ...], _objects]
+Scores = Annotated[Mapping[str, float], _map(number(MIN_SCORE, 1.0))]
 
 
 class Arguments(NamedTuple):
@@ -130,6 +150,8 @@ class Operation:
             value = getattr(self, part.name)
             if isinstance(value, FramePrompt):
                 args |= _pack_prompt(value)
+            elif part.name == "objects" and value is not None:
+                args[part.name] = [_pack_prompt(prompt) for prompt in value]
             elif value is not part.default:
                 args[part.name] = _pack(value)
         return args
@@ -277,7 +299,7 @@ class SetPrompts(Operation):
     is_in_console = True
 
     prompts: tuple[str, ...]
-    scores: Annotated[Mapping[str, float], _map(number(MIN_SCORE, 1.0))] | None = None
+    scores: Scores | None = None
     most: Annotated[Mapping[str, int], _map(integer(1))] | None = None
     priorities: Annotated[Mapping[str, Priority], _map(_READERS[Priority])] | None = None
 
@@ -371,6 +393,23 @@ class SegmentEverything(Operation):
     most: int | None = None
     seq: int | None = None
     camera: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentPhoto(Operation):
+    """Segment a picture that is sent once, by prompts or by names, without tracking."""
+
+    op = "segment_photo"
+    is_repeatable = True
+
+    photo: bytes
+    objects: Objects | None = None
+    """a prompt for each; without names"""
+    names: tuple[str, ...] | None = None
+    scores: Scores | None = None
+    """of names, as of `set_prompts`"""
+    multimask: bool = False
+    """all masks that the one prompt may mean"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -472,7 +511,7 @@ Change = (
     | Resume
 )
 """A change of perception, which the node publishes as an event"""
-Query = ListObjects | SegmentFrame | SegmentEverything | ReadPoints
+Query = ListObjects | SegmentFrame | SegmentEverything | SegmentPhoto | ReadPoints
 NodeQuery = ReadStatus | DescribeNode
 SnapshotRequest = MakeSnapshot | ReadSnapshot | RestoreSnapshot | HandOver | ConfirmHandOver
 AnyOperation = Change | Query | NodeQuery | SnapshotRequest

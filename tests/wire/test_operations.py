@@ -43,6 +43,7 @@ WIRE_1 = {
     "list_objects": ("", "camera"),
     "segment": ("*", "camera multimask seq"),
     "segment_everything": ("", "camera grid max_overlap min_iou min_stability most seq"),
+    "segment_photo": ("photo", "multimask names objects scores"),
     "points": ("id", "camera count epoch"),
     "status": ("", ""),
     "describe": ("", ""),

@@ -20,7 +20,7 @@ WAIT_NS = 50_000_000
 """Longest wait before the thread looks whether it shall end."""
 
 
-class _NoExecutor(CallbackGroup):  # type: ignore[misc]
+class _NoExecutor(CallbackGroup):
     """Group of subscriptions and services that no executor waits for."""
 
     def can_execute(self, entity: Any) -> bool:
