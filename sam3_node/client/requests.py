@@ -226,7 +226,9 @@ class ClientRequests(SocketOwner):
         surest first. Or `names` are looked for, with the minimum `scores` of some: a mask for each thing found, the
         best first.
         """
-        prompts = [values.make_prompt(one.get("points"), one.get("labels"), one.get("box")) for one in objects]
+        prompts = [
+            values.make_prompt(one.get("points"), one.get("labels"), one.get("box")) for one in objects
+        ]
         request = ops.SegmentPhoto(
             photo=bytes(photo),
             objects=tuple(prompts) or None,

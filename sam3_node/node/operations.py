@@ -14,8 +14,8 @@ from ..detection.phrases import clean_label
 from ..engines.oom import find_device_error
 from ..errors import CapacityError, RequestError, Sam3NodeError, UnknownObjectError, WireError
 from ..perception.perception import Perception
-from ..perception.pipeline import Pipeline
 from ..perception.photo_search import PhotoSearch
+from ..perception.pipeline import Pipeline
 from ..perception.prompts import PromptResult
 from ..resumable import Resumable, run_to_end
 from ..tracking.everything import DEFAULT_GRID, DEFAULT_MASKS, DEFAULT_OVERLAP, EverythingOptions
@@ -282,9 +282,7 @@ def _segment_everything(
 
 def _segment_photo(perception: Perception, operation: ops.SegmentPhoto) -> Resumable[dict[str, Any]]:
     """Segment a picture that belongs to no camera. Frames are stepped between its parts."""
-    search = PhotoSearch(
-        perception.model, perception.detector, operation.objects or (), operation.multimask
-    )
+    search = PhotoSearch(perception.model, perception.detector, operation.objects or (), operation.multimask)
     if operation.names:
         search.look_for(operation.names, operation.scores, perception.settings.detector.score)
     search.check()

@@ -61,7 +61,9 @@ class PhotoSearch:
             found = "both" if names else "neither"
             raise RequestError(f"segment_photo: expected objects (points, box) or names, found {found}")
         if self._multimask and len(self._prompts) != 1:
-            raise RequestError(f"multimask: expected one object, found {len(self._prompts)}, and {len(names)} names")
+            raise RequestError(
+                f"multimask: expected one object, found {len(self._prompts)}, and {len(names)} names"
+            )
 
     def run(self, image: Image) -> Resumable[list[NamedResult]]:
         """Segment a BGR picture [h, w, 3]: one mask of each prompt in their order, or of what is found, the best first.
@@ -85,7 +87,9 @@ class PhotoSearch:
             else:
                 logits, scores = tracker.segment(features, prompt)
                 logits = logits[None]
-            results.extend(NamedResult("", result) for result in to_prompt_results(0, scaling, logits, scores))
+            results.extend(
+                NamedResult("", result) for result in to_prompt_results(0, scaling, logits, scores)
+            )
             yield
         return results
 

@@ -358,6 +358,17 @@ def test_segment_gives_the_masks_to_choose_from_and_an_object_begins_with_one() 
     assert args == {"points": [[1, 2]], "choice": 0}
 
 
+def test_a_picture_is_sent_with_prompts_or_names() -> None:
+    answer = {"masks": [{"label": "cup", "score": 0.75, "mask": encode_mask(MASK)}]}
+    result, op, args = call(answer, lambda client: client.segment_photo(b"JPEG", [{"box": (1, 2, 3, 4)}]))
+    assert (op, args) == ("segment_photo", {"photo": b"JPEG", "objects": [{"box": [1, 2, 3, 4]}]})
+    (found,) = result
+    assert (found.label, found.score) == ("cup", 0.75)
+    assert np.array_equal(found.mask.full(), MASK.full())
+    args = call(answer, lambda client: client.segment_photo(b"PNG", names=["cup"], scores={"cup": 0.5}))[2]
+    assert args == {"photo": b"PNG", "names": ["cup"], "scores": {"cup": 0.5}}
+
+
 def test_fractions_of_the_frame_are_noted(caplog: pytest.LogCaptureFixture) -> None:
     answer = {"seq": 8, "score": 0.75, "mask": encode_mask(MASK)}
     for points, is_odd in (([(0.4, 0.5)], True), ([(0.4, 30)], False), ([(2, 2)], False)):

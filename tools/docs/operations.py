@@ -20,7 +20,7 @@ RESULTS = {
     "`most` is 1..256 (100)",
     "segment_photo": "`width`, `height` and `masks`, a list of `label mask score`. `photo` is a JPEG or PNG of no "
     "camera. `objects` is a list of 1 to 64 maps of `points`, `labels` and `box`, each a mask in their order, with "
-    "`label` \"\"; or `names`, with `scores` as of `set_prompts`: a mask of each thing found, the best first. "
+    '`label` ""; or `names`, with `scores` as of `set_prompts`: a mask of each thing found, the best first. '
     "`multimask` gives all masks that the one object may mean",
     "points": "`id`, `camera`, `epoch`, `seq`, `frame`, `points_m`: up to `count` (1000 if absent, at most 10,000) "
     "points of the object's visible surface on the latest frame, as in a masks message",

@@ -87,7 +87,10 @@ def answer_frames(places: dict[str, str]) -> None:
         Instance(number, "disc", 0.9, "tracked", 1, 0, Mask((HEIGHT, WIDTH), box, disc))
         for number, box in enumerate(boxes, 1)
     )
-    with FrameSubscriber([places["frames"], places["direct"]]) as frames, MaskPublisher(places["masks"]) as node:
+    with (
+        FrameSubscriber([places["frames"], places["direct"]]) as frames,
+        MaskPublisher(places["masks"]) as node,
+    ):
         while True:
             received = frames.take()
             if received is not None:

@@ -2,8 +2,8 @@
 
 Images, services and `segment_everything` each have a thread of their own. The first never waits for the network, the
 others wait for the answers of sam3-node. Another thread waits for masks, makes the messages and publishes them. The
-executor serves transitions, parameters and diagnostics, which wait up to a second for sam3-node: run the node by `main`,
-or in another executor of two threads or more.
+executor serves transitions, parameters and diagnostics. Diagnostics wait up to a second for sam3-node: run the node by
+`main`, or in another executor of two threads or more.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from visualization_msgs.msg import MarkerArray
 from sam3_node.errors import Sam3NodeError
 from sam3_node.types import MaskFrame
 
-from .process import prepare_for_images
 from .link import Ros2Bridge, Ros2Settings
 from .messages import (
     Header,
@@ -51,6 +50,7 @@ from .messages import (
     write_mask,
 )
 from .own_thread import OwnThread
+from .process import prepare_for_images
 
 try:
     from isaac_ros_segment_anything2_interfaces.srv import AddObjects

@@ -37,7 +37,9 @@ class CdrReader:
         head = bytes(self._data[:BEGIN])
         # the last two bytes are options, which tell the padding at the end
         if len(head) < BEGIN or head[0] or head[1] > 1:
-            raise MessageError(f"expected CDR, which begins with 00 00 or 00 01, found {head.hex(' ') or 'nothing'}")
+            raise MessageError(
+                f"expected CDR, which begins with 00 00 or 00 01, found {head.hex(' ') or 'nothing'}"
+            )
         self._order = "<" if head[1] else ">"
         self._place = BEGIN
 

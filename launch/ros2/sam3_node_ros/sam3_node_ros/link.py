@@ -41,12 +41,15 @@ from .cdr import read_message
 from .messages import (
     Header,
     MaskMessages,
+    Picture,
+    SegmentPrompt,
     assign_values,
     format_id,
     make_mask_frame,
     parse_id,
     read_exemplar,
     read_header,
+    read_picture,
     read_prompt,
     read_prompts,
     read_scores,
@@ -179,6 +182,7 @@ class Ros2Bridge(Closeable):
         self._pairing = Pairing([_make_camera(settings, self._kinds, resolve)], PATIENCE_NS)
         self._count = 0
         self._headers: dict[FrameKey, Header] = {}
+        self._newest: tuple[int, Picture] | None = None  # the last image, with its seq
         self._lock = threading.Lock()  # of the headers
         self._messages = MaskMessages(settings.base_frame)
         self._names: dict[str, str] = {}  # ids that callers of Isaac ROS' service gave, to ours
@@ -405,6 +409,8 @@ class Ros2Bridge(Closeable):
             number = self._count
             self._count += 1
             self._remember(FrameKey(self._settings.camera, number, stamp_ns), header)
+            if isinstance(payload, Colour):
+                self._newest = number, Picture(payload, header)
         return Sample(topic, stamp_ns, time.monotonic_ns(), payload, number)
 
     def _remember(self, key: FrameKey, header: Header) -> None:
@@ -517,6 +523,13 @@ class Ros2Bridge(Closeable):
 
     def _segment(self, request: Any, response: Any) -> None:
         asked = read_segment_prompt(request)
+        picture = read_picture(request)
+        if picture is None and asked.names:
+            # sam3-node looks for names on pictures that are sent, so the camera's image is sent again
+            picture = self._find_picture(request.stamp)
+        if picture is not None:
+            self._segment_picture(request, response, asked, picture)
+            return
         camera = self._settings.camera
         seq = self._find_seq(request.stamp)
         found: list[Segmentation] = []
@@ -528,6 +541,34 @@ class Ros2Bridge(Closeable):
             seq = segmentation.seq
             found.extend(segmentation.candidates or [segmentation])
         self._fill_masks(request, response, found)
+
+    def _segment_picture(self, request: Any, response: Any, asked: SegmentPrompt, picture: Picture) -> None:
+        found = self._client.segment_photo(
+            picture.pack(),
+            asked.prompts,
+            names=asked.names,
+            scores=asked.scores,
+            multimask=bool(request.multimask),
+        )
+        size = picture.colour.height, picture.colour.width
+        shown = make_mask_frame(self._settings.camera, found, size)
+        self._messages.fill_masks(response, shown, picture.header, bool(request.with_label_image))
+
+    def _find_picture(self, stamp: Any) -> Picture:
+        """Return the image of the camera with a stamp, the newest one for 0. Raises UnknownFrameError."""
+        seq = self._find_seq(stamp)
+        if self._newest is None:
+            raise UnknownFrameError(
+                "image: expected one of the camera, found none yet; activate the node, and look at "
+                f"ros2 topic hz {self._settings.image_topic}"
+            )
+        newest_seq, picture = self._newest
+        if seq not in (None, newest_seq):
+            raise UnknownFrameError(
+                f"stamp: names are looked for on the newest image, found that {stamp.sec}.{stamp.nanosec:09d} is of an "
+                "earlier one; leave the stamp at 0, or send the image"
+            )
+        return picture
 
     def _segment_everything(self, request: Any, response: Any) -> None:
         # for the message, 0 is the node's own: an option cannot be absent
@@ -542,7 +583,7 @@ class Ros2Bridge(Closeable):
         self._fill_masks(request, response, found)
 
     def _fill_masks(self, request: Any, response: Any, found: Sequence[Segmentation]) -> None:
-        """Fill in the masks of one image of the camera. Raises UnknownFrameError for an image that was not sent here."""
+        """Fill in the masks of one image of the camera. Raises UnknownFrameError for one that was not sent here."""
         if not found:
             return
         with self._lock:
@@ -553,7 +594,7 @@ class Ros2Bridge(Closeable):
                 f"image: expected one of the last {MAX_HEADERS} that this ROS node sent, found that the latest of "
                 f"sam3-node is another; send an image of camera {self._settings.camera}"
             )
-        masks = make_mask_frame(self._settings.camera, found)
+        masks = make_mask_frame(self._settings.camera, found, found[0].mask.size)
         self._messages.fill_masks(response, masks, header, bool(request.with_label_image))
 
     def _answering(self, serve: Callable[[Any, Any], None]) -> Callable[[Any, Any], Any]:

@@ -21,10 +21,11 @@ import numpy.typing as npt
 
 from sam3_node.bags.messages.ros_images import MessageError, read_payload
 from sam3_node.bags.samples import Colour
-from sam3_node.client import Segmentation
-from sam3_node.errors import RequestError
-from sam3_node.types import Instance, MaskFrame
-from sam3_node.wire import MAX_EPOCH
+from sam3_node.client import PhotoMask, Segmentation
+from sam3_node.errors import BagError, RequestError
+from sam3_node.types import Frame, Instance, MaskFrame
+from sam3_node.wire import MAX_EPOCH, decode_image, encode_image
+from sam3_node.wire.images import MAX_PHOTO_FILE
 
 from .cdr import CdrWriter
 
@@ -39,6 +40,8 @@ MARKER_S = 1
 """Seconds for which RViz shows a marker that no message renews."""
 INSIDE = 255
 """Value of the object's pixels in its mask image."""
+JPEG_QUALITY = 95
+"""Quality of an image that is sent to be segmented and is too large as PNG"""
 MAX_BOXES = 64
 """Boxes of one request to segment: the node decodes a mask for each."""
 NO_POSE = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0)
@@ -118,14 +121,15 @@ def choose_instance(masks: MaskFrame, wanted: str) -> Instance | None:
     return max(fitting, key=lambda one: (one.score, -one.id), default=None)
 
 
-def make_mask_frame(camera: str, found: Sequence[Segmentation], labels: Sequence[str] = ()) -> MaskFrame:
-    """Return the masks of a request as those of a frame, with ids from 1 on in their order. There is at least one."""
-    height, width = found[0].mask.size
+def make_mask_frame(
+    camera: str, found: Sequence[Segmentation | PhotoMask], size: tuple[int, int]
+) -> MaskFrame:
+    """Return the masks of a request on an image of `size` (height, width) as a frame's, with ids from 1 on."""
     instances = tuple(
-        Instance(place + 1, labels[place] if labels else "", one.score, "tracked", 0, 0, one.mask)
-        for place, one in enumerate(found)
+        Instance(number, getattr(one, "label", ""), one.score, "tracked", 0, 0, one.mask)
+        for number, one in enumerate(found, 1)
     )
-    return MaskFrame(camera, found[0].seq, 0, width, height, instances=instances)
+    return MaskFrame(camera, 0, 0, size[1], size[0], instances=instances)
 
 
 class MaskMessages:
@@ -203,8 +207,7 @@ class MaskMessages:
             response.label_image = self.make_label_image(masks, header)
             response.label_table = self.make_label_table(masks, header)
         response.masks = [
-            self._image(one.mask.crop * np.uint8(INSIDE), "mono8", header)
-            for one in _list_shown(masks)
+            self._image(one.mask.crop * np.uint8(INSIDE), "mono8", header) for one in _list_shown(masks)
         ]
 
     def make_points(self, points_m: npt.NDArray[np.float32], frame: str | None, header: Header) -> Any:
@@ -431,6 +434,50 @@ def read_prompt(request: Any) -> dict[str, Any]:
     return prompt
 
 
+class Picture(NamedTuple):
+    """An image to segment, and its header."""
+
+    colour: Colour
+    header: Header
+
+    def pack(self) -> bytes:
+        """Return it as file: JPEG and PNG as they are, pixels as PNG, or as JPEG where PNG is too large to be sent."""
+        colour = self.colour
+        if colour.encoding in ("jpeg", "png"):
+            return bytes(colour.data)
+        frame = Frame("", 0, 0, colour.width, colour.height, colour.encoding, colour.data)
+        image = decode_image(frame)
+        packed = encode_image(image, "png")
+        if len(packed) > MAX_PHOTO_FILE:
+            packed = encode_image(image, "jpeg", JPEG_QUALITY)
+        return bytes(packed)
+
+
+def read_picture(request: Any) -> Picture | None:
+    """Return the image that a request of Segment has, None if it is about the camera's. Raises RequestError."""
+    has_image = bool(len(request.image.data))
+    has_photo = bool(len(request.photo.data))
+    if not (has_image or has_photo):
+        return None
+    if has_image and has_photo:
+        raise RequestError("expected an image or a photo, found both")
+    if request.stamp.sec or request.stamp.nanosec:
+        raise RequestError(
+            "stamp: expected 0 beside an image that is sent; else it is that of the camera's image"
+        )
+    sent = request.image if has_image else request.photo
+    name = "image" if has_image else "photo"
+    kind = "Image" if has_image else "CompressedImage"
+    try:
+        payload = read_payload(sent, f"sensor_msgs/msg/{kind}", name)
+    except BagError as error:
+        raise RequestError(str(error)) from error
+    if not isinstance(payload, Colour):
+        form = getattr(sent, "encoding", "") or getattr(sent, "format", "")
+        raise RequestError(f"{name}: expected a colour image, found encoding {form!r:.80}")
+    return Picture(payload, read_header(sent))
+
+
 class SegmentPrompt(NamedTuple):
     """What a request to segment asks for: prompts, each of an object, or names."""
 
@@ -457,10 +504,13 @@ def read_segment_prompt(request: Any) -> SegmentPrompt:
         raise RequestError(f"boxes: expected at most {MAX_BOXES}, found {len(boxes)}")
     if points and len(boxes) > 1:
         raise RequestError(
-            f"boxes: expected at most one beside points, of the same object, found {len(boxes)}; send a request for each"
+            f"boxes: expected at most one beside points, of the same object, found {len(boxes)}; send a request for "
+            "each object"
         )
     if request.multimask and (names or len(boxes) > 1):
-        raise RequestError("multimask: expected points or one box, which may mean several masks, found several objects")
+        raise RequestError(
+            "multimask: expected points or one box, which may mean several masks, found several objects"
+        )
     prompts = [{"box": box} for box in boxes] or [{}]
     prompts[0] |= points
     return SegmentPrompt([] if names else prompts, names, scores)

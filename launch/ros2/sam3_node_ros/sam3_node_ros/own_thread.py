@@ -1,7 +1,7 @@
 """Serves some topics and services of a node in a thread of their own, beside the executor of the node.
 
-An executor of rclpy builds its set of all that it waits for anew before each wait, in Python, and gives each callback to
-another thread. That costs 1 to 2 ms an image or request. A thread here waits for its own few alone. It takes the
+An executor of rclpy builds its set of all that it waits for anew before each wait, in Python, and gives each callback
+to another thread. That costs 1 to 2 ms an image or request. A thread here waits for its own few alone. It takes the
 messages of topics as bytes.
 """
 
@@ -52,9 +52,7 @@ class OwnThread:
 
     def serve(self, kind: Any, name: str, answer: Callable[[Any, Any], Any]) -> None:
         """Let the thread answer the requests of a service, one after another. Call it before `start`."""
-        self._services.append(
-            self._node.create_service(kind, name, answer, callback_group=self._group)
-        )
+        self._services.append(self._node.create_service(kind, name, answer, callback_group=self._group))
 
     def start(self) -> None:
         """Begin to serve."""

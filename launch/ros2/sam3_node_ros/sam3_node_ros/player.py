@@ -28,8 +28,8 @@ from sam3_node.errors import Sam3NodeError
 from sam3_node.types import NANOSECONDS, Depth, Frame, Intrinsics
 from sam3_node.wire import decode_depth
 
-from .process import prepare_for_images
 from .messages import pack_pixels
+from .process import prepare_for_images
 
 POLL_S = 0.05
 MODELS = {"none": "plumb_bob", "brown_conrady": "plumb_bob", "fisheye": "equidistant"}

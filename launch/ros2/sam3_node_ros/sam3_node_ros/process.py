@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 FAST_DDS_PROFILE = Path(__file__).with_name("fast_dds.xml")
-"""Settings of Fast DDS. A camera's driver needs them as well, because the sender's shared memory must hold the image."""
+"""Settings of Fast DDS. A camera's driver needs them as well: the sender's shared memory must hold the image."""
 SETTINGS = ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE", "FASTDDS_BUILTIN_TRANSPORTS")
 """Environment variables by which a user configures Fast DDS. The first two name a file in Fast DDS 2 and 3."""
 OWN_FILES = ("DEFAULT_FASTRTPS_PROFILES.xml", "DEFAULT_FASTDDS_PROFILES.xml")
