@@ -1,4 +1,6 @@
+import random
 import re
+import struct
 import sys
 import threading
 import time
@@ -24,7 +26,7 @@ from sam3_node.types import Frame, Instance, Intrinsics, Mask, MaskFrame
 from sam3_node.wire import decode_depth, decode_image
 from tests.support.processes import until
 from tests.support.refuses import mentions
-from tests.support.ros2 import import_type, make_box, make_header, make_image, player
+from tests.support.ros2 import import_type, make_box, make_header, make_image, player, serialise
 
 pytestmark = pytest.mark.verifies(
     "stream", "ROS 2 topics of a camera", "own package", "messages of ROS 2 Jazzy", "a camera's driver"
@@ -87,7 +89,7 @@ class Site:
 
         def attempt() -> Frame | None:
             for topic, message in messages:
-                self.bridge.take(topic, message)
+                self.bridge.take(topic, serialise(message))
             received = self.frames.take(100)
             return received and received.frame
 
@@ -282,6 +284,82 @@ def test_what_cannot_be_an_image_is_refused_once_and_the_next_is_taken(site: Sit
     assert len(site.warnings) == 1
     assert f"{IMAGE}: expected a colour image, found encoding '16UC1'" in site.warnings[0]
     assert site.send((IMAGE, image(now_ns))).capture_ns == now_ns
+
+
+MESSAGES = {
+    IMAGE: lambda: image(5, padding=3),
+    DEPTH: lambda: image(5, MILLIMETRES, "16UC1"),
+    INFO: lambda: camera_info(5),
+    "/joint_states": lambda: joint_state(5, ["elbow", "wrist"], [0.5, -1.0]),
+}
+# a header with an empty name of its frame
+BEGIN = b"\0\1\0\0" + struct.pack("<iII", 5, 0, 1) + b"\0\0\0\0"
+HOSTILE = {
+    "nothing": b"",
+    "half of a beginning": b"\0\1",
+    "another encoding": b"\0\7\0\0" + bytes(64),
+    "a text of 4 GB": b"\0\1\0\0" + struct.pack("<iII", 5, 0, 2**32 - 1) + b"camera",
+    "an image of 4 GB": BEGIN
+    + struct.pack("<II", 2, 2)
+    + b"\6\0\0\0mono8\0\0\0"
+    + struct.pack("<II", 2, 2**32 - 1),
+    "a text of a megabyte": b"\0\1\0\0" + struct.pack("<iII", 5, 0, 1 << 20) + bytes(1 << 20),
+    "a billion joints": BEGIN + struct.pack("<I", 10**9) + bytes(4096),
+    "a billion positions": BEGIN + struct.pack("<III", 0, 10**9, 0) + bytes(4096),
+    "zeros": bytes(4096),
+    "ones": b"\0\1\0\0" + b"\xff" * 4096,
+}
+
+
+@pytest.fixture
+def complete(open_site: OpenSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """A bridge with all topics that tells each warning."""
+    monkeypatch.setattr(link, "REPEAT_S", 0.0)
+    joints = {"joint_states_topic": "/joint_states", "joints": f"ipc://{tmp_path}/joints"}
+    return open_site(depth_topic=DEPTH, camera_info_topic=INFO, **joints)
+
+
+@pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("topic", MESSAGES)
+def test_bytes_that_are_no_message_are_refused_with_a_warning(
+    complete: Site, topic: str, data: bytes
+) -> None:
+    complete.bridge.take(topic, data)
+    # zeros are a CameraInfo of a camera that was never calibrated, and a JointState without joints
+    assert len(complete.warnings) == 1 or topic in (INFO, "/joint_states")
+    for warning in complete.warnings:
+        assert warning.startswith(f"{topic}: expected ")
+        assert len(warning) < 1000
+
+
+@pytest.mark.parametrize("topic", MESSAGES)
+def test_messages_that_end_early_or_have_wrong_bytes_never_end_the_bridge(complete: Site, topic: str) -> None:
+    whole = serialise(MESSAGES[topic]())
+    for size in range(len(whole)):
+        complete.bridge.take(topic, whole[:size])
+    # the end of JointState holds velocities, which are not read
+    assert len(complete.warnings) > 20
+    chance = random.Random(4)
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for _ in range(chance.randint(1, 4)):
+            damaged[chance.randrange(4, min(len(damaged), 120))] = chance.choice((0, 1, 127, 128, 255))
+        complete.bridge.take(topic, bytes(damaged))
+    complete.warnings.clear()
+    now_ns = time.time_ns()
+    whole_ones = ((INFO, camera_info(now_ns)), (IMAGE, image(now_ns)), (DEPTH, depth_of(now_ns)))
+
+    def is_newest(frame: Frame) -> bool:
+        return frame.capture_ns == now_ns and frame.depth is not None
+
+    # some damaged images are images, which come first
+    frame = until(lambda: next(filter(is_newest, [complete.send(*whole_ones)]), None), "the newest frame")
+    assert np.array_equal(decode_image(frame)[:, :, ::-1], RGB)
+    assert np.array_equal(decode_depth(frame.depth), MILLIMETRES)
+
+
+def depth_of(stamp_ns: int) -> Any:
+    return image(stamp_ns, MILLIMETRES, "16UC1")
 
 
 def test_a_warning_comes_again_later_with_the_number_of_those_between(
