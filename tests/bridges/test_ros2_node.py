@@ -3,8 +3,10 @@
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 
@@ -12,7 +14,17 @@ from sam3_node.transport.tap import PoseSubscriber
 from tests.support.patience import PATIENCE_S
 from tests.support.processes import until
 from tests.support.refuses import mentions
-from tests.support.ros2 import DEPTH, IMAGE, INFO, Robot, import_type, make_box, make_header, stamp_ns
+from tests.support.ros2 import (
+    DEPTH,
+    IMAGE,
+    INFO,
+    Robot,
+    import_type,
+    make_box,
+    make_header,
+    make_image,
+    stamp_ns,
+)
 
 pytestmark = pytest.mark.verifies(
     "viewer",
@@ -194,6 +206,159 @@ def test_a_client_of_isaac_ros_adds_and_removes_objects_by_its_own_ids(robot: Ro
     robot.wait_for(lambda message: not message.detections, "its absence")
     unknown = robot.request("/remove_object", remove, remove.Request(object_id="mine"))
     assert (unknown.success, unknown.message.split(":")[0]) == (False, "unknown_object")
+
+
+def read_masks(answer: Any) -> list[np.ndarray]:
+    """Return the masks of an answer at the size of the image."""
+    masks = []
+    for detection, mask in zip(answer.detections.detections, answer.masks, strict=True):
+        box = detection.bbox
+        x = round(box.center.position.x - box.size_x / 2)
+        y = round(box.center.position.y - box.size_y / 2)
+        full = np.zeros((240, 320), np.bool_)
+        crop = np.frombuffer(mask.data, np.uint8).reshape(mask.height, mask.width)
+        full[y : y + mask.height, x : x + mask.width] = crop == 255
+        masks.append(full)
+    return masks
+
+
+def find_iou(mask: np.ndarray, truth: np.ndarray) -> float:
+    return float((mask & truth).sum() / (mask | truth).sum())
+
+
+def test_an_image_of_the_camera_is_segmented_once_by_points_and_boxes(robot: Robot) -> None:
+    assert robot.call("set_prompts", prompts=[]).success
+    robot.wait_for(lambda message: not message.detections, "no objects")
+    shown = robot.wait_for(lambda message: True, "masks")
+    box = true_box(robot, shown)
+    truth = robot.clip.truth(robot.sent[stamp_ns(shown)])[next(iter(robot.clip.labels))]
+    x = (box[0] + box[2]) / 2
+    y = (box[1] + box[3]) / 2
+    point = import_type("vision_msgs/msg/Point2D")(x=x, y=y)
+    asked = ({"points": [point], "labels": [1]}, {"boxes": [make_box(box)], "multimask": True})
+    for prompt in asked:
+        answer = robot.call("segment", **prompt, stamp=shown.header.stamp)
+        assert answer.success, answer.message
+        assert answer.detections.header == shown.header
+        assert not answer.label_image.data
+        (mask,) = read_masks(answer)
+        assert find_iou(mask, truth) > 0.7
+    newest = robot.call("segment", boxes=[make_box(box), make_box((10, 10, 60, 60))], with_label_image=True)
+    assert newest.success, newest.message
+    assert stamp_ns(newest.detections) in robot.sent
+    values = np.frombuffer(newest.label_image.data, "<u2").reshape(240, 320)
+    entries = [entry.class_id for entry in newest.label_table.class_map]
+    assert entries == list(range(1, len(newest.masks) + 1))
+    assert set(np.unique(values)) <= {0, *entries}
+    # nothing is tracked afterwards
+    robot.wait_for(lambda message: True, "masks")
+    assert not robot.wait_for(lambda message: True, "masks").detections
+
+
+def test_names_are_looked_for_once_on_the_newest_image(robot: Robot) -> None:
+    assert robot.call("set_prompts", prompts=[]).success
+    robot.wait_for(lambda message: not message.detections, "no objects")
+    stamp = robot.show(index=0)
+    until(lambda: robot.poll(lambda message: stamp_ns(message) == stamp), "its masks")
+    answer = robot.call("segment", names=[LABEL], scores=[0.3])
+    assert answer.success, answer.message
+    assert stamp_ns(answer.detections) == stamp
+    mug_id = next(id for id, label in robot.clip.labels.items() if label == LABEL)
+    assert is_mug(answer.detections.detections[0])
+    assert find_iou(read_masks(answer)[0], robot.clip.truth(0)[mug_id]) > 0.7
+    earlier = make_header(stamp - 1).stamp
+    refused = robot.call("segment", names=[LABEL], stamp=earlier)
+    assert (refused.success, refused.code) == (False, "unknown_frame")
+
+
+def test_an_image_that_is_sent_is_segmented(robot: Robot) -> None:
+    index = 7
+    pixels = robot.clip.image(index)
+    header = make_header(99, "elsewhere")
+    image = make_image(header, pixels, "bgr8", padding=5)
+    photo = import_type("sensor_msgs/msg/CompressedImage")(
+        header=header, format="png", data=cv2.imencode(".png", pixels)[1].tobytes()
+    )
+    mug_id = next(id for id, label in robot.clip.labels.items() if label == LABEL)
+    truth = robot.clip.truth(index)[mug_id]
+    rows, columns = np.nonzero(truth)
+    box = make_box((columns.min(), rows.min(), columns.max() + 1, rows.max() + 1))
+    for sent in ({"image": image}, {"photo": photo}):
+        for prompt, label in (({"boxes": [box]}, ""), ({"names": [LABEL]}, LABEL)):
+            answer = robot.call("segment", **sent, **prompt)
+            assert answer.success, answer.message
+            assert answer.detections.header == header
+            assert answer.detections.detections[0].results[0].hypothesis.class_id == label
+            assert find_iou(read_masks(answer)[0], truth) > 0.7
+
+
+def test_everything_on_an_image_is_segmented_once(robot: Robot) -> None:
+    shown = robot.wait_for(lambda message: True, "masks")
+    answer = robot.call(
+        "segment_everything", grid=4, min_iou=0.01, min_stability=0.01, most=5, stamp=shown.header.stamp
+    )
+    assert answer.success, answer.message
+    assert answer.detections.header == shown.header
+    assert 0 < len(answer.masks) <= 5
+    assert all(mask.any() for mask in read_masks(answer))
+    nothing = robot.call("segment_everything", grid=1, min_iou=1.0)
+    assert nothing.success
+    assert nothing.message
+    assert not nothing.masks
+    wrong = robot.call("segment_everything", grid=99)
+    assert (wrong.success, wrong.code) == (False, "bad_request")
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "told"),
+    [
+        ({}, "bad_request", ("points", "names")),
+        ({"names": ["red mug"], "boxes": [make_box((1, 1, 9, 9))]}, "bad_request", ("points", "names")),
+        ({"names": ["red mug"], "scores": [0.1, 0.2]}, "bad_request", "scores"),
+        ({"names": ["spaceship"]}, "unknown_phrase", "spaceship"),
+        ({"boxes": [make_box((1, 1, 9, 9))] * 65}, "bad_request", ("boxes", "64", "65")),
+        ({"boxes": [make_box((1, 1, 9, 9))] * 2, "multimask": True}, "bad_request", "multimask"),
+        ({"boxes": [make_box((9000, 1, 9009, 9))]}, "bad_request", "box"),
+        ({"boxes": [make_box((1, 1, 9, 9))], "stamp": make_header(5).stamp}, "unknown_frame", "stamp"),
+        (
+            {
+                "boxes": [make_box((1, 1, 9, 9))],
+                "photo": import_type("sensor_msgs/msg/CompressedImage")(data=b"no picture"),
+            },
+            "bad_request",
+            "photo",
+        ),
+        (
+            {
+                "boxes": [make_box((1, 1, 9, 9))],
+                "image": import_type("sensor_msgs/msg/Image")(
+                    width=2**31, height=2**31, encoding="bgr8", data=b"12"
+                ),
+            },
+            "bad_request",
+            "image",
+        ),
+    ],
+)
+def test_a_request_to_segment_that_cannot_be_meant_is_answered(
+    robot: Robot, fields: dict[str, Any], code: str, told: Any
+) -> None:
+    robot.wait_for(lambda message: True, "masks")
+    answer = robot.call("segment", **fields)
+    assert (answer.success, answer.code) == (False, code), answer.message
+    assert mentions(answer.message, *([told] if isinstance(told, str) else told))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\0\1", bytes(64), b"\0\1\0\0" + b"\xff" * 64, b"\0\1\0\0" + b"\x7f" * 100_000]
+)
+def test_bytes_on_a_topic_that_are_no_image_change_nothing(robot: Robot, data: bytes) -> None:
+    for topic in (IMAGE, DEPTH, INFO):
+        for _ in range(5):
+            with suppress(RuntimeError):  # ROS itself refuses some
+                robot.cameras[topic].publish(data)
+    robot.wait_for(lambda message: True, "masks")
+    assert robot.call("segment", boxes=[make_box((100, 100, 150, 150))]).success
 
 
 def test_duplicate_and_late_stamps_are_frames_of_their_own(robot: Robot) -> None:
