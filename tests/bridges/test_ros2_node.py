@@ -215,7 +215,7 @@ def read_masks(answer: Any) -> list[np.ndarray]:
         box = detection.bbox
         x = round(box.center.position.x - box.size_x / 2)
         y = round(box.center.position.y - box.size_y / 2)
-        full = np.zeros((240, 320), np.bool_)
+        full = np.zeros((480, 640), np.bool_)
         crop = np.frombuffer(mask.data, np.uint8).reshape(mask.height, mask.width)
         full[y : y + mask.height, x : x + mask.width] = crop == 255
         masks.append(full)
@@ -246,7 +246,7 @@ def test_an_image_of_the_camera_is_segmented_once_by_points_and_boxes(robot: Rob
     newest = robot.call("segment", boxes=[make_box(box), make_box((10, 10, 60, 60))], with_label_image=True)
     assert newest.success, newest.message
     assert stamp_ns(newest.detections) in robot.sent
-    values = np.frombuffer(newest.label_image.data, "<u2").reshape(240, 320)
+    values = np.frombuffer(newest.label_image.data, "<u2").reshape(480, 640)
     entries = [entry.class_id for entry in newest.label_table.class_map]
     assert entries == list(range(1, len(newest.masks) + 1))
     assert set(np.unique(values)) <= {0, *entries}
