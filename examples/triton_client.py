@@ -1,12 +1,15 @@
 """Segment pictures by a Triton server that has an export of `sam3-node engine export-triton`.
 
-Needs `pip install tritonclient[http] numpy`, and OpenCV for: python examples/triton_client.py picture.jpg sam3 320,240
+Needs `pip install tritonclient[http] numpy`; with OpenCV: python examples/triton_client.py picture.jpg sam3 320,240
 """
 
 import sys
+from typing import Any
 
 import numpy as np
-import tritonclient.http as triton
+import tritonclient.http as triton  # type: ignore[import-untyped]
+
+MIN_SCORE = 0.3  # of what is found by name
 
 
 class Segmenter:
@@ -17,25 +20,33 @@ class Segmenter:
         self.client = triton.InferenceServerClient(url)
         self.side = int(self.client.get_model_config(f"{name}_encode")["input"][0]["dims"][-1])
 
-    def set_image(self, image: np.ndarray) -> None:
+    def set_image(self, image: Any) -> None:
         """Encode an RGB image, uint8 [H, W, 3]."""
         self.image = image
         self.features = self._infer("encode_image", image=image[None])
 
-    def predict(self, points=(), labels=None, box=None, names=None, multimask=False, min_score=0.3):
+    def predict(
+        self,
+        points: Any = (),
+        labels: Any = None,
+        box: Any = None,
+        names: Any = None,
+        multimask: bool = False,
+    ) -> Any:
         """Return masks, bool [K, H, W], and scores [K], the best first; K is 1, or with `multimask` up to 3.
 
         points [n, 2] (x, y) and box (x0, y0, x1, y1) in pixels of the image mark one object; labels [n]: 1 inside, 0
         outside. names: find all of these, out of those that the export was made for; also return the name of each.
         """
         if names is not None:
-            return self._find(names, min_score)
+            return self._find(names)
         labels = [1] * len(points) if labels is None else list(labels)
         if box is not None:
             points = [box[:2], box[2:], *points]
             labels = [2, 3, *labels]
-        places = np.float32(np.array(points)[None, None] * self.side / self.image.shape[1::-1])
-        found = self._infer("prompt_points", points=places, labels=np.int32([[labels]]), **self.features)
+        scale = self.side / np.array(self.image.shape[1::-1])
+        marks = {"points": np.array([[points]] * scale, np.float32), "labels": np.array([[labels]], np.int32)}
+        found = self._infer("prompt_points", **marks, **self.features)
         # one point may mean a part or the whole: there the best of the masks that compete is the answer
         competes = "candidates" in found and (multimask or len(labels) == 1)
         kind = ("candidates", "candidate_iou") if competes else ("logits", "iou")
@@ -43,18 +54,18 @@ class Segmenter:
         count = len(iou) if multimask else 1
         return self._finish(masks[:count], iou[:count], found["presence"][0])
 
-    def _find(self, names, min_score):
+    def _find(self, names: Any) -> Any:
         known = self.client.get_model_config(f"{self.name}_detect")["parameters"]["names"]["string_value"]
         found = self._infer("segment_named", image=self.image[None])
         labels = np.array(known.split(","))[found["phrases"][0]]
-        kept = (found["scores"][0] > min_score) & np.isin(labels, names)
+        kept = (found["scores"][0] > MIN_SCORE) & np.isin(labels, names)
         return *self._finish(*(found[each][0, kept] for each in ("logits", "iou", "presence"))), labels[kept]
 
-    def _finish(self, logits, iou, presence):
+    def _finish(self, logits: Any, iou: Any, presence: Any) -> Any:
         rows, columns = map(weigh, logits.shape[1:], self.image.shape[:2])
         return rows @ logits.astype(np.float32) @ columns.T > 0, iou / (1 + np.exp(-presence))
 
-    def _infer(self, model, **tensors):
+    def _infer(self, model: str, **tensors: Any) -> dict[str, Any]:
         given = []
         for name, values in tensors.items():
             given.append(triton.InferInput(name, values.shape, triton.np_to_triton_dtype(values.dtype)))
@@ -63,7 +74,7 @@ class Segmenter:
         return {each["name"]: result.as_numpy(each["name"]) for each in result.get_response()["outputs"]}
 
 
-def weigh(low: int, high: int) -> np.ndarray:
+def weigh(low: int, high: int) -> Any:
     """Return the shares [high, low] of a bilinear interpolation."""
     place = np.clip((np.arange(high) + 0.5) * low / high - 0.5, 0, low - 1)
     return np.maximum(0, 1 - np.abs(place[:, None] - np.arange(low))).astype(np.float32)
@@ -74,7 +85,6 @@ if __name__ == "__main__":
 
     picture, name, point = sys.argv[1:]
     segmenter = Segmenter(name)
-    segmenter.set_image(cv2.imread(picture)[..., ::-1].copy())
+    segmenter.set_image(cv2.imread(picture, cv2.IMREAD_COLOR_RGB))
     masks, scores = segmenter.predict([[float(part) for part in point.split(",")]])
-    print(masks[0].sum(), "pixels with score", scores[0], "are white in mask.png")
-    cv2.imwrite("mask.png", masks[0] * np.uint8(255))
+    print(masks[0].sum(), "pixels with score", scores[0])

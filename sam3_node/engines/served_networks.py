@@ -132,8 +132,9 @@ class PromptDecode(nn.Module):
             # its label makes the encoder ignore its place
             points = F.pad(points, (0, 0, 0, 1))
             labels = F.pad(labels, (0, 1), value=NO_POINT)
-        tokens, *others, sparse, dense = self.decoder.embed(features, points, labels)
-        masks, iou, _, presence = self.decoder.mask_decoder.decode_all(tokens + dense, *others, sparse)
+        tokens, fine, middle, sparse, dense = self.decoder.embed(features, points, labels)
+        decoder = self.decoder.mask_decoder
+        masks, iou, _, presence = decoder.decode_all(tokens + dense, fine, middle, sparse)
         masks = masks.masked_fill(presence[:, None, None, None] <= 0, ABSENT_LOGIT)
         results = self._choose(masks, iou)
         logits, best_iou = results[:2]

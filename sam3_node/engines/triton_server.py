@@ -246,12 +246,12 @@ def _specify_prompt(model: TrackerModel, encode: StageSpec, kind: str, labels: S
     objects = (IMAGES, OBJECTS)
     if labels:
         name = "points" if kind == "point" else "boxes"
-        places = (TensorSpec(name, (*objects, 2 * len(labels)), torch.float32),)
+        places = [TensorSpec(name, (*objects, 2 * len(labels)), torch.float32)]
     else:
-        places = (
+        places = [
             TensorSpec("points", (*objects, POINTS, 2), torch.float32),
             TensorSpec("labels", (*objects, POINTS), torch.int32),
-        )
+        ]
     outputs = [
         TensorSpec("logits", (*objects, *model.mask_size), model.dtype),
         TensorSpec("iou", objects, model.dtype),
