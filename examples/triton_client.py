@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 import tritonclient.http as triton  # type: ignore[import-untyped]
 
-MIN_SCORE = 0.3  # of what is found by name
-
 
 class Segmenter:
-    """Segments pictures by the models whose names begin with `name`: `set_image` once, `predict` often."""
+    """Segments RGB images, uint8 [H, W, 3], by the models NAME_…: `set_image` once, `predict` often."""
 
     def __init__(self, name: str = "sam3", url: str = "127.0.0.1:8000") -> None:
         self.name = name
@@ -21,17 +19,11 @@ class Segmenter:
         self.side = int(self.client.get_model_config(f"{name}_encode")["input"][0]["dims"][-1])
 
     def set_image(self, image: Any) -> None:
-        """Encode an RGB image, uint8 [H, W, 3]."""
         self.image = image
         self.features = self._infer("encode_image", image=image[None])
 
     def predict(
-        self,
-        points: Any = (),
-        labels: Any = None,
-        box: Any = None,
-        names: Any = None,
-        multimask: bool = False,
+        self, points: Any = (), labels: Any = None, box: Any = None, names: Any = None, multimask: Any = False
     ) -> Any:
         """Return masks, bool [K, H, W], and scores [K], the best first; K is 1, or with `multimask` up to 3.
 
@@ -42,23 +34,23 @@ class Segmenter:
             return self._find(names)
         labels = [1] * len(points) if labels is None else list(labels)
         if box is not None:
-            points = [box[:2], box[2:], *points]
-            labels = [2, 3, *labels]
-        scale = self.side / np.array(self.image.shape[1::-1])
-        marks = {"points": np.array([[points]] * scale, np.float32), "labels": np.array([[labels]], np.int32)}
-        found = self._infer("prompt_points", **marks, **self.features)
+            points, labels = [box[:2], box[2:], *points], [2, 3, *labels]
+        places = np.array([[points]] * (self.side / np.array(self.image.shape[1::-1])), np.float32)
+        found = self._infer(
+            "prompt_points", points=places, labels=np.array([[labels]], "i4"), **self.features
+        )
         # one point may mean a part or the whole: there the best of the masks that compete is the answer
         competes = "candidates" in found and (multimask or len(labels) == 1)
-        kind = ("candidates", "candidate_iou") if competes else ("logits", "iou")
-        masks, iou = (found[name][0, 0] if competes else found[name][0] for name in kind)
-        count = len(iou) if multimask else 1
-        return self._finish(masks[:count], iou[:count], found["presence"][0])
+        names = ("candidates", "candidate_iou") if competes else ("logits", "iou")
+        masks, iou = (found[name][0, 0] if competes else found[name][0] for name in names)
+        kept = slice(None if multimask else 1)
+        return self._finish(masks[kept], iou[kept], found["presence"][0])
 
     def _find(self, names: Any) -> Any:
         known = self.client.get_model_config(f"{self.name}_detect")["parameters"]["names"]["string_value"]
         found = self._infer("segment_named", image=self.image[None])
         labels = np.array(known.split(","))[found["phrases"][0]]
-        kept = (found["scores"][0] > MIN_SCORE) & np.isin(labels, names)
+        kept = (found["scores"][0] > 0.3) & np.isin(labels, names)
         return *self._finish(*(found[each][0, kept] for each in ("logits", "iou", "presence"))), labels[kept]
 
     def _finish(self, logits: Any, iou: Any, presence: Any) -> Any:
@@ -86,5 +78,5 @@ if __name__ == "__main__":
     picture, name, point = sys.argv[1:]
     segmenter = Segmenter(name)
     segmenter.set_image(cv2.imread(picture, cv2.IMREAD_COLOR_RGB))
-    masks, scores = segmenter.predict([[float(part) for part in point.split(",")]])
-    print(masks[0].sum(), "pixels with score", scores[0])
+    found, score = segmenter.predict([[float(part) for part in point.split(",")]])
+    print(found[0].sum(), "pixels with score", score[0])
