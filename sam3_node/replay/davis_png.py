@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ..errors import ReplayError, WireError
 from ..files import child_path, read_regular
+from ..recording.lerobot.masks import add_to_runs
 from ..types import Buffer, Mask, MaskFrame
 from ..wire.images import MAX_FRAME_PIXELS, check_png_pixels, read_png_header
 
@@ -193,14 +194,6 @@ def paint_indices(masks: MaskFrame) -> Labels:
     for instance in sorted(masks.instances, key=lambda instance: instance.paint_order):
         instance.mask.paint(image, palette_index(instance.id))
     return image
-
-
-def add_to_runs(runs: list[list[int]], number: int) -> None:
-    """Add a number to a list of runs [first, last] of consecutive numbers, as JSON has them."""
-    if runs and runs[-1][1] == number - 1:
-        runs[-1][1] = number
-    else:
-        runs.append([number, number])
 
 
 def write_palette_pngs(

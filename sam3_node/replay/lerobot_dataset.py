@@ -16,40 +16,25 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
-import numpy.typing as npt
 
 from ..bags.formats.lerobot import EPISODES_V3, INFO, Episode, is_lerobot, read_layout
 from ..bags.isolated import IsolatedCalls
 from ..bags.samples import split_selection
 from ..errors import BagError, ReplayError, find_version, install_advice
-from ..types import Instance, MaskFrame
-from .davis_png import MaskSource, NumberTable, add_to_runs, palette_index
+from ..recording.lerobot.masks import CHANNELS, FEATURE, NAMES, add_to_runs, encode_picture, paint_object
+from ..recording.lerobot.statistics import PixelStatistics, Stats, name_pixel_stats
+from ..types import MaskFrame
+from .davis_png import MaskSource, NumberTable
 
 FOLDER = "lerobot"
 """Folder of the copy, in that of the outputs."""
-FEATURE = "observation.masks.{}"
-"""Name of the feature of a camera."""
-NAMES = "meta/sam3_masks.json"
-"""File that names labels and objects."""
 STATS = "meta/stats.json"
 """File with the statistics of the whole dataset."""
 EPISODE_STATS_V2 = "meta/episodes_stats.jsonl"
 """File with the statistics of each episode, in version 2.1."""
-CHANNELS = ("label", "object", "score")
-"""Meaning of a pixel's channels."""
 COPIED = ("meta", "data", "videos", "images")
 """Folders of a dataset that are copied."""
-QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
-"""Share of the pixels below each quantile, by lerobot's names."""
-STATISTICS = ("min", "max", "mean", "std", *QUANTILES)
-"""Names of the statistics, in the order of `Stats`."""
-
-Histogram = npt.NDArray[np.int64]
-"""Number of pixels of each value, [3 channels, 256]."""
-Stats = npt.NDArray[np.float64]
-"""The values of STATISTICS of each channel, in 0..1."""
 
 
 def check_lerobot(path: Path) -> None:
@@ -215,20 +200,13 @@ class _DatasetWriter:
         else:
             self._written += 1
             self._progress(self._written)
+            objects = self._objects[camera, number]
             for instance in sorted(masks.instances, key=lambda instance: instance.paint_order):
-                self._paint(image, instance, self._objects[camera, number])
+                paint_object(image, instance, objects, self._numbers.__getitem__)
                 if instance.doubtful and episode is not None:
                     add_to_runs(self._doubtful[camera, number, instance.id], row - episode.first_row)
         self._statistics[camera].add(number, image)
-        return cv2.imencode(".png", image[..., ::-1])[1].tobytes()
-
-    def _paint(self, image: npt.NDArray[np.uint8], instance: Instance, labels: dict[int, str]) -> None:
-        # an object keeps the number of its first appearance in the episode
-        labels.setdefault(instance.id, instance.label)
-        label = self._numbers[instance.label]
-        number = list(labels).index(instance.id) + 1
-        score = round(min(max(instance.score, 0.0), 1.0) * 255)
-        instance.mask.paint(image, (palette_index(label), palette_index(number), score))
+        return encode_picture(image)
 
     def write_meta(self) -> None:
         """Write what describes the added features: info, statistics and names."""
@@ -334,62 +312,11 @@ class _CameraRows:
         return self._next
 
 
-class PixelStatistics:
-    """Statistics of one camera's pixels, of each episode and of all together: [number of values][3 channels]."""
-
-    def __init__(self) -> None:
-        self._total = np.zeros((len(CHANNELS), 256), np.int64)
-        self._episode = np.zeros_like(self._total)
-        self._number: int | None = None
-        self._done: dict[int, Stats] = {}
-
-    def add(self, episode: int, image: npt.NDArray[np.uint8]) -> None:
-        """Add an image of an episode. All images of an episode come one after the other."""
-        if episode != self._number:
-            self._finish()
-            self._number = episode
-        for channel, histogram in enumerate(self._episode):
-            histogram += np.bincount(image[..., channel].ravel(), minlength=256)
-
-    def describe_episode(self, episode: int) -> Stats:
-        """Return the statistics of an episode; zeros for one without rows."""
-        self._finish()
-        return self._done.get(episode, np.zeros((len(STATISTICS), len(CHANNELS))))
-
-    def describe_all(self) -> Stats:
-        """Return the statistics of all episodes."""
-        self._finish()
-        return _compute_stats(self._total)
-
-    def _finish(self) -> None:
-        if self._number is not None:
-            self._done[self._number] = _compute_stats(self._episode)
-            self._total += self._episode
-            self._episode[:] = 0
-            self._number = None
-
-
-def _compute_stats(histogram: Histogram) -> Stats:
-    """Compute the STATISTICS of pixels, exactly, from their histogram."""
-    # pixels as the loader gives them, 0..1
-    values = np.arange(256) / 255
-    total = np.maximum(histogram.sum(axis=1), 1)
-    mean = histogram @ values / total
-    variance = np.maximum(histogram @ values**2 / total - mean**2, 0)
-    present = histogram > 0
-    cumulated = histogram.cumsum(axis=1)
-    least = np.where(present.any(axis=1), values[present.argmax(axis=1)], 0)
-    most = np.where(present.any(axis=1), values[255 - present[:, ::-1].argmax(axis=1)], 0)
-    quantiles = [values[(cumulated >= share * total[:, None]).argmax(axis=1)] for share in QUANTILES.values()]
-    return np.stack([least, most, mean, np.sqrt(variance), *quantiles])
-
-
 def _name_stats(stats: Mapping[str, Stats], frames: int, names: Collection[str]) -> dict[str, dict[str, Any]]:
     """Return the statistics of cameras by their features, those with these names: each [3][1][1], `count` [frames]."""
     # lerobot stores the statistics of images as [channels][1][1], and of each feature its number of frames
     named: dict[str, dict[str, Any]] = {}
     for camera, rows in stats.items():
-        values = {name: row[:, None, None].tolist() for name, row in zip(STATISTICS, rows, strict=True)}
-        values["count"] = [frames]
+        values = name_pixel_stats(rows, frames)
         named[FEATURE.format(camera)] = {name: value for name, value in values.items() if name in names}
     return named

@@ -1,0 +1,130 @@
+"""Masks of one frame as features of a LeRobot dataset: a picture of them, and the numbers of each object.
+
+The picture `observation.masks.<camera>` has the size of the camera's frames. Its pixels are (label, object, score x
+255), and 0 for the background. It has three channels, so that policies take it as any camera. Where masks overlap, the
+one of the higher score is on top. `observation.objects.<camera>` has the OBJECT_FIELDS of the first objects: row k of
+it belongs to the pixels whose object is k. Labels are numbered over the dataset, objects over their episode and camera,
+both from 1. NAMES says what they are.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+
+from ...types import Instance, MaskFrame
+
+FEATURE = "observation.masks.{}"
+"""Name of the picture of a camera's masks."""
+OBJECTS_FEATURE = "observation.objects.{}"
+"""Name of the numbers of a camera's objects."""
+NAMES = "meta/sam3_masks.json"
+"""File that names labels and objects, and lists the frames on which an object was doubtful."""
+CHANNELS = ("label", "object", "score")
+"""Meaning of a pixel's channels."""
+OBJECT_FIELDS = ("label", "score", "confidence", "doubtful")
+"""Numbers of an object. `label` is 0 where the frame does not have the object; `doubtful` is 1 or 0."""
+UNKNOWN = -1.0
+"""Confidence of an object whose confidence is not known."""
+MAX_NUMBER = 254
+"""Largest number of a label or an object in a pixel. Above, numbers repeat from 1."""
+
+Objects = dict[int, str]
+"""Labels of an episode's objects by their ids, in the order of the objects' numbers."""
+
+
+def wrap_number(number: int) -> int:
+    """Return the number of a label or object as a pixel has it, 1 to MAX_NUMBER."""
+    return 1 + (number - 1) % MAX_NUMBER
+
+
+def paint_object(
+    image: npt.NDArray[np.uint8], instance: Instance, objects: Objects, number_label: Callable[[str], int]
+) -> None:
+    """Draw an object into the picture [h, w, 3] of its frame. Add it to the episode's `objects` if it is new."""
+    # an object keeps the number of its first appearance in the episode
+    objects.setdefault(instance.id, instance.label)
+    label = wrap_number(number_label(instance.label))
+    number = wrap_number(list(objects).index(instance.id) + 1)
+    score = round(min(max(instance.score, 0.0), 1.0) * 255)
+    instance.mask.paint(image, (label, number, score))
+
+
+def encode_picture(image: npt.NDArray[np.uint8]) -> bytes:
+    """Return a picture of masks as a PNG whose channels are in the order of CHANNELS."""
+    # OpenCV takes the channels of an image in the reverse order
+    return cv2.imencode(".png", image[..., ::-1])[1].tobytes()
+
+
+def add_to_runs(runs: list[list[int]], number: int) -> None:
+    """Add a number to a list of runs [first, last] of consecutive numbers, as JSON has them."""
+    if runs and runs[-1][1] == number - 1:
+        runs[-1][1] = number
+    else:
+        runs.append([number, number])
+
+
+class CameraMasks:
+    """Turns the masks of one camera in one episode into pictures and numbers, row by row.
+
+    `size` is that of the camera's pictures, (height, width). Masks of another size are left out. Objects beyond the
+    `slots` have pixels, but no numbers.
+    """
+
+    def __init__(self, size: tuple[int, int], slots: int, number_label: Callable[[str], int]) -> None:
+        self.objects: Objects = {}
+        self.doubtful: dict[int, list[list[int]]] = {}
+        """Runs of rows on which an object was doubtful, by its id."""
+        self.missing = 0
+        """Number of rows without masks."""
+        self._size = size
+        self._slots = slots
+        self._number_label = number_label
+
+    def add(self, row: int, masks: MaskFrame | None) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
+        """Return the picture [h, w, 3] of a row's masks, and the numbers [slots, OBJECT_FIELDS] of its objects."""
+        image = np.zeros((*self._size, len(CHANNELS)), np.uint8)
+        numbers = np.zeros((self._slots, len(OBJECT_FIELDS)), np.float32)
+        if masks is None or not self._fits(masks):
+            self.missing += 1
+            return image, numbers
+
+        # masks may be smaller than a picture that was padded to even sides
+        frame = image[: masks.height, : masks.width]
+        for instance in sorted(masks.instances, key=lambda instance: instance.paint_order):
+            paint_object(frame, instance, self.objects, self._number_label)
+            if instance.doubtful:
+                add_to_runs(self.doubtful.setdefault(instance.id, []), row)
+            slot = list(self.objects).index(instance.id)
+            if slot < self._slots:
+                numbers[slot] = self._describe(instance)
+        return image, numbers
+
+    def describe(self, episode: int, camera: str) -> list[dict[str, Any]]:
+        """Return the objects of the episode as NAMES lists them."""
+        rows = []
+        for index, (object_id, label) in enumerate(self.objects.items(), start=1):
+            row: dict[str, Any] = {"episode": episode, "camera": camera, "index": index, "id": object_id}
+            row["label"] = label
+            if object_id in self.doubtful:
+                row["doubtful"] = self.doubtful[object_id]
+            rows.append(row)
+        return rows
+
+    def _fits(self, masks: MaskFrame) -> bool:
+        height, width = self._size
+        return height - masks.height in (0, 1) and width - masks.width in (0, 1)
+
+    def _describe(self, instance: Instance) -> tuple[float, float, float, float]:
+        confidence = UNKNOWN
+        if instance.confidence is not None:
+            confidence = instance.confidence
+        label = float(self._number_label(instance.label))
+        return label, instance.score, confidence, float(instance.doubtful)
+
+
+def name_numbers(slots: int) -> list[str]:
+    """Return the names of the numbers of so many objects, such as object_1.label."""
+    return [f"object_{slot}.{field}" for slot in range(1, slots + 1) for field in OBJECT_FIELDS]
