@@ -485,6 +485,22 @@ class RecordSettings(Section):
     """Seconds after a trigger that are written with the ring."""
 
 
+class LeRobotSettings(Section):
+    folder: OptionalProfilePath = None
+    """Folder of the LeRobot dataset to which `record` and `convert` append episodes. Empty: none."""
+    fps: int = Field(0, ge=0, le=240)
+    """Rows per second. 0: those of the dataset, or for a new one the frames per second of its slowest camera."""
+    task: str = Field("", max_length=200)
+    """Task of episodes that were begun without one. Empty: the names that were looked for."""
+    pictures: Literal["video", "png"] = "video"
+    """How the frames of cameras are stored. video: H.264. png: in the tables, without loss, and many times larger."""
+    objects: int = Field(8, ge=1, le=64)
+    """Objects of a camera in an episode that have numbers (confidence, doubtful) beside their pixels."""
+    max_gap_s: float = Field(0.25, gt=0.0, le=60.0)
+    """Longest time in seconds between a row and its frame, joints or action. An episode with a longer one is left
+    out."""
+
+
 class SnapshotSettings(Section):
     path: OptionalProfilePath = None
     """File of the snapshot from which a restarted node continues with the same objects and ids. In memory, such as
@@ -558,6 +574,7 @@ class Settings(BaseModel):
     spatial: SpatialSettings = SpatialSettings()
     robot: RobotSettings = RobotSettings()
     record: RecordSettings = RecordSettings()
+    lerobot: LeRobotSettings = LeRobotSettings()
     snapshot: SnapshotSettings = SnapshotSettings()
     console: ConsoleSettings = ConsoleSettings()
     bridge: BridgeSettings = BridgeSettings()

@@ -261,13 +261,14 @@ class VideoWriter(Closeable):
     """An mp4 file of BGR frames, uint8 [h, w, 3]. The first frame sets the size. Later frames are scaled to it.
 
     Without `fps`, the rate is measured from the capture times of the first FRAMES_FOR_RATE frames, which are buffered
-    until then.
+    until then. With `keyframe_every`, a keyframe comes after so many frames, so that single frames are read fast.
     """
 
-    def __init__(self, path: Path, fps: float | None = None) -> None:
+    def __init__(self, path: Path, fps: float | None = None, keyframe_every: int | None = None) -> None:
         self.path = path
         self.frames = 0
         self._fps = fps
+        self._keyframe_every = keyframe_every
         self._buffered: list[tuple[Image, int]] = []
         self._file: _VideoFile | None = None
         self._size = (0, 0)
@@ -308,7 +309,7 @@ class VideoWriter(Closeable):
         make_folder(self.path.parent)
         encoder = _find_h264()
         if encoder is not None:
-            return _H264File(self.path, fps, self._size, encoder)
+            return _H264File(self.path, fps, self._size, encoder, self._keyframe_every)
         _log.warning(
             "%s: written as MPEG-4 Part 2, which browsers do not play: expected PyAV with an encoder of H.264, found "
             "none; pip install 'sam3-node[bags]', or convert the file with ffmpeg -i IN.mp4 -c:v libx264 OUT.mp4",
@@ -360,7 +361,9 @@ class _OpenCvFile:
 class _H264File:
     """A video that PyAV writes with an encoder of H.264. Its index comes first, so that browsers play it at once."""
 
-    def __init__(self, path: Path, fps: float, size: tuple[int, int], encoder: str) -> None:
+    def __init__(
+        self, path: Path, fps: float, size: tuple[int, int], encoder: str, keyframe_every: int | None
+    ) -> None:
         import av
 
         self._av = av
@@ -375,6 +378,8 @@ class _H264File:
         self._stream.pix_fmt = "yuv420p"
         self._stream.options = H264_OPTIONS if encoder == "libx264" else {}
         self._stream.thread_count = H264_THREADS
+        if keyframe_every is not None:
+            self._stream.codec_context.gop_size = keyframe_every
 
     def write(self, image: Image) -> None:
         """Add a frame."""

@@ -1,4 +1,4 @@
-"""Commands that make files for a deployment: keys, vocabularies of phrase vectors, and converted weights."""
+"""Commands that make files: keys, vocabularies of phrase vectors, converted weights, and datasets of recordings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import AuthenticationError, OutputError, VocabularyError, require
+from ..errors import AuthenticationError, OutputError, SettingsError, VocabularyError, require
 from ..files import explain_os_error, prepare_output
 from ..processes.signals import print_notice
 from ..settings import Settings
@@ -31,9 +31,14 @@ def add_commands(commands: Commands) -> None:
     _add_keys(commands)
     _add_vocabulary(commands)
     weights = commands.add_group("weights", "convert checkpoints of models")
-    convert = weights.add("convert", weights_convert)
-    convert.add_path("file FILE.pt", "checkpoint such as yolov8s-worldv2.pt")
-    convert.add_path("-o, --out FOLDER", "folder for config.json and the weights", required=True)
+    checkpoint = weights.add("convert", weights_convert)
+    checkpoint.add_path("file FILE.pt", "checkpoint such as yolov8s-worldv2.pt")
+    checkpoint.add_path("-o, --out FOLDER", "folder for config.json and the weights", required=True)
+    dataset = commands.add("convert", convert)
+    dataset.add_path("recordings RECORDING", "file NAME.mcap, or a folder of them", nargs="+")
+    dataset.add_setting("--lerobot FOLDER", "lerobot.folder", "LeRobot dataset to write, or to append to")
+    dataset.add_setting("--fps N", "lerobot.fps", "rows per second [those of the slowest camera]")
+    dataset.add_setting("--task TEXT", "lerobot.task", "task of episodes without one [the names looked for]")
 
 
 def _add_keys(commands: Commands) -> None:
@@ -98,6 +103,29 @@ def keys_revoke(args: Namespace, settings: Settings) -> None:
     with explain_os_error(OutputError, f"cannot change the keys in {folder.path}"):
         key = folder.revoke(args.name)
     print(f"key {key.name} is revoked on this machine; remove authorised/{key.name}.pub on the others, too")
+
+
+def convert(args: Namespace, settings: Settings) -> int:
+    """Append the episodes of own recordings to a LeRobot dataset.
+
+    Return 1 if an episode was left out. Raises SettingsError without a folder, and as `convert_recordings` does.
+    """
+    from ..recording.lerobot.conversion import convert_recordings, group_files
+
+    folder = settings.lerobot.folder
+    if folder is None:
+        raise SettingsError("convert: expected --lerobot FOLDER, the dataset to write, found none")
+    left_out = 0
+    for files in group_files(args.recordings):
+        found = convert_recordings(files, settings.lerobot, folder, lambda line: print(printable(line)))
+        left_out += found.left_out
+        text = f"{files[0]}: {found.appended} episodes to {folder}"
+        if found.present:
+            text += f", {found.present} were there already"
+        if found.left_out:
+            text += f", {found.left_out} left out"
+        print(printable(text), flush=True)
+    return 1 if left_out else 0
 
 
 def _open_keys(settings: Settings) -> KeyFolder:

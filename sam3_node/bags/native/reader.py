@@ -9,14 +9,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from ... import wire
 from ...errors import BagError, WireError, require
-from ...types import NANOSECONDS, Buffer, Frame, FrameKey, MaskFrame, RobotMessage
+from ...types import NANOSECONDS, Buffer, Clock, Frame, FrameKey, MaskFrame, RobotMessage
+from ...wire.codec import choice
 from ..formats.mcap import WHOLE, McapStream, Row
 from ..pairing import TimeSpan
 from ..samples import ReadReport
@@ -44,6 +45,7 @@ TABLETOP = Path(__file__).parents[2] / "assets" / "tabletop.mcap"
 # frames that a labelled clip needs: a rate takes two
 _MIN_CLIP_FRAMES = 2
 _ACTIONS = f"{EVENTS}|{MASKS_ROOT}.*"
+_CLOCK = choice(get_args(Clock))
 _FRAME_TOPIC = re.compile(r"/((?!\.+/)[A-Za-z0-9_.-]{1,64})/(image|depth|header)")
 
 
@@ -57,6 +59,23 @@ class RecordedMasks:
 
 Action = wire.Event | RecordedMasks
 """One thing that the node did. Events and masks come in the order in which the node did them."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameHead:
+    """A recorded frame without its pixels."""
+
+    key: FrameKey
+    clock: Clock
+    width: int
+    height: int
+
+
+class IndexEntry(NamedTuple):
+    """A message of a recording without pixels, and the time at which it was recorded. Masks decode at their use."""
+
+    logged_ns: int
+    message: FrameHead | MaskFrame | wire.Event | RobotMessage
 
 
 def is_recorded(path: Path) -> bool:
@@ -130,6 +149,20 @@ class RecordingReader:
     def frame_keys(self) -> Iterator[tuple[FrameKey, int]]:
         """Yield the key of each frame, and the time at which it was recorded, without decoding its pixels."""
         return self._unpack_all("/[^/]+/header", lambda row: (_read_key(row), row.logged_ns))
+
+    def index(self, span: TimeSpan = WHOLE) -> Iterator[IndexEntry]:
+        """Yield all messages in the order of their arrival, frames without their pixels.
+
+        A resolved `span` limits them to those recorded in it.
+        """
+        for path in self.paths:
+            for row in self._rows(path, span):
+                unpack = _find_unpacker(row.channel.topic)
+                if unpack is None:
+                    continue
+                message = self._unpack(path, row, unpack)
+                if message is not None:
+                    yield IndexEntry(row.logged_ns, message)
 
     def has_actions(self) -> bool:
         """Return True if the recording holds masks or events of a node."""
@@ -238,6 +271,25 @@ def _read_key(header: Row) -> FrameKey:
     return FrameKey(fields.text("camera"), fields.integer("seq"), fields.integer("capture_ns"))
 
 
+def _find_unpacker(topic: str) -> Callable[[Row], Any] | None:
+    """Return what reads the messages of a topic for the index; None for a topic that is not in it."""
+    if topic == EVENTS:
+        return _unpack_action
+    if topic.startswith(MASKS_ROOT):
+        return lambda row: _unpack_masks(row, MASKS_ROOT, lazy=True)
+    if topic.startswith((ROBOT_POSES_ROOT, JOINTS_ROOT)):
+        return _unpack_robot
+    if _split_frame_topic(topic)[1] == "header":
+        return _read_head
+    return None
+
+
+def _read_head(header: Row) -> FrameHead:
+    fields = wire.Fields(wire.unpack(header.data, what="frame"), "frame")
+    clock = _CLOCK(fields, "clock")
+    return FrameHead(_read_key(header), clock, fields.integer("width"), fields.integer("height"))
+
+
 def _decode_foxglove_data(row: Row) -> Buffer:
     """Return the bytes that a Foxglove image holds."""
     name = row.channel.schema.removeprefix("foxglove.")
@@ -259,8 +311,8 @@ def _unpack_action(row: Row) -> Action:
     return RecordedMasks(_unpack_masks(row, MASKS_ROOT), row.data)
 
 
-def _unpack_masks(row: Row, root: str) -> MaskFrame:
-    return wire.unpack_masks([wire.masks_topic(row.channel.topic.removeprefix(root)), row.data])
+def _unpack_masks(row: Row, root: str, lazy: bool = False) -> MaskFrame:
+    return wire.unpack_masks([wire.masks_topic(row.channel.topic.removeprefix(root)), row.data], lazy)
 
 
 def _unpack_robot(row: Row) -> RobotMessage:

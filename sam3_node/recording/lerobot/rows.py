@@ -1,0 +1,250 @@
+"""Chooses the rows of an episode: one time of each, the frame of each camera, and the robot's state at that time.
+
+A dataset has one rate, and row k has the timestamp k / fps. The rows follow the frames of the slowest camera, so that
+each of its frames is in one row. Other cameras give the frame that is nearest in time. Joints are interpolated between
+the messages around a row. No value is farther away in time than the caller allows.
+"""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import BagError
+from ...types import NANOSECONDS
+
+FOLLOW = 0.1
+"""Share of the difference between a row and its frame by which the next row moves. A clock that runs a little faster
+or slower than the rate is followed without a repeated frame, and jitter is smoothed. 1 would follow each jitter."""
+LEAST_FPS = 1
+"""Lowest rate of a dataset, in rows per second. lerobot stores whole numbers."""
+
+Times = npt.NDArray[np.int64]
+"""Times in ns, ascending."""
+
+
+class CameraFrames(NamedTuple):
+    """The frames of one camera in an episode, by ascending times. `has_masks` tells which of them have masks."""
+
+    times_ns: Times
+    has_masks: npt.NDArray[np.bool_]
+
+    def measure_period_ns(self) -> float:
+        """Return the usual time between two frames, of those with masks if there are any; 0 for fewer than two."""
+        # the node may step fewer frames than the camera sends: rows without masks would be of little use
+        times = self.times_ns[self.has_masks]
+        if len(times) < 2:
+            times = self.times_ns
+        if len(times) < 2:
+            return 0.0
+        return float(statistics.median(np.diff(times).tolist()))
+
+
+@dataclass(slots=True)
+class CameraRows:
+    """The frame of each row, by its index, and what was done about frames that are absent or too many."""
+
+    frames: list[int] = field(default_factory=list)
+    repeated: int = 0
+    """Rows that have the frame of the row before."""
+    left_out: int = 0
+    """Frames between the first and the last row that are in no row."""
+    max_gap_ms: float = 0.0
+    """Longest time between a row and its frame."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return the counts as the dataset stores them."""
+        return {
+            "repeated": self.repeated,
+            "left_out": self.left_out,
+            "max_gap_ms": round(self.max_gap_ms, 3),
+        }
+
+
+class EpisodeRows(NamedTuple):
+    """The rows of an episode: their times, and the frames of each camera."""
+
+    times_ns: Times
+    cameras: dict[str, CameraRows]
+
+
+def measure_fps(cameras: Mapping[str, CameraFrames]) -> int:
+    """Return the rate of the slowest camera, in whole frames per second.
+
+    Raises BagError if no camera has two frames.
+    """
+    periods = [frames.measure_period_ns() for frames in cameras.values()]
+    longest_ns = max(periods, default=0.0)
+    if longest_ns <= 0:
+        raise BagError("expected at least two frames of a camera, found fewer")
+    return max(LEAST_FPS, round(NANOSECONDS / longest_ns))
+
+
+def choose_rows(cameras: Mapping[str, CameraFrames], fps: int, max_gap_ns: int) -> EpisodeRows:
+    """Choose the rows of an episode. Raises BagError where a camera has no frame for longer than `max_gap_ns`."""
+    for camera, frames in cameras.items():
+        if not len(frames.times_ns):
+            raise BagError(f"camera {camera}: expected frames, found none")
+    period_ns = NANOSECONDS // fps
+
+    # all cameras have frames from the latest first one to the earliest last one
+    half_ns = period_ns // 2
+    begin_ns = max(int(frames.times_ns[0]) for frames in cameras.values()) - half_ns
+    end_ns = min(int(frames.times_ns[-1]) for frames in cameras.values()) + half_ns
+    slowest = max(cameras, key=lambda camera: cameras[camera].measure_period_ns())
+    times_ns = _follow_camera(cameras[slowest], period_ns, begin_ns, end_ns)
+    if not len(times_ns):
+        raise BagError("expected a time at which all cameras have frames, found none")
+
+    rows = {}
+    for camera, frames in cameras.items():
+        rows[camera] = _choose_frames(camera, frames, times_ns, period_ns, max_gap_ns)
+    return EpisodeRows(times_ns, rows)
+
+
+def _follow_camera(frames: CameraFrames, period_ns: int, begin_ns: int, end_ns: int) -> Times:
+    """Return the times of rows: those of a camera's frames, and the times between where frames are absent."""
+    first = int(np.searchsorted(frames.times_ns, begin_ns))
+    if first == len(frames.times_ns):
+        return np.zeros(0, np.int64)
+    chosen: list[int] = []
+    wanted_ns = float(frames.times_ns[first])
+    last = first - 1
+    while wanted_ns <= end_ns:
+        found = _find_near(frames, wanted_ns, period_ns / 2, last + 1)
+        if found is None:
+            # a lost frame keeps its row, so that the time of later rows is right
+            chosen.append(round(wanted_ns))
+            wanted_ns += period_ns
+            continue
+        last = found
+        time_ns = int(frames.times_ns[found])
+        chosen.append(time_ns)
+        wanted_ns += period_ns + FOLLOW * (time_ns - wanted_ns)
+    return np.array(chosen, np.int64)
+
+
+def _choose_frames(
+    camera: str, frames: CameraFrames, times_ns: Times, period_ns: int, max_gap_ns: int
+) -> CameraRows:
+    """Choose the frame of each row: one with masks within half a period if there is one, else the nearest."""
+    rows = CameraRows()
+    earliest = 0
+    for row, time_ns in enumerate(times_ns.tolist()):
+        found = _find_near(frames, time_ns, period_ns / 2, earliest)
+        if found is None:
+            found = _find_nearest(frames.times_ns, time_ns)
+        gap_ns = abs(int(frames.times_ns[found]) - time_ns)
+        if gap_ns > max_gap_ns:
+            raise BagError(
+                f"camera {camera}: expected a frame within {max_gap_ns / NANOSECONDS:g} s of row {row}, found the "
+                f"nearest {gap_ns / NANOSECONDS:.2f} s away; raise lerobot.max_gap_s to repeat a frame for longer"
+            )
+        if rows.frames and found == rows.frames[-1]:
+            rows.repeated += 1
+        rows.frames.append(found)
+        rows.max_gap_ms = max(rows.max_gap_ms, gap_ns / 1e6)
+        earliest = max(earliest, found + 1)
+    rows.left_out = rows.frames[-1] - rows.frames[0] + 1 - len(set(rows.frames))
+    return rows
+
+
+def _find_near(frames: CameraFrames, time_ns: float, within_ns: float, earliest: int) -> int | None:
+    """Return the nearest frame within a distance, one with masks before all others; None if there is none.
+
+    Frames before `earliest` are in other rows.
+    """
+    first = max(int(np.searchsorted(frames.times_ns, time_ns - within_ns)), earliest)
+    end = int(np.searchsorted(frames.times_ns, time_ns + within_ns, side="right"))
+    if first >= end:
+        return None
+    candidates = range(first, end)
+    return min(
+        candidates,
+        key=lambda index: (not frames.has_masks[index], abs(float(frames.times_ns[index]) - time_ns)),
+    )
+
+
+def _find_nearest(times_ns: Times, time_ns: int) -> int:
+    after = int(np.searchsorted(times_ns, time_ns))
+    candidates = [index for index in (after - 1, after) if 0 <= index < len(times_ns)]
+    return min(candidates, key=lambda index: abs(int(times_ns[index]) - time_ns))
+
+
+class SampledValues(NamedTuple):
+    """Values at the times of rows, [rows, names], and the longest time between a row and a message."""
+
+    values: npt.NDArray[np.float32]
+    max_gap_ms: float
+
+
+class NamedSeries:
+    """Numbers by their names over time: joints, or what moves them. Messages may give a part of the names in turn."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._times: dict[str, list[int]] = {}
+        self._values: dict[str, list[float]] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """All names, in the order in which they first came."""
+        return list(self._times)
+
+    def add(self, time_ns: int, values: Iterable[tuple[str, float]]) -> None:
+        """Add the values of one message."""
+        for name, value in values:
+            self._times.setdefault(name, []).append(time_ns)
+            self._values.setdefault(name, []).append(value)
+
+    def interpolate(self, times_ns: Times, names: Sequence[str], max_gap_ns: int) -> SampledValues:
+        """Return the values at these times, between the messages around each.
+
+        Raises BagError where the nearest message is farther away than `max_gap_ns`.
+        """
+        columns = []
+        gaps = [0.0]
+        for name in names:
+            stamps, values = self._sort(name)
+            after = np.clip(np.searchsorted(stamps, times_ns), 1, max(len(stamps) - 1, 1))
+            before = after - 1
+            after = np.minimum(after, len(stamps) - 1)
+            distances = np.minimum(np.abs(stamps[before] - times_ns), np.abs(stamps[after] - times_ns))
+            gaps.append(self._check_gaps(name, distances, max_gap_ns))
+            # times relative to the first row keep their digits as floats
+            origin_ns = times_ns[0]
+            columns.append(np.interp(times_ns - origin_ns, stamps - origin_ns, values))
+        return SampledValues(np.stack(columns, axis=1).astype(np.float32), max(gaps))
+
+    def hold(self, times_ns: Times, names: Sequence[str], max_gap_ns: int) -> SampledValues:
+        """Return the last values before these times.
+
+        Raises BagError where the last message is older than `max_gap_ns`.
+        """
+        columns = []
+        gaps = [0.0]
+        for name in names:
+            stamps, values = self._sort(name)
+            last = np.searchsorted(stamps, times_ns) - 1
+            distances = np.where(last < 0, max_gap_ns + 1, times_ns - stamps[np.maximum(last, 0)])
+            gaps.append(self._check_gaps(name, distances, max_gap_ns))
+            columns.append(values[last])
+        return SampledValues(np.stack(columns, axis=1).astype(np.float32), max(gaps))
+
+    def _sort(self, name: str) -> tuple[Times, npt.NDArray[np.float64]]:
+        """Return times and values of a name, by ascending times."""
+        stamps = np.array(self._times[name], np.int64)
+        order = np.argsort(stamps, kind="stable")
+        return stamps[order], np.array(self._values[name], np.float64)[order]
+
+    def _check_gaps(self, name: str, distances_ns: npt.NDArray[np.int64], max_gap_ns: int) -> float:
+        row = int(distances_ns.argmax())
+        if distances_ns[row] > max_gap_ns:
+            raise BagError(
+                f"{self._what}: expected a value of {name:.80} within {max_gap_ns / NANOSECONDS:g} s of row {row}, "
+                "found none; send it more often, or raise lerobot.max_gap_s"
+            )
+        return float(distances_ns[row]) / 1e6
