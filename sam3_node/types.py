@@ -186,8 +186,23 @@ class JointState:
     clock: Clock = "system"
 
 
+ActionSource = Literal["leader", "command", "policy"]
+"""What an action comes from: a leader arm that a person moves, a command of a controller, or a policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class RobotAction:
+    """What a robot was told to do at one time: numbers by their names, in the units of its joints."""
+
+    robot: str
+    stamp_ns: int
+    values: Mapping[str, float]
+    source: ActionSource
+    clock: Clock = "system"
+
+
 RobotMessage = FramePose | JointState
-"""What a robot publishes."""
+"""What a robot publishes about itself."""
 
 
 class RobotState(NamedTuple):

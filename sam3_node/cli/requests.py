@@ -20,7 +20,7 @@ from ..files import (
 )
 from ..processes.signals import WaitingNotice, print_notice
 from ..settings import Settings
-from ..types import Mask, Priority
+from ..types import NANOSECONDS, Mask, Priority
 from ..wire.images import MAX_PHOTO_FILE, check_photo, find_compression
 from ..wire.operations import SetPrompts
 from .parser import ANSWER_TIMEOUT_S, CommandParser, Commands, parse_box, parse_named, parse_point
@@ -53,6 +53,7 @@ def add_commands(commands: Commands) -> None:
     _add(commands, "status", status)
     _add(commands, "pause", pause)
     _add(commands, "resume", resume)
+    _add_episodes(commands)
     _add(commands, "reset", reset).add("--camera NAME", "remove only the objects of this camera")
 
 
@@ -116,6 +117,36 @@ def pause(client: PerceptionClient, args: Namespace) -> None:
 def resume(client: PerceptionClient, args: Namespace) -> None:
     """Make a paused node process frames again."""
     client.resume()
+
+
+def _add_episodes(commands: Commands) -> None:
+    group = commands.add_group("episode", "mark the episodes of a dataset in a running recording")
+    begin = _add(group, "begin", episode_begin)
+    begin.add("task TASK", "what is done, in words [the names looked for]", nargs="?")
+    _add(group, "end", episode_end)
+    _add(group, "discard", episode_discard)
+
+
+def episode_begin(client: PerceptionClient, args: Namespace) -> Iterator[str]:
+    """Begin an episode, for `record --lerobot` and `convert`."""
+    begun = client.begin_episode(args.task)
+    yield f"episode {begun['episode']} has begun: {printable(begun['task']) or 'named by what is looked for'}"
+
+
+def episode_end(client: PerceptionClient, args: Namespace) -> Iterator[str]:
+    """End the episode, and keep it."""
+    yield _describe_end(client.end_episode())
+
+
+def episode_discard(client: PerceptionClient, args: Namespace) -> Iterator[str]:
+    """End the episode, and discard it: recorders leave it out."""
+    yield _describe_end(client.end_episode(keep=False))
+
+
+def _describe_end(ended: dict[str, Any]) -> str:
+    seconds = (ended["ended_ns"] - ended["begun_ns"]) / NANOSECONDS
+    outcome = "kept" if ended["keep"] else "discarded"
+    return f"episode {ended['episode']} is {outcome}: {seconds:.1f} s"
 
 
 def reset(client: PerceptionClient, args: Namespace) -> None:

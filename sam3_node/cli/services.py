@@ -138,6 +138,8 @@ def _add_record(commands: Commands) -> None:
     parser.add_setting(
         "--after S", "record.after_s", "with --ring: write S seconds after the trigger, too [10]"
     )
+    text = "LeRobot dataset to which each episode is appended when it ends"
+    parser.add_setting("--lerobot FOLDER", "lerobot.folder", text)
 
 
 def record(args: Namespace, settings: Settings) -> None:

@@ -354,6 +354,21 @@ class ClientRequests(SocketOwner):
         """Process frames again."""
         self._ask(ops.Resume())
 
+    def begin_episode(self, task: str | None = None) -> dict[str, Any]:
+        """Begin an episode of a dataset, for recorders: `sam3-node record --lerobot` and `sam3-node convert`.
+
+        `task` says in words what is done. None: the names that are looked for. Return `episode`, `task` and `begun_ns`.
+        Raises RequestError if an episode is open.
+        """
+        return cast(dict[str, Any], self._ask(ops.BeginEpisode(task=task)))
+
+    def end_episode(self, *, keep: bool = True) -> dict[str, Any]:
+        """End the episode. Without `keep`, recorders discard it.
+
+        Return what `begin_episode` did, with `ended_ns` and `keep`. Raises RequestError if no episode is open.
+        """
+        return cast(dict[str, Any], self._ask(ops.EndEpisode(keep=keep)))
+
     def status(self) -> dict[str, Any]:
         """Return the status of the node."""
         return cast(dict[str, Any], self._ask(ops.ReadStatus()))
@@ -448,6 +463,8 @@ class AwaitedRequests:
     reset = _awaited(ClientRequests.reset)
     pause = _awaited(ClientRequests.pause)
     resume = _awaited(ClientRequests.resume)
+    begin_episode = _awaited(ClientRequests.begin_episode)
+    end_episode = _awaited(ClientRequests.end_episode)
     status = _awaited(ClientRequests.status)
     snapshot = _awaited(ClientRequests.snapshot)
     fetch_snapshot = _awaited(ClientRequests.fetch_snapshot)

@@ -368,6 +368,7 @@ def _without_counts(state: dict[str, Any]) -> dict[str, Any]:
     return kept | {
         "node": status.get("node"),
         "paused": status.get("paused"),
+        "episode": status.get("episode"),
         "prompts": status.get("prompts"),
         "event": events[-1].get("number"),
     }

@@ -27,6 +27,7 @@ from ..types import MaskFrame
 from ..wire import CAUGHT_UP, DROPPED, SERVED, Reply, Request
 from ..wire.operations import CHANGES, NODE_QUERIES
 from .cameras import Cameras
+from .episodes import Episodes
 from .health import Health
 from .monitoring import FrameSpans, HealthServer, Readings, Totals, make_pages
 from .operations import describe_change, handle_request
@@ -72,6 +73,7 @@ class Node:
         self.health = Health(settings, watchdog)
         self.output = Output(settings, self.health)
         self.cameras = Cameras(settings)
+        self.episodes = Episodes()
         self._request_budget_s = FIRST_BUDGET_S
         self._slice_waits = False
         """True if an object that catches up may go on at once."""
@@ -202,6 +204,7 @@ class Node:
             "peers_last_refusal": control.last_refusal or masks.last_refusal,
             "endpoints_refused": list(frames.refusals),
             "snapshot": self.snapshots.describe(),
+            "episode": self.episodes.open,
             "helpers_ended": read_ended(),
             "cameras": status.describe_cameras(),
         }

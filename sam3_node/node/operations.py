@@ -22,6 +22,7 @@ from ..tracking.everything import DEFAULT_GRID, DEFAULT_MASKS, DEFAULT_OVERLAP, 
 from ..wire import INTERNAL_ERROR, Failure, Reply, Request, encode_mask
 from ..wire import operations as ops
 from ..wire.images import MAX_PHOTO_FILE
+from .episodes import Episodes
 from .photos import Photo, read_photo, read_photo_in_turns
 from .saved_state import Snapshots
 
@@ -47,6 +48,9 @@ class Host(Protocol):
 
     @property
     def snapshots(self) -> Snapshots: ...
+
+    @property
+    def episodes(self) -> Episodes: ...
 
     def status(self) -> dict[str, Any]:
         """Return the reply to `status`."""
@@ -94,6 +98,9 @@ def describe_change(request: Request, reply: Reply) -> dict[str, Any] | None:
     The camera that the request was applied to and the stride of an object that catches up are added, and the epoch is
     removed. None if the request has surely changed nothing that the node does afterwards.
     """
+    # the event of an episode says all about it, so that a recorder needs no earlier one
+    if request.op in ops.EPISODE_MARKS and isinstance(reply.result, dict):
+        return dict(reply.result)
     # after an error of its own, a request may have changed something
     was_refused = reply.error is not None and reply.error.code != INTERNAL_ERROR
     if request.op not in ops.CHANGES or was_refused:
@@ -122,6 +129,8 @@ def _answer(host: Host, operation: ops.AnyOperation) -> Answer:
     # snapshots have checks of their own, and some come from the successor during a hand-over
     if isinstance(operation, ops.SnapshotRequest):
         return _use_snapshots(host.snapshots, operation)
+    if isinstance(operation, ops.EpisodeRequest):
+        return _mark_episode(host.episodes, operation)
     # a successor would not know the change, but a node whose successor is lost may be resumed
     if isinstance(operation, ops.Change) and not isinstance(operation, ops.Resume):
         host.snapshots.hand_over_state.check_idle()
@@ -165,6 +174,16 @@ def _use_perception(perception: Perception, operation: ops.Change | ops.Query) -
             return _segment_photo(perception, operation)
         case ops.ReadPoints():
             return _points(perception, operation)
+        case _:
+            assert_never(operation)
+
+
+def _mark_episode(episodes: Episodes, operation: ops.EpisodeRequest) -> dict[str, Any]:
+    match operation:
+        case ops.BeginEpisode():
+            return episodes.begin(operation.task)
+        case ops.EndEpisode():
+            return episodes.end(operation.keep)
         case _:
             assert_never(operation)
 

@@ -24,7 +24,7 @@ from typing import Any, TextIO
 from ..bags.formats.mcap import McapStream
 from ..bags.native import NODE, RECORDER, RING
 from ..bags.native.reader import MAX_RECORDS_TO_LAYOUT
-from ..errors import BagError, OutputError, Sam3NodeError, TransportError
+from ..errors import BagError, OutputError, Sam3NodeError, SettingsError, TransportError, WireError
 from ..files import make_folder
 from ..processes.notify import Watchdog
 from ..resources import Closeable
@@ -34,6 +34,7 @@ from ..transport.sockets import SocketOwner
 from ..transport.tap import ReceivedMessage, StreamTap
 from ..types import NANOSECONDS
 from ..wire import EVENTS_TOPIC, unpack_event
+from .lerobot.live import EpisodeRecorder
 from .series import RecordedSeries, RecordReport
 
 TIME_FORMAT = "%Y%m%dT%H%M%SZ"
@@ -50,6 +51,8 @@ ABSENT_S = 3.0
 """Time after which a node that has not answered is reported."""
 DESCRIBE_TIMEOUT_MS = 10_000
 """Time that the node may take to describe itself. One that loads its model, or has a large one on a CPU, is slow."""
+CONVERT_S = 600.0
+"""Longest time that the end of a recording waits for the conversion of its last episodes."""
 RETRY_S = 0.5
 """Time between two requests of the description."""
 
@@ -93,6 +96,14 @@ class Recorder(SocketOwner):
         self._transport = transport
         self._trigger = trigger
         self._ring: MessageRing | None = None
+        self._episodes: EpisodeRecorder | None = None
+        if settings.lerobot.folder is not None:
+            if record.ring_s:
+                raise SettingsError(
+                    "lerobot.folder: expected a recording without a ring (record.ring_s 0), found a ring; convert its "
+                    "files with sam3-node convert"
+                )
+            self._episodes = EpisodeRecorder(settings.lerobot, settings.lerobot.folder, self._print)
         if record.ring_s:
             self._ring = MessageRing(record.ring_s, int(record.ring_mb * 1e6))
         self._quota = Quota(record)
@@ -149,6 +160,8 @@ class Recorder(SocketOwner):
             watchdog.begin_close()
             self.close()
             self._report_end()
+            if self._episodes is not None:
+                self._convert_rest(self._episodes, watchdog)
 
     def close(self) -> None:
         """Finish the file without the messages that still wait in the queue. Idempotent."""
@@ -176,7 +189,7 @@ class Recorder(SocketOwner):
         if arrived is None:
             return False
         if self._series is not None:
-            self._series.add(arrived)
+            self._add(self._series, arrived)
         elif self._ring is not None:
             self._ring.add(arrived)
             # the first event is of a node that has just started: its description is another
@@ -184,6 +197,34 @@ class Recorder(SocketOwner):
                 if arrived.parts[0] == EVENTS_TOPIC and unpack_event(arrived.parts).n == 0:
                     self._node.request()
         return True
+
+    def _add(self, series: RecordedSeries, arrived: ReceivedMessage) -> None:
+        """Write a message. A mark of an episode begins another file."""
+        if self._episodes is None or arrived.parts[0] != EVENTS_TOPIC:
+            series.add(arrived)
+            return
+        try:
+            event = unpack_event(arrived.parts)
+        except WireError:
+            # the series counts it as malformed
+            series.add(arrived)
+            return
+        self._episodes.before(event, series)
+        series.add(arrived)
+        self._episodes.after(event, series)
+
+    def _convert_rest(self, episodes: EpisodeRecorder, watchdog: Watchdog) -> None:
+        """Wait until the last episodes are converted, after the end of the recording."""
+        if self._series is not None:
+            episodes.end_recording(self._series)
+        if episodes.is_busy:
+            self._print("lerobot: converting the last episodes")
+        end_s = time.monotonic() + CONVERT_S
+        while episodes.is_busy and time.monotonic() < end_s:
+            watchdog.begin_close()
+            episodes.tick()
+            time.sleep(POLL_MS / 1000)
+        episodes.close()
 
     def _follow_trigger(self, ring: MessageRing) -> None:
         """Begin or prolong a recording if the trigger fired, and end one whose time is over."""
@@ -224,6 +265,8 @@ class Recorder(SocketOwner):
     def _flush_and_report(self) -> None:
         """Flush to the disk twice a second, and report an absent node, the rate and the progress."""
         now_s = time.monotonic()
+        if self._episodes is not None:
+            self._episodes.tick()
         if now_s >= self._next_flush_s:
             self._next_flush_s = now_s + FLUSH_S
             if self._series is not None:

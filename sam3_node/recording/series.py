@@ -81,6 +81,11 @@ class RecordedSeries(Closeable):
             self.report.note_camera(wire.find_camera(message.parts[0]))
         self._write_ready(MAX_COMPRESSING)
 
+    def split(self) -> None:
+        """Write what waits, and begin another file with the next message."""
+        self._write_ready(0)
+        self.files.split()
+
     def flush(self) -> None:
         """Put everything on the disk that is not still compressed."""
         self._write_ready(MAX_COMPRESSING)
@@ -134,6 +139,11 @@ class RecordedSeries(Closeable):
             write = partial(self._write_masks, masks, parts[1], received_ns)
         elif bytes(parts[0]).startswith(wire.ROBOT_ROOTS):
             wire.unpack_pose(parts)
+            topic = bytes(parts[0]).decode()
+            self.report.admit_pose(topic)
+            write = partial(self._write_robot, topic, parts[1], received_ns)
+        elif bytes(parts[0]).startswith(wire.ACTIONS_ROOT):
+            wire.unpack_action(parts)
             topic = bytes(parts[0]).decode()
             self.report.admit_pose(topic)
             write = partial(self._write_robot, topic, parts[1], received_ns)

@@ -17,7 +17,7 @@ from ..errors import ReplayError
 from ..types import Frame, MaskFrame, RobotState, count_missing_frames
 from ..wire import DROPPED, FAILED, GRASPED, REGROUPED, RELEASED, RESTORED, SERVED, Event, Fields
 from ..wire.messages import read_joints, read_pose, read_shed
-from ..wire.operations import CHANGES, Change, read_operation
+from ..wire.operations import CHANGES, EPISODE_MARKS, Change, read_operation
 
 log = logging.getLogger(__name__)
 
@@ -179,8 +179,8 @@ class _LogReader:
             self.last_seq[args.text("camera")] = None
         elif event.op == DROPPED:
             self.last_seq.pop(args.text("camera"), None)
-        # a replay finds these itself, from the steps
-        if event.op not in (GRASPED, RELEASED, REGROUPED):
+        # a replay finds these itself, from the steps; marks of episodes change nothing
+        if event.op not in (GRASPED, RELEASED, REGROUPED, *EPISODE_MARKS):
             yield Edit(event.op, event.args)
 
     def _read_failed(self, args: Fields) -> LoggedStep:

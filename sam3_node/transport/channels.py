@@ -22,6 +22,7 @@ from ..types import (
     Frame,
     MaskEncoding,
     MaskFrame,
+    RobotAction,
     RobotMessage,
     count_missing_frames,
     keep_newest,
@@ -138,7 +139,7 @@ class Publisher(sockets.BoundOwner):
 
 
 class PosePublisher(Publisher):
-    """A publisher of a robot's poses and joints on `endpoint`.
+    """A publisher of a robot's poses, joints and actions on `endpoint`.
 
     `.endpoint` is the bound endpoint, with port 0 and * resolved. It is a context manager. Raises TransportError when
     the endpoint is malformed or in use. `security` defaults to the environment.
@@ -150,11 +151,13 @@ class PosePublisher(Publisher):
     def __init__(self, endpoint: str, security: Security | None = None) -> None:
         super().__init__(endpoint, "newest", security)
 
-    def send(self, pose: RobotMessage) -> bool:
-        """Publish a pose or joints without waiting. Return True when they are queued.
+    def send(self, pose: RobotMessage | RobotAction) -> bool:
+        """Publish a pose, joints or an action without waiting. Return True when they are queued.
 
         Raises WireError for an invalid pose.
         """
+        if isinstance(pose, RobotAction):
+            return self._send(lambda: wire.pack_action(pose), 0)
         return self._send(lambda: wire.pack_pose(pose), 0)
 
 

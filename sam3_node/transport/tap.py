@@ -48,6 +48,9 @@ OVERHEAD_BYTES = 1024
 JOINT_BYTES = 192
 """Approximate memory of a joint of a waiting joint state, beside the characters of its name."""
 
+ROBOT_TOPICS = (*wire.ROBOT_ROOTS, wire.ACTIONS_ROOT)
+"""Beginnings of the topics of the robot's endpoint that a recorder takes."""
+
 log = logging.getLogger(__name__)
 
 
@@ -179,11 +182,11 @@ class ReceivedMessage(NamedTuple):
 class StreamTap(Receiver[list[memoryview]]):
     """A receiver of all frames, masks and events of live (`newest`) delivery, in the order of arrival.
 
-    With `poses`, it also receives all poses and joints of that endpoint. It is a context manager. At most `max_bytes`
-    wait to be taken; further messages are dropped and counted. Publishers never wait for a tap. With `cameras`, frames
-    and masks of other cameras are ignored. Messages are neither unpacked nor checked, but with keys, frames of a name
-    that the endpoint's key may not send are rejected. Raises TransportError for a malformed endpoint; the peers may
-    start later.
+    With `poses`, it also receives all poses, joints and actions of that endpoint. It is a context manager. At most
+    `max_bytes` wait to be taken; further messages are dropped and counted. Publishers never wait for a tap. With
+    `cameras`, frames and masks of other cameras are ignored. Messages are neither unpacked nor checked, but with keys,
+    frames of a name that the endpoint's key may not send are rejected. Raises TransportError for a malformed endpoint;
+    the peers may start later.
     """
 
     def __init__(
@@ -219,7 +222,7 @@ class StreamTap(Receiver[list[memoryview]]):
         peers = [(endpoint, frame_topics, key) for endpoint, key in zip(frames, keys, strict=True)]
         peers.append((masks, mask_topics, security.client_keys("node")))
         if poses:
-            peers.append((poses, wire.ROBOT_ROOTS, security.client_keys("robot")))
+            peers.append((poses, ROBOT_TOPICS, security.client_keys("robot")))
         super().__init__(
             sockets.connect_all((_open(topics), endpoint, key) for endpoint, topics, key in peers)
         )
@@ -246,7 +249,7 @@ class StreamTap(Receiver[list[memoryview]]):
         return parts
 
     def _store(self, parts: list[memoryview], received_ns: int, source: sockets.ReconnectingSocket) -> bool:
-        is_robots = bytes(parts[0]).startswith(wire.ROBOT_ROOTS)
+        is_robots = bytes(parts[0]).startswith(ROBOT_TOPICS)
         if self._wanted and parts[0] not in self._wanted and not is_robots:
             return True  # a subscription also matches longer topics
         if source.keys is not None and not self._is_permitted(parts[0], source, source.keys):

@@ -26,6 +26,7 @@ from .control import (
 from .images import decode_depth, decode_image, encode_depth, encode_image
 from .masks import decode_mask, encode_mask
 from .messages import (
+    ACTIONS_ROOT,
     BEAT_TOPIC,
     FRAMES_ROOT,
     JOINTS_ROOT,
@@ -37,11 +38,13 @@ from .messages import (
     frame_topic,
     joints_topic,
     masks_topic,
+    pack_action,
     pack_frame,
     pack_masks,
     pack_pose,
     pose_topic,
     robot_topic,
+    unpack_action,
     unpack_frame,
     unpack_masks,
     unpack_pose,

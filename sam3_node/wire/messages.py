@@ -2,7 +2,8 @@
 
 The topic `<kind>/<name>` is the first part of each: `[b"frame/<camera>", header, colour, depth?]`, whose pixels are
 parts of their own and are not copied, `[b"masks/<camera>", body]`, `[b"pose/<frame>", body]`, the place of a frame
-such as the gripper in its parent's frame, and `[b"joints/<robot>", body]`, the positions of a robot's joints.
+such as the gripper in its parent's frame, `[b"joints/<robot>", body]`, the positions of a robot's joints, and
+`[b"action/<robot>", body]`, what a robot was told to do.
 """
 
 import math
@@ -30,8 +31,10 @@ POSES_ROOT = b"pose/"
 """Beginning of the topics of poses."""
 JOINTS_ROOT = b"joints/"
 """Beginning of the topics of the joints of robots."""
+ACTIONS_ROOT = b"action/"
+"""Beginning of the topics of the actions of robots."""
 ROBOT_ROOTS = (POSES_ROOT, JOINTS_ROOT)
-"""Beginnings of the topics that robots publish."""
+"""Beginnings of the topics that robots publish about themselves."""
 BEAT_TOPIC = b"beat"
 """Topic, and only part, of the message by which a live publisher says that it runs."""
 MODELS = ("none", "brown_conrady", "fisheye")
@@ -295,6 +298,17 @@ def read_joints(body: codec.Fields) -> types.JointState:
     return types.JointState(**body.read(_JOINTS))
 
 
+_ACTION = codec.Schema(
+    {
+        "robot": lambda fields, name: check_name(fields.text(name), name),
+        "stamp_ns": codec.Fields.integer,
+        "clock": _CLOCK,
+        "source": codec.choice(get_args(types.ActionSource)),
+        "values": lambda fields, name: fields.fields(name).measures(),
+    }
+)
+
+
 def _read_stages(fields: codec.Fields, name: str) -> dict[str, int]:
     stages = fields.fields(name)
     return {stage: stages.integer(stage) for stage in stages.names()}
@@ -457,6 +471,20 @@ def pack_pose(pose: types.RobotMessage) -> list[bytes]:
     else:
         fields = {"kind": "pose", **pose_fields(pose)}
     return [robot_topic(pose), codec.pack({"v": codec.VERSION, **fields})]
+
+
+def pack_action(action: types.RobotAction) -> list[bytes]:
+    """Return the parts of the message of an action. Raises WireError for a name that cannot be a topic."""
+    fields = {name: getattr(action, name) for name in _ACTION.readers} | {"values": dict(action.values)}
+    topic = _make_topic("action", action.robot, "robot")
+    return [topic, codec.pack({"v": codec.VERSION, "kind": "action", **fields})]
+
+
+def unpack_action(parts: Sequence[types.Buffer]) -> types.RobotAction:
+    """Unpack an action from the parts of a message. Raises WireError for any other input."""
+    action = types.RobotAction(**_open_body(parts, "action", _POSE_LIMITS).read(_ACTION))
+    _check_topic(parts[0], _make_topic("action", action.robot, "robot"), "action")
+    return action
 
 
 def unpack_pose(parts: Sequence[types.Buffer]) -> types.RobotMessage:

@@ -498,6 +498,30 @@ class ConfirmHandOver(Operation):
     accepted: bool = True
 
 
+# about episodes of a recording: the node marks them for recorders, and tracks on as before
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeginEpisode(Operation):
+    """Begin an episode of a dataset, for recorders."""
+
+    op = "begin_episode"
+    is_in_console = True
+
+    task: Line | None = None
+    """what is done in it, in words; None for the names that are looked for"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndEpisode(Operation):
+    """End the episode, and keep or discard it."""
+
+    op = "end_episode"
+    is_in_console = True
+
+    keep: bool = True
+
+
 Change = (
     AddObject
     | RefineObject
@@ -514,7 +538,9 @@ Change = (
 Query = ListObjects | SegmentFrame | SegmentEverything | SegmentPhoto | ReadPoints
 NodeQuery = ReadStatus | DescribeNode
 SnapshotRequest = MakeSnapshot | ReadSnapshot | RestoreSnapshot | HandOver | ConfirmHandOver
-AnyOperation = Change | Query | NodeQuery | SnapshotRequest
+EpisodeRequest = BeginEpisode | EndEpisode
+"""A mark in the recording, which the node publishes as an event. It changes nothing that a replay repeats."""
+AnyOperation = Change | Query | NodeQuery | SnapshotRequest | EpisodeRequest
 
 
 def _names(kinds: UnionType) -> tuple[str, ...]:
@@ -526,7 +552,9 @@ OPERATIONS: dict[str, type[AnyOperation]] = {kind.op: kind for kind in get_args(
 ARGUMENTS = {op: _list_arguments(kind) for op, kind in OPERATIONS.items()}
 """The arguments of each operation, by its name"""
 CHANGES = _names(Change)
-"""Operations whose requests the node publishes as events"""
+"""Operations that change perception, whose requests the node publishes as events"""
+EPISODE_MARKS = _names(EpisodeRequest)
+"""Operations that mark episodes, whose requests the node publishes as events, too"""
 NODE_QUERIES = _names(NodeQuery)
 """Operations that are answered also while a step runs"""
 FOR_READERS = tuple(op for op, kind in OPERATIONS.items() if kind.is_for_readers)

@@ -8,7 +8,18 @@ from typing import Any
 import numpy as np
 
 from sam3_node import types, wire
-from sam3_node.types import Depth, Frame, FramePose, Instance, Intrinsics, JointState, Mask, MaskFrame, Shed
+from sam3_node.types import (
+    Depth,
+    Frame,
+    FramePose,
+    Instance,
+    Intrinsics,
+    JointState,
+    Mask,
+    MaskFrame,
+    RobotAction,
+    Shed,
+)
 from tests.support.paths import ROOT
 
 DATA = ROOT / "tests" / "data" / "wire"
@@ -121,6 +132,11 @@ def joint_state() -> JointState:
     return JointState("left-arm", 1_700_000_000_123_456_789, positions, "device")
 
 
+def robot_action() -> RobotAction:
+    values = {"shoulder": -0.5, "elbow": 1.25, "finger": 0.03125}
+    return RobotAction("left-arm", 1_700_000_000_123_456_789, values, "leader", "device")
+
+
 def masks_with_robot() -> MaskFrame:
     hidden = Instance(7, "screwdriver", 0.0, "occluded", 12, 9, Mask.empty((5, 8)), hidden_by="robot")
     return masks_of(mug(), hidden, received_ns=18, joints=joint_state(), robot_mask=DRIVER)
@@ -196,6 +212,7 @@ EXAMPLES = {
     "beat": Example([wire.BEAT_TOPIC], list, list),
     "pose": Example(gripper_pose(), wire.pack_pose, wire.unpack_pose),
     "joints": Example(joint_state(), wire.pack_pose, wire.unpack_pose),
+    "action": Example(robot_action(), wire.pack_action, wire.unpack_action),
     "request-set-prompts": _request("set_prompts", prompts=["red mug", "screwdriver"]),
     "request-set-prompts-priorities": _request(
         "set_prompts", prompts=["red mug", "screwdriver"], priorities={"screwdriver": "low"}
@@ -223,6 +240,8 @@ EXAMPLES = {
     "request-reset": _request("reset"),
     "request-pause": _request("pause"),
     "request-resume": _request("resume"),
+    "request-begin-episode": _request("begin_episode", task="put the mug on the tray"),
+    "request-end-episode": _request("end_episode", keep=False),
     "request-status": _request("status"),
     "reply-id": _reply(wire.Reply(17, {"id": 3})),
     "reply-mask": _reply(wire.Reply(17, {"mask": wire.encode_mask(DRIVER, "rle"), "score": 0.5})),

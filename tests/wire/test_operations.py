@@ -52,6 +52,8 @@ WIRE_1 = {
     "restore": ("name", ""),
     "hand_over": ("", "taker token"),
     "confirm_hand_over": ("token", "accepted"),
+    "begin_episode": ("", "task"),
+    "end_episode": ("", "keep"),
 }
 # a mask may be packed in another encoding, so that one has a test of its own
 REQUESTS = [name for name in EXAMPLES if name.startswith("request-") and name != "request-add-object-mask"]

@@ -1,6 +1,6 @@
 """Make the table of control operations: arguments from the code, types and results from here."""
 
-from sam3_node.wire.operations import ARGUMENTS, CHANGES, OPERATIONS, Arguments
+from sam3_node.wire.operations import ARGUMENTS, CHANGES, EPISODE_MARKS, OPERATIONS, Arguments
 
 from .tables import code, table
 
@@ -47,6 +47,10 @@ RESULTS = {
     "confirm_hand_over": "`node`, and the `state` of the hand-over with this `token`: `confirmed`, the ids are the "
     "taker's, and if this node is resumed, its ids begin again; `expired`, `cancelled`, the node works on with the "
     "same ids; `taken_back`, it was resumed; `unknown` to this process. `accepted`: false cancels",
+    "begin_episode": "`episode`, its number in this run of the node, `task` and `begun_ns`. `task` is a line of at "
+    "most 200 characters. Refused while an episode is open. See [LeRobot](lerobot.md)",
+    "end_episode": "`episode`, `task`, `begun_ns`, `ended_ns` and `keep`; with `keep` false recorders discard it. The "
+    "events of both operations have these results as `args`",
     "set_prompts": "`prompts` as they are used: trimmed, each once. On all cameras; refused without a detector. "
     "`prompts` is a list of at most 256 texts of at most 200 characters; `scores` maps some of them to 0.01..1, `most` "
     "to integers from 1, `priorities` to `normal` or `low`",
@@ -55,8 +59,9 @@ RESULTS = {
 
 def operation_table() -> str:
     """Return the table of operations. Raises KeyError for an operation that is not described here."""
+    published = CHANGES + EPISODE_MARKS
     rows = [
-        [code(op), _list(ARGUMENTS[op]), RESULTS[op], "yes" if op in CHANGES else ""] for op in OPERATIONS
+        [code(op), _list(ARGUMENTS[op]), RESULTS[op], "yes" if op in published else ""] for op in OPERATIONS
     ]
     return table(["op", "args", "result", "published as an event"], rows)
 

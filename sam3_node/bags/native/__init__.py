@@ -10,6 +10,7 @@ events                 the body of an event, msgpack, as it arrived
 truth/<camera>         optional ground truth: the body of a masks message, an instance for each object, in view or not
 poses/<frame>          the body of a pose message of the robot, msgpack, as it arrived
 joints/<robot>         the body of a joints message of a robot, msgpack, as it arrived
+action/<robot>         the body of an action message of a robot, msgpack, as it arrived
 pose/<camera>          optional camera pose, msgpack: {v, camera, seq, camera_to_world}, the matrix row by row
 
 Messages are logged at their arrival; publish times are times of sending. The values of metadata records are JSON.
@@ -53,6 +54,8 @@ ROBOT_POSES_ROOT = "poses/"
 """Prefix of the topics of the robot's poses. The frame's name follows."""
 JOINTS_ROOT = "joints/"
 """Prefix of the topics of joints. The robot's name follows."""
+ACTIONS_ROOT = "action/"
+"""Prefix of the topics of actions. The robot's name follows."""
 NO_SCHEMA = 0
 """MCAP's schema id of messages that describe themselves."""
 

@@ -16,12 +16,13 @@ import numpy.typing as npt
 
 from ... import wire
 from ...errors import BagError, WireError, require
-from ...types import NANOSECONDS, Buffer, Clock, Frame, FrameKey, MaskFrame, RobotMessage
+from ...types import NANOSECONDS, Buffer, Clock, Frame, FrameKey, MaskFrame, RobotAction, RobotMessage
 from ...wire.codec import choice
 from ..formats.mcap import WHOLE, McapStream, Row
 from ..pairing import TimeSpan
 from ..samples import ReadReport
 from . import (
+    ACTIONS_ROOT,
     EVENTS,
     JOINTS_ROOT,
     LAYOUT,
@@ -75,7 +76,7 @@ class IndexEntry(NamedTuple):
     """A message of a recording without pixels, and the time at which it was recorded. Masks decode at their use."""
 
     logged_ns: int
-    message: FrameHead | MaskFrame | wire.Event | RobotMessage
+    message: FrameHead | MaskFrame | wire.Event | RobotMessage | RobotAction
 
 
 def is_recorded(path: Path) -> bool:
@@ -279,6 +280,8 @@ def _find_unpacker(topic: str) -> Callable[[Row], Any] | None:
         return lambda row: _unpack_masks(row, MASKS_ROOT, lazy=True)
     if topic.startswith((ROBOT_POSES_ROOT, JOINTS_ROOT)):
         return _unpack_robot
+    if topic.startswith(ACTIONS_ROOT):
+        return lambda row: wire.unpack_action([row.channel.topic.encode(), row.data])
     if _split_frame_topic(topic)[1] == "header":
         return _read_head
     return None

@@ -250,10 +250,15 @@ class SplitRecordingWriter(Closeable):
         last = self._writers[-1]
         too_long = self._split_bytes and last.bytes >= self._split_bytes
         too_old = self._split_s and time.monotonic() - self._started_s >= self._split_s
-        if last.bytes and (too_long or too_old):
+        if too_long or too_old:
+            self.split()
+        return self._writers[-1]
+
+    def split(self) -> None:
+        """End this file, and begin the next one. An empty file goes on."""
+        if self._writers[-1].bytes:
             self.close()
             self._open()
-        return self._writers[-1]
 
     def add_metadata(self, name: str, values: Metadata) -> None:
         """Write metadata into this file and into all later ones."""

@@ -189,6 +189,17 @@ function toggleRecord() {
   request("record", { on: !state?.recorder?.on });
 }
 
+function toggleEpisode() {
+  const open = state?.status?.episode;
+  if (open) request("end_episode", {}, `Episode ${open.episode} is kept.`);
+  else request("begin_episode", {}, "An episode has begun.");
+}
+
+function discardEpisode() {
+  const open = state?.status?.episode;
+  if (open) request("end_episode", { keep: false }, `Episode ${open.episode} is discarded.`);
+}
+
 function askReset() {
   const dialog = find("#reset-dialog");
   dialog.returnValue = "no";
@@ -310,6 +321,7 @@ const keys = new Keys({
     ["Tab", "On the picture", "preview the part, or the whole", () => prompts.chooseNext()],
     ["P", "Node", "pause or resume", togglePause],
     ["X", "Node", "remove all, after a question", askReset],
+    ["E", "Node", "begin an episode, or end and keep it", toggleEpisode],
     ["C", "Node", "record, or end the recording", toggleRecord],
   ],
   recorded: [
@@ -380,6 +392,9 @@ function showState() {
   const { status, recorder } = state;
   find("#pause").setAttribute("aria-pressed", String(Boolean(status?.paused)));
   setText(find("#pause"), status?.paused ? "Resume" : "Pause");
+  find("#episode").setAttribute("aria-pressed", String(Boolean(status?.episode)));
+  setText(find("#episode"), status?.episode ? "Keep episode" : "Begin episode");
+  find("#discard").hidden = !status?.episode;
   find("#record").setAttribute("aria-pressed", String(Boolean(recorder?.on)));
   if (recorder && recorder.line !== showState.line) {
     if (showState.line !== undefined && recorder.line) say(recorder.line, recorder.line.startsWith("recording failed"));
@@ -508,6 +523,8 @@ const CLICKS = {
   shows: toggleShows,
   snapshot: saveSnapshot,
   record: toggleRecord,
+  episode: toggleEpisode,
+  discard: discardEpisode,
   pause: togglePause,
   reset: askReset,
   theme: toggleTheme,

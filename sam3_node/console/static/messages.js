@@ -24,7 +24,7 @@ export function describeError(error) {
 }
 
 /** Return the words of an event of the node, null for one that people need not read. `nameOf(camera, id)` names an object. */
-export function describeEvent({ op, camera, id, label, prompts, error, seq }, nameOf) {
+export function describeEvent({ op, camera, id, label, prompts, error, seq, episode, keep }, nameOf) {
   const name = () => label || nameOf(camera, Number(id));
   const words = {
     add_object: () => `Added ${label || "an object"}.`,
@@ -34,6 +34,8 @@ export function describeEvent({ op, camera, id, label, prompts, error, seq }, na
     set_prompts: () => (prompts ? `Looks for ${prompts}.` : "Looks for nothing by name."),
     add_exemplar: () => "Looks for all that is like a box.",
     reset: () => "Removed all objects.",
+    begin_episode: () => `Began episode ${episode}.`,
+    end_episode: () => `Ended episode ${episode}: ${keep ? "kept" : "discarded"}.`,
     pause: () => "Paused.",
     resume: () => "Goes on.",
     caught_up: () => (error ? `Could not follow ${name()} from its ${CLICK}: ${error}.` : `Follows ${name()} now.`),

@@ -27,6 +27,8 @@ IMAGE = "observation.images.{}"
 """Name of the pictures of a camera."""
 STATE = "observation.state"
 """Name of the joints."""
+ACTION = "action"
+"""Name of what the robot was told to do."""
 AXES = ["height", "width", "channels"]
 """Names of a picture's axes, which lerobot looks for."""
 STATISTICS_SIDE = 160
@@ -159,6 +161,10 @@ class _EpisodeConverter:
         state = self._index.sample_states(self._rows.times_ns, self._max_gap_ns)
         if state is not None:
             vectors[STATE] = state
+        period_ns = NANOSECONDS // self._fps
+        action = self._index.sample_actions(self._rows.times_ns, period_ns, self._max_gap_ns)
+        if action is not None:
+            vectors[ACTION] = action
         return {key: self._order(key, *found) for key, found in vectors.items()}
 
     def _order(self, key: str, names: list[str], sampled: SampledValues) -> tuple[list[str], SampledValues]:
@@ -229,8 +235,9 @@ class _EpisodeConverter:
         wanted: dict[FrameKey, int] = {}
         for camera, rows in self._rows.cameras.items():
             heads = self._index.heads[camera]
-            for frame in rows.frames:
-                wanted[heads[frame].key] = wanted.get(heads[frame].key, 0) + 1
+            for chosen in rows.frames:
+                key = heads[chosen].key
+                wanted[key] = wanted.get(key, 0) + 1
         span = TimeSpan()
         if self._episode.begin_ns is not None and self._episode.end_ns is not None:
             span = TimeSpan(self._episode.begin_ns, self._episode.end_ns + 1)
@@ -239,9 +246,9 @@ class _EpisodeConverter:
             if count:
                 yield frame.camera, frame, count
         if wanted:
-            key = next(iter(wanted))
+            lost = next(iter(wanted))
             raise BagError(
-                f"camera {key.camera}: expected frame {key.seq} with its pixels, found it damaged or absent"
+                f"camera {lost.camera}: expected frame {lost.seq} with its pixels, found it damaged or absent"
             )
 
     def _fit(self, image: Image, camera: str) -> Image:
@@ -303,6 +310,7 @@ class _EpisodeConverter:
             "end_ns": int(self._rows.times_ns[-1]),
             "cameras": {camera: rows.describe() for camera, rows in self._rows.cameras.items()},
             "max_gap_ms": {key: round(found.max_gap_ms, 3) for key, (_, found) in self._vectors.items()},
+            "action_sources": self._index.sources,
             "timed_by_arrival": sorted(self._index.by_arrival),
         }
         return EpisodeRecord(
@@ -338,6 +346,8 @@ class _EpisodeConverter:
             parts.append(f"{key} within {sampled.max_gap_ms:.0f} ms")
         if STATE not in self._vectors:
             parts.append(f"no {STATE}: the recording has no joints")
+        if ACTION not in self._vectors:
+            parts.append(f"no {ACTION}: the recording has none, and policies need it")
         if self._index.by_arrival:
             parts.append(f"timed by arrival: {', '.join(sorted(self._index.by_arrival))}")
         return "; ".join(parts)

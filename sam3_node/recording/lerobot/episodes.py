@@ -11,14 +11,11 @@ import numpy as np
 from ...bags.native.reader import FrameHead, RecordingReader
 from ...bags.pairing import TimeSpan
 from ...errors import BagError
-from ...types import Clock, FrameKey, JointState, MaskFrame
+from ...types import Clock, FrameKey, JointState, MaskFrame, RobotAction
 from ...wire import Event
+from ...wire.operations import BeginEpisode, EndEpisode
 from .rows import CameraFrames, NamedSeries, SampledValues, Times
 
-BEGIN = "begin_episode"
-"""Operation, and event, that begins an episode."""
-END = "end_episode"
-"""Operation, and event, that ends an episode."""
 UNNAMED = "unnamed"
 """Task of an episode that has no text, no names and no objects."""
 
@@ -67,12 +64,12 @@ class _EpisodeFinder:
         self._open: tuple[Mapping[str, Any], int] | None = None
 
     def add(self, event: Event, logged_ns: int) -> None:
-        if event.op == BEGIN:
+        if event.op == BeginEpisode.op:
             self._has_marks = True
             # a node has one episode open: a second beginning shows that it was started again
             self._drop_open("the node was started again before its end")
             self._open = event.args, logged_ns
-        elif event.op == END:
+        elif event.op == EndEpisode.op:
             self._has_marks = True
             self._end(event.args, logged_ns)
 
@@ -114,6 +111,10 @@ class EpisodeIndex:
     masks: dict[FrameKey, MaskFrame] = field(default_factory=dict)
     states: dict[str, NamedSeries] = field(default_factory=dict)
     """Joints of each robot"""
+    actions: dict[str, NamedSeries] = field(default_factory=dict)
+    """What each robot was told to do"""
+    sources: dict[str, str] = field(default_factory=dict)
+    """What the actions of each robot come from"""
     by_arrival: set[str] = field(default_factory=set)
     """Cameras and robots whose clock is not that of the system, so that their times are those of arrival"""
 
@@ -156,6 +157,24 @@ class EpisodeIndex:
         for robot, series in self.states.items():
             parts.append(series.interpolate(times_ns, series.names, max_gap_ns))
             names += name_joints(robot, series.names, len(self.states))
+        return join_samples(names, parts)
+
+    def sample_actions(
+        self, times_ns: Times, period_ns: int, max_gap_ns: int
+    ) -> tuple[list[str], SampledValues] | None:
+        """Return the names and values of the actions that belong to rows at these times; None without actions.
+
+        A leader's are interpolated, as joints are. A command or a policy's action follows from what was seen, so that
+        the last one before the next row counts. Raises BagError where there is none near a time.
+        """
+        names: list[str] = []
+        parts = []
+        for robot, series in self.actions.items():
+            if self.sources[robot] == "leader":
+                parts.append(series.interpolate(times_ns, series.names, max_gap_ns))
+            else:
+                parts.append(series.hold(times_ns + period_ns, series.names, max_gap_ns + period_ns))
+            names += name_joints(robot, series.names, len(self.actions))
         return join_samples(names, parts)
 
     def _sort(self, camera: str) -> None:
@@ -203,6 +222,11 @@ def read_index(reader: RecordingReader, episode: RecordedEpisode, margin_ns: int
             )
             series = index.states.setdefault(message.robot, NamedSeries(f"joints of {message.robot}"))
             series.add(time_ns, message.positions.items())
+        elif isinstance(message, RobotAction):
+            what = f"actions of {message.robot}"
+            time_ns = _find_time(index, what, message.stamp_ns, message.clock, logged_ns)
+            index.actions.setdefault(message.robot, NamedSeries(what)).add(time_ns, message.values.items())
+            index.sources[message.robot] = message.source
     if not index.heads:
         raise BagError("expected frames of a camera, found none")
     return index

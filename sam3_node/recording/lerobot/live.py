@@ -1,0 +1,127 @@
+"""Appends the episodes of a running recording to a LeRobot dataset, each when it has ended.
+
+The recorder writes its own files as always, and begins another one where an episode begins or ends. A child process
+converts the files of an ended episode: it decodes and encodes pictures, which would delay the recorder. If it fails or
+is killed, nothing is lost, because `sam3-node convert` appends what a dataset lacks.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
+
+from ...errors import require
+from ...resources import Closeable
+from ...settings import LeRobotSettings
+from ...wire import Event
+from ...wire.operations import BeginEpisode, EndEpisode
+from ..series import RecordedSeries
+from .dataset import EXTRA
+
+NICE = ("nice", "-n", "10")
+"""Command that lets recorder and node go first."""
+
+
+class EpisodeRecorder(Closeable):
+    """Follows the marks of episodes in a recording, and has ended episodes converted, one after the other.
+
+    Raises MissingExtraError without pyarrow.
+    """
+
+    def __init__(self, settings: LeRobotSettings, folder: Path, report: Callable[[str], None]) -> None:
+        require("pyarrow.parquet", EXTRA)
+        self._settings = settings
+        self._folder = folder
+        self._report = report
+        self._waiting: deque[Sequence[Path]] = deque()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._output: IO[bytes] | None = None
+        self._files: Sequence[Path] = ()
+        self._has_marks = False
+        # number of the first file of the open episode
+        self._first = 0
+
+    def before(self, event: Event, series: RecordedSeries) -> None:
+        """Begin another file before an event that begins an episode."""
+        if event.op == BeginEpisode.op:
+            self._has_marks = True
+            series.split()
+            self._first = len(series.files.paths) - 1
+
+    def after(self, event: Event, series: RecordedSeries) -> None:
+        """Begin another file after an event that ends an episode, and have the episode converted unless discarded."""
+        if event.op != EndEpisode.op:
+            return
+        self._has_marks = True
+        files = series.files.paths[self._first :]
+        series.split()
+        self._first = len(series.files.paths) - 1
+        if event.args.get("keep") is not False:
+            self._waiting.append(files)
+
+    def end_recording(self, series: RecordedSeries) -> None:
+        """Have a finished recording converted as one episode, if none was marked in it."""
+        if not self._has_marks and series.files.bytes:
+            self._waiting.append(series.files.paths)
+
+    @property
+    def is_busy(self) -> bool:
+        """True while an episode is converted or waits for it."""
+        return self._child is not None or bool(self._waiting)
+
+    def tick(self) -> None:
+        """Report a conversion that has ended, and start the next one."""
+        if self._child is not None and self._child.poll() is not None:
+            self._finish(self._child)
+        if self._child is None and self._waiting:
+            self._start(self._waiting.popleft())
+
+    def close(self) -> None:
+        """End the conversion that runs, and name the files that are not converted. Idempotent."""
+        left = [*self._waiting]
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
+            self._child = None
+            left.insert(0, self._files)
+        self._waiting.clear()
+        for files in left:
+            self._report_failure(files)
+
+    def _start(self, files: Sequence[Path]) -> None:
+        self._files = files
+        self._output = TemporaryFile()  # noqa: SIM115 - it lives as long as the child
+        command = [sys.executable, "-m", "sam3_node", "convert", *map(str, files)]
+        for name, value in self._settings.model_dump(exclude_none=True).items():
+            command += [f"--lerobot.{name}", str(value)]
+        if shutil.which(NICE[0]):
+            command = [*NICE, *command]
+        # an interrupt is for the recorder, which waits for its last episode
+        self._child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def _finish(self, child: subprocess.Popen[bytes]) -> None:
+        self._child = None
+        assert self._output is not None
+        with self._output as output:
+            output.seek(0)
+            lines = output.read().decode(errors="replace").splitlines()
+        for line in lines:
+            self._report(f"lerobot: {line}")
+        if child.returncode != 0:
+            self._report_failure(self._files)
+
+    def _report_failure(self, files: Sequence[Path]) -> None:
+        names = " ".join(map(str, files))
+        self._report(f"lerobot: not converted; sam3-node convert {names} --lerobot {self._folder}")

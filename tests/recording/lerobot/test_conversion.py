@@ -1,0 +1,286 @@
+"""Recordings that become LeRobot datasets. `make lerobot-test` opens such datasets with lerobot's own loaders."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import av
+import cv2
+import numpy as np
+import pyarrow.parquet
+import pytest
+
+from sam3_node.bags import open_bag
+from sam3_node.bags.native.reader import TABLETOP
+from sam3_node.errors import BagError, OutputError
+from sam3_node.recording.lerobot import dataset as dataset_module
+from sam3_node.recording.lerobot.conversion import Converted, convert_recordings, group_files
+from sam3_node.recording.lerobot.masks import NAMES
+from sam3_node.recording.lerobot.rows import CameraFrames, NamedSeries, choose_rows, measure_fps
+from sam3_node.settings import LeRobotSettings
+from sam3_node.types import NANOSECONDS, JointState
+from sam3_node.wire import decode_image
+from tests.support.refuses import mentions, refuses
+from tools.lerobot_recorded.recording import (
+    FPS,
+    MARKS,
+    SIZES,
+    Mark,
+    draw,
+    joint_positions,
+    masks_of,
+    time_of,
+    write_recording,
+)
+
+KEPT = [mark for mark in MARKS if mark.keep]
+ROWS = [frame for mark in KEPT for frame in range(mark.first, mark.end)]
+STARTS = (0, KEPT[0].end - KEPT[0].first)
+
+
+def convert(recording: Path, folder: Path, **settings: Any) -> tuple[Converted, list[str]]:
+    lines: list[str] = []
+    found = convert_recordings([recording], LeRobotSettings(**settings), folder, lines.append)
+    return found, lines
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_recording(tmp_path_factory.mktemp("recording") / "pick.mcap")
+
+
+@pytest.fixture(scope="module")
+def dataset(recording: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dataset") / "pick"
+    assert convert(recording, folder)[0] == Converted(2, 0, 0)
+    return folder
+
+
+def read_rows(dataset: Path) -> list[dict[str, Any]]:
+    tables = sorted((dataset / "data").rglob("*.parquet"))
+    return [row for table in tables for row in pyarrow.parquet.read_table(table).to_pylist()]
+
+
+def read_json(dataset: Path, name: str) -> dict[str, Any]:
+    return json.loads((dataset / name).read_text())
+
+
+def decode_picture(cell: dict[str, Any]) -> np.ndarray:
+    return cv2.imdecode(np.frombuffer(cell["bytes"], np.uint8), -1)[..., ::-1]
+
+
+@pytest.mark.verifies(
+    "results",
+    "LeRobot datasets 3.0 of own recordings",
+    "own package",
+    "lerobot 0.4.4 and 0.6.1 opened them and trained ACT, by `make lerobot-test`",
+)
+def test_each_kept_episode_has_its_rows_in_time(dataset: Path) -> None:
+    rows = read_rows(dataset)
+    assert [row["index"] for row in rows] == list(range(len(ROWS)))
+    assert [row["episode_index"] for row in rows] == [0] * STARTS[1] + [1] * (len(ROWS) - STARTS[1])
+    for row in rows:
+        assert row["timestamp"] == pytest.approx(row["frame_index"] / FPS)
+    info = read_json(dataset, "meta/info.json")
+    assert (info["codebase_version"], info["fps"], info["total_episodes"]) == ("v3.0", FPS, 2)
+    assert info["total_frames"] == len(ROWS)
+    # the second task is that of the names that were looked for
+    tasks = pyarrow.parquet.read_table(dataset / "meta/tasks.parquet").to_pylist()
+    assert [task["task"] for task in tasks] == ["put the mug on the tray", "mug, bowl"]
+
+
+def test_joints_have_the_urdfs_names_and_are_those_of_the_row(dataset: Path) -> None:
+    features = read_json(dataset, "meta/info.json")["features"]
+    expected = [joint_positions(time_of(frame)) for frame in ROWS]
+    assert features["observation.state"]["names"] == list(expected[0])
+    for row, positions in zip(read_rows(dataset), expected, strict=True):
+        assert row["observation.state"] == pytest.approx(list(positions.values()), abs=1e-5)
+
+
+def test_actions_of_a_leader_are_those_of_the_row(dataset: Path) -> None:
+    for row, frame in zip(read_rows(dataset), ROWS, strict=True):
+        ahead = joint_positions(time_of(frame) + NANOSECONDS // FPS)
+        assert row["action"] == pytest.approx(list(ahead.values()), abs=1e-5)
+
+
+def test_a_command_belongs_to_the_row_that_it_follows() -> None:
+    series = NamedSeries("actions of arm")
+    for time_ns, value in ((0, 1.0), (110, 2.0), (190, 3.0), (310, 4.0)):
+        series.add(time_ns, [("elbow", value)])
+    held = series.hold(np.array([0, 100, 200]) + 100, ["elbow"], 200)
+    assert held.values.ravel().tolist() == [1.0, 3.0, 3.0]
+
+
+def test_masks_are_exactly_those_that_were_published(dataset: Path) -> None:
+    names = read_json(dataset, NAMES)
+    assert names["labels"] == {"1": "bowl", "2": "mug"}
+    numbers = {label: int(number) for number, label in names["labels"].items()}
+    for row, frame in zip(read_rows(dataset), ROWS, strict=True):
+        image = decode_picture(row["observation.masks.front"])
+        assert "observation.masks.wrist" not in row
+        found = np.array(row["observation.objects.front"]).reshape(8, 4)
+        expected = np.zeros_like(image)
+        for instance in sorted(masks_of(frame, "front").instances, key=lambda item: item.paint_order):
+            # an object has the number of its first appearance: the bowl is painted first
+            slot = ["bowl", "mug"].index(instance.label)
+            pixel = (numbers[instance.label], slot + 1, round(instance.score * 255))
+            instance.mask.paint(expected, pixel)
+            values = (numbers[instance.label], instance.score, instance.confidence, float(instance.doubtful))
+            assert found[slot] == pytest.approx(values)
+        assert (image == expected).all()
+        assert not found[2:].any()
+    bowl = next(item for item in names["objects"] if (item["episode"], item["label"]) == (1, "bowl"))
+    assert bowl["id"] == 9
+    assert bowl["doubtful"] == [[row, row] for row in range(14) if (KEPT[1].first + row) % 3 == 0]
+
+
+def test_frames_are_videos_with_a_frame_for_each_row(dataset: Path) -> None:
+    for camera, size in SIZES.items():
+        files = sorted((dataset / f"videos/observation.images.{camera}").rglob("*.mp4"))
+        assert len(files) == len(KEPT)
+        for path, mark in zip(files, KEPT, strict=True):
+            with av.open(str(path)) as container:
+                frames = list(container.decode(video=0))
+            assert (frames[0].width, frames[0].height) == size
+            assert [round(frame.time * FPS) for frame in frames] == list(range(mark.end - mark.first))
+            for found, number in zip(frames, range(mark.first, mark.end), strict=True):
+                error = np.abs(found.to_ndarray(format="bgr24").astype(int) - draw(number, camera))
+                assert error.mean() < 6
+
+
+def test_our_own_reader_replays_the_dataset(dataset: Path) -> None:
+    with open_bag(dataset) as bag:
+        assert (bag.cameras, bag.episode_starts) == (("front", "wrist"), STARTS)
+        joints = [message for message in bag.robot() if isinstance(message, JointState)]
+        assert len(list(bag)) == 2 * len(ROWS)
+        assert bag.lost is None
+    assert joints[0].positions == pytest.approx(joint_positions(time_of(ROWS[0])), abs=1e-5)
+
+
+def test_pictures_without_loss_are_in_the_tables(recording: Path, tmp_path: Path) -> None:
+    assert convert(recording, tmp_path / "out", pictures="png")[0].appended == 2
+    with open_bag(tmp_path / "out") as bag:
+        for frame in bag:
+            assert (decode_image(frame) == draw(ROWS[frame.seq], frame.camera)).all()
+    assert not list((tmp_path / "out").rglob("*.mp4"))
+
+
+def test_statistics_are_those_of_all_rows(dataset: Path) -> None:
+    stats = read_json(dataset, "meta/stats.json")
+    rows = read_rows(dataset)
+    for key in ("observation.state", "action", "observation.objects.front"):
+        values = np.array([row[key] for row in rows])
+        assert stats[key]["mean"] == pytest.approx(values.mean(axis=0).tolist(), abs=1e-6)
+        assert stats[key]["std"] == pytest.approx(values.std(axis=0).tolist(), abs=1e-6)
+        assert stats[key]["min"] == pytest.approx(values.min(axis=0).tolist())
+        assert stats[key]["count"] == [len(rows)]
+    episodes = pyarrow.parquet.read_table(dataset / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
+    assert [row["dataset_from_index"] for row in episodes] == list(STARTS)
+    assert (
+        episodes[1]["stats/observation.images.front/mean"]
+        != episodes[0]["stats/observation.images.front/mean"]
+    )
+
+
+def test_a_second_conversion_appends_nothing(recording: Path, dataset: Path) -> None:
+    before = {path: path.read_bytes() for path in dataset.rglob("*") if path.is_file()}
+    assert convert(recording, dataset)[0] == Converted(0, 2, 0)
+    assert before == {path: path.read_bytes() for path in dataset.rglob("*") if path.is_file()}
+
+
+def test_a_killed_process_leaves_a_whole_dataset(
+    recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "out"
+    published = dataset_module.EpisodeFiles.publish
+
+    def publish(files: dataset_module.EpisodeFiles) -> None:
+        published(files)
+        if files.number == 1:
+            raise KeyboardInterrupt
+
+    # the files of the second episode are there, its record is not
+    monkeypatch.setattr(dataset_module.EpisodeFiles, "publish", publish)
+    with pytest.raises(KeyboardInterrupt):
+        convert(recording, folder)
+    assert read_json(folder, "meta/info.json")["total_episodes"] == 1
+    monkeypatch.undo()
+    assert convert(recording, folder)[0] == Converted(1, 1, 0)
+    assert [row["index"] for row in read_rows(folder)] == list(range(len(ROWS)))
+
+
+def test_a_recording_without_marks_is_one_episode(tmp_path: Path) -> None:
+    found, lines = convert(TABLETOP, tmp_path / "out", task="look")
+    assert found == Converted(1, 0, 0)
+    assert mentions(lines[0], "225 rows", "15 fps", "look", "action")
+
+
+def test_what_does_not_fit_is_left_out_and_told(tmp_path: Path) -> None:
+    # the recorder has lost half a second of a camera within the first episode
+    recording = write_recording(tmp_path / "pick.mcap", lost=range(6, 11))
+    found, lines = convert(recording, tmp_path / "out")
+    assert found == Converted(1, 0, 1)
+    assert any(mentions(line, "left out", "front", "max_gap_s") for line in lines)
+    found, lines = convert(recording, tmp_path / "whole", max_gap_s=0.5)
+    assert found == Converted(2, 0, 0)
+    assert any(mentions(line, "5 rows repeat") for line in lines)
+    assert len(read_rows(tmp_path / "whole")) == len(ROWS)
+
+
+def test_an_episode_with_other_features_is_left_out(dataset: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    convert(write_recording(tmp_path / "one.mcap"), folder)
+    other = write_recording(tmp_path / "two.mcap", marks=[Mark(30, 40)], has_actions=False)
+    found, lines = convert(other, folder)
+    assert (found.appended, found.left_out) == (0, 1)
+    assert any(mentions(line, "action", "another folder") for line in lines)
+
+
+def test_a_folder_of_somebody_else_is_refused(recording: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with refuses(OutputError, field=("new folder", str(tmp_path))):
+        convert(recording, tmp_path)
+
+
+def test_the_files_of_a_recording_are_one_group(tmp_path: Path) -> None:
+    for name in ("pick.mcap", "pick_0001.mcap", "place.mcap"):
+        (tmp_path / name).touch()
+    groups = group_files([tmp_path])
+    assert [[path.name for path in group] for group in groups] == [
+        ["pick.mcap", "pick_0001.mcap"],
+        ["place.mcap"],
+    ]
+    with refuses(BagError, field="NAME.mcap"):
+        group_files([tmp_path / "empty"] if (tmp_path / "empty").mkdir() is None else [])
+
+
+def camera(times_ms: list[float], masked: list[int] | None = None) -> CameraFrames:
+    times = np.array([round(time * 1e6) for time in times_ms], np.int64)
+    return CameraFrames(times, np.isin(np.arange(len(times)), masked if masked is not None else []))
+
+
+def test_each_frame_is_in_one_row_in_spite_of_jitter_and_another_clock() -> None:
+    jitter = np.random.default_rng(0).normal(0, 3, 600)
+    # a camera of 29.97 frames per second in a dataset of 30
+    frames = camera([1001 / 30 * number + jitter[number] for number in range(600)])
+    assert measure_fps({"front": frames}) == 30
+    rows = choose_rows({"front": frames}, 30, NANOSECONDS)
+    assert rows.cameras["front"].frames == list(range(600))
+    assert rows.cameras["front"].describe()["repeated"] == 0
+
+
+def test_a_lost_frame_keeps_its_row() -> None:
+    times = [100.0 * number for number in range(20) if number != 7]
+    rows = choose_rows({"front": camera(times)}, 10, NANOSECONDS)
+    assert len(rows.times_ns) == 20
+    assert rows.cameras["front"].repeated == 1
+    assert rows.cameras["front"].frames[6:9] in ([6, 6, 7], [6, 7, 7])
+
+
+def test_rows_take_the_frames_that_have_masks() -> None:
+    # the node steps every third frame of a camera of 30 frames per second
+    stepped = list(range(1, 60, 3))
+    frames = camera([100 / 3 * number for number in range(60)], stepped)
+    assert measure_fps({"front": frames}) == 10
+    rows = choose_rows({"front": frames}, 10, NANOSECONDS)
+    assert set(rows.cameras["front"].frames) <= set(stepped)
