@@ -1,0 +1,123 @@
+"""`sam3-node record --lerobot` beside a node, a camera and a robot: episodes that a client marks become a dataset."""
+
+import io
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow.parquet
+import pytest
+
+from sam3_node.bags.native.reader import RecordingReader
+from sam3_node.client import PerceptionClient
+from sam3_node.errors import RequestError, SettingsError
+from sam3_node.recording.recorder import Recorder, Trigger
+from sam3_node.settings import LeRobotSettings, RecordSettings, Settings
+from sam3_node.transport import PosePublisher
+from sam3_node.types import JointState, RobotAction
+from sam3_node.wire import Event
+from tests.support.node_rig import Rig, masks_where
+from tests.support.patience import PATIENCE_MS
+from tests.support.refuses import refuses
+from tests.support.threads import repeating
+
+FRAMES = 8
+"""Masks that come within an episode."""
+
+
+class Session(NamedTuple):
+    folder: Path
+    dataset: Path
+    output: list[str]
+    recordings: list[Path]
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    folder = tmp_path_factory.mktemp("live")
+    dataset = folder / "dataset"
+    with Rig(folder) as rig:
+        robot = rig.enter_context(PosePublisher(f"ipc://{folder}/robot"))
+        rig.enter_context(repeating(lambda: move(robot)))
+        recorder = rig.start(
+            "record",
+            str(folder / "pick.mcap"),
+            "--lerobot",
+            str(dataset),
+            SPATIAL__POSES=robot.endpoint,
+            LEROBOT__MAX_GAP_S="5",
+        )
+        rig.node()
+        rig.camera()
+        with rig.client() as client:
+            masks_where(client, lambda found: True, "the first masks")
+            client.add_object(box=(100, 100, 200, 200), label="mug")
+            with refuses(RequestError, field="begin_episode"):
+                client.end_episode()
+            begun = client.begin_episode("put the mug away")
+            assert client.status()["episode"] == begun
+            with refuses(RequestError, field=("episode 0", "end_episode")):
+                client.begin_episode()
+            wait_for_masks(client)
+            ended = client.end_episode()
+            assert {**begun, "ended_ns": ended["ended_ns"], "keep": True} == ended
+            client.begin_episode()
+            wait_for_masks(client)
+            assert client.end_episode(keep=False)["keep"] is False
+            client.begin_episode()
+            wait_for_masks(client)
+            client.end_episode()
+            assert client.status()["episode"] is None
+        assert recorder.terminate() == 0
+        yield Session(folder, dataset, recorder.take_lines(), sorted(folder.glob("pick*.mcap")))
+
+
+def move(robot: PosePublisher) -> None:
+    now_ns = time.time_ns()
+    robot.send(JointState("arm", now_ns, {"elbow": 0.5, "finger": 0.01}))
+    robot.send(RobotAction("arm", now_ns, {"elbow": 0.6}, "policy"))
+    time.sleep(0.02)
+
+
+def wait_for_masks(client: PerceptionClient) -> None:
+    for _ in range(FRAMES):
+        assert client.latest(timeout_ms=PATIENCE_MS) is not None
+
+
+def test_kept_episodes_become_a_dataset_when_they_end(session: Session) -> None:
+    table = session.dataset / "meta/episodes/chunk-000/file-000.parquet"
+    episodes = pyarrow.parquet.read_table(table).to_pylist()
+    assert [episode["tasks"] for episode in episodes] == [["put the mug away"], ["mug"]], session.output
+    rows = [
+        row
+        for path in sorted((session.dataset / "data").rglob("*.parquet"))
+        for row in pyarrow.parquet.read_table(path).to_pylist()
+    ]
+    assert len(rows) == sum(episode["length"] for episode in episodes) >= FRAMES
+    for row in rows:
+        assert row["observation.state"] == pytest.approx([0.5, 0.01])
+        assert row["action"] == pytest.approx([0.6])
+        assert row["observation.masks.cam0"]["bytes"]
+
+
+def test_the_recording_has_a_file_for_each_episode_and_all_marks(session: Session) -> None:
+    assert len(session.recordings) >= 6
+    messages = [entry.message for entry in RecordingReader(session.recordings).index()]
+    marks = [message for message in messages if isinstance(message, Event) and "episode" in message.op]
+    assert [(mark.op, mark.args["episode"], mark.args.get("keep")) for mark in marks] == [
+        ("begin_episode", 0, None),
+        ("end_episode", 0, True),
+        ("begin_episode", 1, None),
+        ("end_episode", 1, False),
+        ("begin_episode", 2, None),
+        ("end_episode", 2, True),
+    ]
+
+
+def test_a_ring_has_no_episodes(tmp_path: Path) -> None:
+    settings = Settings(
+        record=RecordSettings(out=tmp_path, ring_s=5.0), lerobot=LeRobotSettings(folder=tmp_path / "out")
+    )
+    with refuses(SettingsError, field="lerobot.folder"):
+        Recorder(settings, io.StringIO(), Trigger())
