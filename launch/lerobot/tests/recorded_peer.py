@@ -67,7 +67,7 @@ def train(root: str) -> dict[str, Any]:
     from lerobot.policies.factory import make_pre_post_processors
 
     try:
-        from lerobot.datasets.feature_utils import dataset_to_policy_features
+        from lerobot.utils.feature_utils import dataset_to_policy_features
     except ImportError:
         from lerobot.datasets.utils import dataset_to_policy_features
 
@@ -100,7 +100,7 @@ def train(root: str) -> dict[str, Any]:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            losses.append(float(loss))
+            losses.append(loss.item())
             if len(losses) == STEPS:
                 break
     return {
