@@ -181,6 +181,22 @@ def test_scrubbing_goes_back_and_live_comes_back(page: Page) -> None:
     page.wait("#badge[data-kind=live]")
 
 
+def test_an_episode_is_begun_kept_and_discarded(rig: ConsoleRig, page: Page) -> None:
+    page.click("#episode")
+    page.wait("#episode[aria-pressed=true]:has-text('Keep episode')")
+    with rig.client() as client:
+        assert client.status()["episode"]["episode"] == 0
+    page.click("#episode")
+    page.wait("#episode[aria-pressed=false]:has-text('Begin episode')")
+    page.click("#episode")
+    page.wait("#discard:visible")
+    page.click("#discard")
+    page.wait("#toast.shown:has-text('discarded')")
+    page.wait("#episode[aria-pressed=false]")
+    with rig.client() as client:
+        assert client.status()["episode"] is None
+
+
 def test_a_snapshot_and_a_recording_are_written(rig: ConsoleRig, page: Page) -> None:
     with page.page.expect_download() as download:
         page.press("s")

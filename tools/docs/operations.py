@@ -32,6 +32,7 @@ RESULTS = {
     "latencies, the frames that are kept for prompts with their bytes, and its masks' offset from the newest camera's; "
     "`frames_refused` has, for each camera whose messages cannot be read, their number (`frames`), `last_error`, "
     "`endpoint` and `silent_s`; "
+    "`episode` is the open one, or null; "
     "`helpers_ended` maps recorders and other helpers of its group that have ended to the reason",
     "describe": "everything that a recording needs for making the masks again: the model part of `status`, all "
     "settings, digests of the weights, versions, and `events`, the number of events so far",

@@ -1,16 +1,63 @@
 """The programs of docs/lerobot.md: actions without this package, and episodes from a program."""
 
-import itertools
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 
-from sam3_node import client, wire
+from sam3_node import client
 from sam3_node.transport.tap import StreamTap
-from tests.support.pages import Code, code_blocks
-from tests.support.paths import ROOT
-from tests.support.patience import PATIENCE_S
+from sam3_node.wire import unpack_action
+from tests.support.pages import block_with
+from tests.support.patience import PATIENCE_MS
 from tests.support.threads import repeating
+
+
+class RobotError(Exception):
+    """Raised by a robot that stops within an episode."""
+
+
+def define(text: str) -> dict[str, Any]:
+    """Run the block of the page with this text, and return its names."""
+    names: dict[str, Any] = {}
+    exec(block_with("docs/lerobot.md", text), names)
+    return names
+
+
+def pace(values: dict[str, float], count: int) -> Iterator[dict[str, float]]:
+    for _ in range(count):
+        time.sleep(0.01)
+        yield values
+
+
+def test_a_recorder_takes_actions_that_were_sent_without_this_package(tmp_path: Path) -> None:
+    send: Callable[..., None] = define("def send_actions")["send_actions"]
+    endpoint = f"ipc://{tmp_path}/robot"
+    with (
+        StreamTap([f"ipc://{tmp_path}/frames"], f"ipc://{tmp_path}/masks", (), 1 << 20, endpoint) as tap,
+        repeating(lambda: send(endpoint, pace({"elbow": 0.5, "finger": 0.01}, 20), "left-arm", "command")),
+    ):
+        arrived = tap.take(PATIENCE_MS)
+    assert arrived is not None
+    action = unpack_action(arrived.parts)
+    assert (action.robot, action.source, action.clock) == ("left-arm", "command", "system")
+    assert action.values == {"elbow": 0.5, "finger": 0.01}
+
+
+@pytest.mark.parametrize("outcome", [True, False, RobotError()])
+def test_an_episode_of_a_robot_that_fails_is_discarded(outcome: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = MagicMock()
+    node.__enter__.return_value = node
+    monkeypatch.setattr(client, "PerceptionClient", lambda: node)
+    move = MagicMock(side_effect=[outcome])
+    record_episode = define("def record_episode")["record_episode"]
+    if isinstance(outcome, RobotError):
+        with pytest.raises(RobotError):
+            record_episode(move, "put the mug away")
+    else:
+        record_episode(move, "put the mug away")
+    node.begin_episode.assert_called_once_with("put the mug away")
+    node.end_episode.assert_called_once_with(keep=outcome is True)
