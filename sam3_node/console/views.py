@@ -41,7 +41,7 @@ MAX_EVENTS = 100
 """Newest events that the page lists."""
 MAX_TEXT = 200
 """Characters of an event's value that the page shows."""
-EVENT_FIELDS = ("camera", "id", "label", "prompts", "error", "seq")
+EVENT_FIELDS = ("camera", "id", "label", "prompts", "error", "seq", "episode", "keep")
 """Arguments of an event that the page shows."""
 _COMPRESSED = ("jpeg", "png")
 _FIELDS = ("id", "label", "score", "state", "doubtful", "confidence", "name_confidence", "age", "area", "box")

@@ -182,15 +182,15 @@ def test_scrubbing_goes_back_and_live_comes_back(page: Page) -> None:
 
 
 def test_an_episode_is_begun_kept_and_discarded(rig: ConsoleRig, page: Page) -> None:
-    page.click("#episode")
+    page.page.locator("#episode").click()
     page.wait("#episode[aria-pressed=true]:has-text('Keep episode')")
     with rig.client() as client:
         assert client.status()["episode"]["episode"] == 0
-    page.click("#episode")
+    page.page.locator("#episode").click()
     page.wait("#episode[aria-pressed=false]:has-text('Begin episode')")
-    page.click("#episode")
+    page.page.locator("#episode").click()
     page.wait("#discard:visible")
-    page.click("#discard")
+    page.page.locator("#discard").click()
     page.wait("#toast.shown:has-text('discarded')")
     page.wait("#episode[aria-pressed=false]")
     with rig.client() as client:

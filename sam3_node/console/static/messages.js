@@ -35,7 +35,7 @@ export function describeEvent({ op, camera, id, label, prompts, error, seq, epis
     add_exemplar: () => "Looks for all that is like a box.",
     reset: () => "Removed all objects.",
     begin_episode: () => `Began episode ${episode}.`,
-    end_episode: () => `Ended episode ${episode}: ${keep ? "kept" : "discarded"}.`,
+    end_episode: () => `Ended episode ${episode}: ${String(keep).toLowerCase() === "true" ? "kept" : "discarded"}.`,
     pause: () => "Paused.",
     resume: () => "Goes on.",
     caught_up: () => (error ? `Could not follow ${name()} from its ${CLICK}: ${error}.` : `Follows ${name()} now.`),
