@@ -42,3 +42,18 @@ def test_a_replay_gives_the_masks_that_the_node_published(pictures: str, tmp_pat
             assert (replayed[seq] == mask).all()
         else:
             assert (replayed[seq] == mask).mean() > 0.7
+
+
+def test_marks_of_episodes_change_nothing_in_a_replay(tmp_path: Path) -> None:
+    settings = tiny_settings(tmp_path)
+    recording = tmp_path / "live.mcap"
+    with Live(recording, Perception.load(settings)) as live:
+        for seq in range(6):
+            live.step(moving_frame(seq))
+            if seq == 1:
+                live.tell("begin_episode", episode=0, task="look", begun_ns=1)
+            if seq == 4:
+                live.tell("end_episode", episode=0, task="look", begun_ns=1, ended_ns=2, keep=True)
+    job = Job((str(recording),), str(tmp_path / "out"), mode="as-recorded", settings=chosen(settings))
+    run_job(job)
+    assert [masks.seq for masks in masks_of(job)] == list(range(6))

@@ -20,6 +20,7 @@ from sam3_node.recording.lerobot.rows import CameraFrames, NamedSeries, choose_r
 from sam3_node.settings import LeRobotSettings
 from sam3_node.types import NANOSECONDS, JointState
 from sam3_node.wire import decode_image
+from tests.support.paths import ROOT
 from tests.support.refuses import mentions, refuses
 from tools.lerobot_recorded.recording import (
     FPS,
@@ -284,3 +285,13 @@ def test_rows_take_the_frames_that_have_masks() -> None:
     assert measure_fps({"front": frames}) == 10
     rows = choose_rows({"front": frames}, 10, NANOSECONDS)
     assert set(rows.cameras["front"].frames) <= set(stepped)
+
+
+def test_lerobot_has_opened_such_a_dataset_and_trained_on_it(dataset: Path) -> None:
+    outcome = json.loads((ROOT / "tests/data/lerobot/recorded.json").read_text())
+    features = read_json(dataset, "meta/info.json")["features"]
+    assert set(outcome) == {"0.4.4", "0.6.1"}
+    for release, found in outcome.items():
+        assert (found["lerobot"], found["faults"]) == (release, [])
+        assert {key: feature["shape"] for key, feature in features.items()} == found["features"]
+        assert len(found["act"]["losses"]) == 10
