@@ -27,8 +27,7 @@ class Segmenter:
     ) -> Any:
         """Return masks, bool [K, H, W], and scores [K], the best first; K is 1, or with `multimask` up to 3.
 
-        points [n, 2] (x, y) and box (x0, y0, x1, y1) in pixels of the image mark one object; labels [n]: 1 inside, 0
-        outside. names: find all of these, out of those that the export was made for; also return the name of each.
+        points [n, 2] and box are in pixels; labels [n]: 1 inside, 0 outside. With names, masks have their names beside.
         """
         if names is not None:
             return self._find(names)
@@ -78,5 +77,4 @@ if __name__ == "__main__":
     picture, name, point = sys.argv[1:]
     segmenter = Segmenter(name)
     segmenter.set_image(cv2.imread(picture, cv2.IMREAD_COLOR_RGB))
-    found, score = segmenter.predict([[float(part) for part in point.split(",")]])
-    print(found[0].sum(), "pixels with score", score[0])
+    print("score", segmenter.predict([[float(part) for part in point.split(",")]])[1][0])
