@@ -125,8 +125,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("tracker.pt", "yolo-world", "fix", ("no folder", "weights convert")),
     ],
 )
+@pytest.mark.usefixtures("no_login")
 def test_weights_in_one_file_are_described_without_loading(
-    checkpoints: Path, name: str, kind: str, status: str, words: tuple[str, ...], no_login: None
+    checkpoints: Path, name: str, kind: str, status: str, words: tuple[str, ...]
 ) -> None:
     path = str(checkpoints / name)
     if kind:
@@ -153,15 +154,15 @@ def no_login(monkeypatch: pytest.MonkeyPatch) -> None:
         ("yolo-world", "fix", ("no folder facebook/sam3.1", "weights convert")),
     ],
 )
-def test_sam31_on_the_hub_as_a_detector(
-    kind: str, status: str, words: tuple[str, ...], no_login: None
-) -> None:
+@pytest.mark.usefixtures("no_login")
+def test_sam31_on_the_hub_as_a_detector(kind: str, status: str, words: tuple[str, ...]) -> None:
     row = rows("weights", detector__name="facebook/sam3.1", detector__kind=kind)[1]
     assert row.status == status, row
     assert mentions(row.detail, *words)
 
 
-def test_sam31_in_the_cache_is_found_by_its_own_file(monkeypatch: pytest.MonkeyPatch, no_login: None) -> None:
+@pytest.mark.usefixtures("no_login")
+def test_sam31_in_the_cache_is_found_by_its_own_file(monkeypatch: pytest.MonkeyPatch) -> None:
     weight_files = pytest.importorskip("sam3_node.models.weight_files")
     monkeypatch.setattr(
         weight_files,
