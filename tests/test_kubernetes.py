@@ -32,6 +32,7 @@ def read(base: str) -> dict[str, Any]:
 
 
 NODE = read("node")
+TRITON = read("triton")
 REPLAY = read("replay")
 PODS = {
     "node": NODE["Deployment"]["spec"]["template"]["spec"],
@@ -110,6 +111,34 @@ def test_ports_and_probes_are_those_of_the_profile() -> None:
     assert {port["targetPort"] for port in NODE["Service"]["spec"]["ports"]} == {"masks", "control"}
 
 
+def test_the_triton_server_has_the_ports_probes_and_bounds_of_its_compose_file() -> None:
+    pod = TRITON["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    compose = yaml.safe_load((ROOT / "launch" / "container" / "compose.triton.yaml").read_text())
+    service = compose["services"]["triton"]
+    assert container["image"] == service["image"]
+    assert [*container["command"], *container["args"]] == service["command"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert [f"127.0.0.1:{port}:{port}" for port in ports.values()] == service["ports"], "no key is asked for"
+    for each in (pod, service):
+        assert not each.get("automountServiceAccountToken")
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert service["read_only"]
+    assert container["securityContext"]["capabilities"]["drop"] == service["cap_drop"] == ["ALL"]
+    assert {"cpu", "memory"} <= container["resources"]["limits"].keys()
+    probes = [container[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")]
+    assert {probe["port"] for probe in probes} == {"http"}
+    assert probes[2]["path"] in service["healthcheck"]["test"][-1]
+    declared = {volume["name"] for volume in pod["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == declared
+    labels = TRITON["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert TRITON["Service"]["spec"]["selector"] == labels
+    assert TRITON["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == labels
+    assert TRITON["PodMonitor"]["spec"]["selector"]["matchLabels"] == labels
+    assert TRITON["PodMonitor"]["spec"]["podMetricsEndpoints"][0]["port"] == "metrics"
+
+
 def test_the_snapshot_outlives_the_container() -> None:
     (container,) = PODS["node"]["containers"]
     settings = load_settings(FOLDER / "node" / "profile.toml")
@@ -166,10 +195,13 @@ def test_kustomize_renders_valid_objects(base: str) -> None:
     assert len(re.findall(r"image: sam3-node:gpu$", text, re.MULTILINE)) == (2 if base == "node" else 1)
 
 
-@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("base", [*BASES, "triton"])
 def test_objects_are_valid_by_the_schemas_of_kubernetes(base: str) -> None:
     schemas = pytest.importorskip("kubernetes_validate")
-    for each in read(base).values():
+    for kind, each in read(base).items():
+        # of the Prometheus Operator, which brings its own schema
+        if kind == "PodMonitor":
+            continue
         schemas.validate(each, schemas.latest_version(), strict=True)
 
 
