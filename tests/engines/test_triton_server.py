@@ -22,6 +22,7 @@ from sam3_node.engines.triton_server import (
     ONNX,
     PLAN,
     TYPES,
+    Search,
     ServedModel,
     Serving,
     export_repository,
@@ -122,7 +123,7 @@ def models(trackers: dict[str, TrackerModel]) -> dict[str, ServedModel]:
     return {
         served.name: served
         for family, tracker in trackers.items()
-        for served in make_models(tracker, bank_size=7, detector=net if family == "sam3" else None)
+        for served in make_models(tracker, bank_size=7, detector=Search(net) if family == "sam3" else None)
     }
 
 

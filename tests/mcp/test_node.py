@@ -125,15 +125,32 @@ def test_pixels_of_a_small_picture_are_scaled(editor: Agent) -> None:
 
 def test_points_have_their_frame_and_their_doubt(editor: Agent) -> None:
     added = editor.ask("add", points=[[320, 240]]).facts
-    points = editor.ask("points", id=added["id"], count=10).facts
+    found = []
+
+    def measures() -> bool:
+        # on some frames of the clip there is no depth under the mask
+        answer = editor.call("points", id=added["id"], count=10)
+        if not answer.is_error:
+            found.append(answer.facts)
+        return bool(found)
+
+    until(measures, "points of the object")
+    points = found[0]
     assert points["frame"] == "camera"
     assert 1 <= len(points["points_m"]) <= 10
     assert all(0.05 < z < 10 for _, _, z in points["points_m"])
     assert {"doubtful", "hidden", "age_ms", "position_m"} <= points.keys()
     assert set(points["box_m"]) == {"centre", "size", "quaternion_xyzw"}
-    place = editor.ask("points", id=added["id"], count=0).facts
-    assert "points_m" not in place
-    assert place["position_m"]
+    places = []
+
+    def places_it() -> bool:
+        answer = editor.call("points", id=added["id"], count=0)
+        if not answer.is_error and answer.facts["position_m"]:
+            places.append(answer.facts)
+        return bool(places)
+
+    until(places_it, "a position of the object")
+    assert "points_m" not in places[0]
     assert "call find" in editor.fail("points", id=9999)
     editor.ask("remove", id=added["id"])
 

@@ -133,7 +133,7 @@ class Context:
         self._require_changeable()
         spec = next(spec for spec in self.stage.inputs if spec.name == name)
         self.shapes[name] = tuple(shape)
-        objects, memories, _ = sizes = self._sizes()
+        objects, memories, *_ = sizes = self._sizes()
         fits = 1 <= objects <= self.engine.max_objects and memories <= self.stage.max_memories
         return fits and tuple(shape) == spec.shape_for(*sizes)
 

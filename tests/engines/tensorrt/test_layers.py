@@ -84,7 +84,7 @@ def test_intermediate_values_fit_in_little_memory(reports: Reports, variant: str
 
 @pytest.mark.parametrize(
     ("variant", "attentions", "megabytes"),
-    [("encode in FP8", 2, 120), ("read", 2 * READ_LAYERS, 180), ("decode", 5, 60), ("remember", 0, 130)],
+    [("encode in FP8", 2, 120), ("read", 2 * READ_LAYERS, 180), ("decode", 5, 60), ("remember", 0, 180)],
 )
 def test_plans_of_groups_are_fused_and_add_up_in_bfloat16(
     group_reports: Reports, variant: str, attentions: int, megabytes: int

@@ -102,7 +102,8 @@ def test_kept_episodes_become_a_dataset_when_they_end(session: Session) -> None:
 
 
 def test_the_recording_has_a_file_for_each_episode_and_all_marks(session: Session) -> None:
-    assert len(session.recordings) >= 6
+    # one before the first mark and one for each episode; a stretch between two marks without a message has none
+    assert len(session.recordings) >= 4
     messages = [entry.message for entry in RecordingReader(session.recordings).index()]
     marks = [message for message in messages if isinstance(message, Event) and "episode" in message.op]
     assert [(mark.op, mark.args["episode"], mark.args.get("keep")) for mark in marks] == [
