@@ -183,7 +183,7 @@ class Context:
         return Sizes(found[OBJECTS], found[MEMORIES])
 
     def _kernel(self) -> str:
-        objects, memories, _ = self._sizes()
+        objects, memories, *_ = self._sizes()
         return f"{self.stage.name} {objects}" + (f" {memories}" if memories else "")
 
     def _compile(self) -> None:
