@@ -383,6 +383,8 @@ def test_the_servers_onnxruntime_runs_the_files(
         inputs = {
             spec.name: values.numpy() for spec, values in zip(stage.inputs, stage.examples(), strict=True)
         }
+        if stage.name == "detect":
+            inputs = find_on_a_real_image()
         np.savez(tmp_path / f"{stage.name}.npz", **inputs)
         names = [spec.name for spec in stage.outputs]
         expected = open_session(repository, path.parents[1].name).run(names, inputs)
@@ -393,9 +395,27 @@ def test_the_servers_onnxruntime_runs_the_files(
         )
         assert ran.returncode == 0, ran.stderr
         assert ran.stdout.strip() == "1.20.1"
-        found = np.load(tmp_path / "found.npz")
-        for name, values in zip(names, expected, strict=True):
+        found = dict(np.load(tmp_path / "found.npz"))
+        told = dict(zip(names, expected, strict=True))
+        if stage.name == "detect":
+            # boxes whose scores are nearly equal may change places, and those near 0 are nearly equal
+            kept = told["scores"] > SCORE
+            assert kept.any()
+            found = {name: values[kept] for name, values in found.items()}
+            told = {name: values[kept] for name, values in told.items()}
+        for name, values in told.items():
             np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-4)
+
+
+def find_on_a_real_image() -> dict[str, np.ndarray]:
+    """Return the inputs of the detector's model for a frame of the bundled recording."""
+    image = LabelledClip.load(TABLETOP).image(0)
+    detector = load_detector("yolo-world", "nano", device="cpu", dtype=torch.float32)
+    return {
+        "letterbox": letterbox(image, detector.model.config.image_size)[0].numpy(),
+        "frame": np.float32([image.shape[1::-1]]),
+        "text": detector.prepare(PHRASES).vectors.numpy()[None],
+    }
 
 
 def store_plans(weights: Path, engines: Path, library: str, precision: str = "bfloat16") -> None:
