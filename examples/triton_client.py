@@ -33,11 +33,11 @@ class Segmenter:
             return self._find(names)
         labels = [1] * len(points) if labels is None else list(labels)
         if box is not None:
-            points, labels = [box[:2], box[2:], *points], [2, 3, *labels]
+            points = [box[:2], box[2:], *points]
+            labels = [2, 3, *labels]
         places = np.array([[points]] * (self.side / np.array(self.image.shape[1::-1])), np.float32)
-        found = self._infer(
-            "prompt_points", points=places, labels=np.array([[labels]], "i4"), **self.features
-        )
+        marks = np.array([[labels]], np.int32)
+        found = self._infer("prompt_points", points=places, labels=marks, **self.features)
         # one point may mean a part or the whole: there the best of the masks that compete is the answer
         competes = "candidates" in found and (multimask or len(labels) == 1)
         names = ("candidates", "candidate_iou") if competes else ("logits", "iou")

@@ -61,25 +61,28 @@ def _letterbox(image: Tensor, side: int) -> tuple[Tensor, Tensor]:
     export does not know. So each side is a product with a matrix of the square's size.
     """
     height, width = image.shape[2:]
-    sizes = torch.stack([torch.scalar_tensor(height), torch.scalar_tensor(width)]).to(image.device)
-    fitted = (sizes * (side / sizes.max())).round().clamp(min=1)
-    rows = _weigh(height, sizes[0], fitted[0], side, image)
-    columns = _weigh(width, sizes[1], fitted[1], side, image)
+    # float64 until they are rounded, as in `FindNamed`
+    exact = torch.stack([torch.scalar_tensor(height), torch.scalar_tensor(width)]).to(image.device).double()
+    fitted = (exact * (side / exact.max())).round().clamp(min=1).float()
+    sizes = exact.float()
+    rows = _weigh(height, sizes[0], fitted[0], side)
+    columns = _weigh(width, sizes[1], fitted[1], side)
     inside = rows.sum(dim=1)[:, None] * columns.sum(dim=1)
     pixels = (rows @ image @ columns.T).round() / 255 + GREY * (1 - inside)
     return pixels, sizes.flip(0).expand(image.shape[0], -1)
 
 
-def _weigh(count: int, size: Tensor, fitted: Tensor, side: int, like: Tensor) -> Tensor:
-    """Return the shares [D, n] of n pixels in each of D pixels of a square, along one axis. Padding has zeros.
+def _weigh(count: int, size: Tensor, fitted: Tensor, side: int) -> Tensor:
+    """Return the shares [D, n] of an image's n pixels in each of D pixels of a square, along one axis.
 
-    They are those of bilinear interpolation with antialiasing: a triangle around each centre, as wide as a pixel.
+    size: n as a tensor. fitted: number of the square's pixels that the image takes; the others, the padding, have
+    zeros. The shares are those of bilinear interpolation with antialiasing: a triangle around each centre.
     """
     offset = ((side - fitted) / 2).floor()
-    place = torch.arange(side, device=like.device) - offset
+    place = torch.arange(side, device=size.device) - offset
     step = size / fitted
     centres = (place[:, None] + 0.5) * step
-    pixels = torch.arange(count, device=like.device) + 0.5
+    pixels = torch.arange(count, device=size.device) + 0.5
     shares = (1 - (pixels - centres).abs() / step.clamp(min=1)).clamp(min=0)
     shares = shares / shares.sum(dim=1, keepdim=True).clamp(min=1e-6)
     is_inside = (place >= 0) & (place < fitted)
@@ -88,6 +91,8 @@ def _weigh(count: int, size: Tensor, fitted: Tensor, side: int, like: Tensor) ->
 
 class PromptDecode(nn.Module):
     """The decoder for N prompts on each of B images, each for an object of its own."""
+
+    labels: Tensor
 
     def __init__(self, decoder: Decoder, labels: Sequence[int], multimask: bool, competes: bool) -> None:
         """`labels` are those of each prompt's points; empty: they come with the points.
@@ -105,8 +110,6 @@ class PromptDecode(nn.Module):
         self.register_buffer(
             "labels", torch.tensor([labels], dtype=torch.int32, device=device), persistent=False
         )
-
-    labels: Tensor
 
     def forward(
         self, top: Tensor, fine: Tensor, middle: Tensor, places: Tensor, labels: Tensor | None = None
@@ -136,10 +139,8 @@ class PromptDecode(nn.Module):
         decoder = self.decoder.mask_decoder
         masks, iou, _, presence = decoder.decode_all(tokens + dense, fine, middle, sparse)
         masks = masks.masked_fill(presence[:, None, None, None] <= 0, ABSENT_LOGIT)
-        results = self._choose(masks, iou)
-        logits, best_iou = results[:2]
-        results = (logits, best_iou, presence, *results[2:])
-        return tuple(x.unflatten(0, (images, count)) for x in results)
+        logits, best_iou, *rivals = self._choose(masks, iou)
+        return tuple(x.unflatten(0, (images, count)) for x in (logits, best_iou, presence, *rivals))
 
     def _choose(self, masks: Tensor, iou: Tensor) -> tuple[Tensor, ...]:
         """Return the mask of each prompt and its iou; where masks compete, also these by falling iou, and theirs."""

@@ -48,7 +48,7 @@ class SeenCamera(NamedTuple):
 
     @property
     def note(self) -> str:
-        """What an agent must know if its masks are not current; else ""."""
+        """A warning to the agent that its masks are not current; empty if they are."""
         if self.current is not None:
             return ""
         if self.masks is None:

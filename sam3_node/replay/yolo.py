@@ -291,7 +291,10 @@ def _connect(rings: Sequence[Points]) -> Points:
         way = [merged[: place + 1], np.roll(added, -start, axis=0), added[start : start + 1], merged[place:]]
         merged = np.concatenate(way)
         left = owner != owner[best]
-        rest, owner, distance, nearest = rest[left], owner[left], distance[left], nearest[left]
+        rest = rest[left]
+        owner = owner[left]
+        distance = distance[left]
+        nearest = nearest[left]
     return merged
 
 

@@ -273,12 +273,12 @@ class _EpisodeConverter:
 
     @property
     def masks(self) -> dict[str, CameraMasks]:
-        """What turns the masks of each camera into features."""
+        """The converter of the masks of each camera."""
         return self._masks
 
     @property
     def vectors(self) -> dict[str, tuple[list[str], SampledValues]]:
-        """Names and values of the features of numbers."""
+        """Names and values of each feature that is a list of numbers."""
         return self._vectors
 
     def number_row(self, row: int) -> dict[str, Any]:
