@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 import numpy as np
-import tritonclient.http as triton  # type: ignore[import-untyped]
+import tritonclient.http as triton
 
 
 class Segmenter:

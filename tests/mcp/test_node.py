@@ -217,7 +217,7 @@ def test_hostile_arguments_are_errors_of_the_tool(
 def test_a_flood_is_bounded_and_answered(rig: Rig, reader: Agent) -> None:
     with rig.client() as client:
         before = client.status()["cameras"]["cam0"]["stepped"]
-        results = reader.flood("look", 100)
+        results = reader.flood("find", 100)
         assert len(results) == 100
         refused = [result.text for result in results if result.is_error]
         assert refused
