@@ -8,12 +8,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import require_installed
-from ..files import check_weights_name
+from ..engines.tensorrt.packages import check_packages
+from ..errors import EngineError, require_installed
+from ..files import check_weights_name, explain_os_error
 from ..settings import Settings
 
 if TYPE_CHECKING:
     from ..replay.job import Job
+
+
+INDUCTOR = "inductor"
+"""Kind of engines that torch itself compiles."""
+EXPORT_PACKAGES = (("onnx", "onnx"), ("onnxscript", "onnx"))
+"""What an export to ONNX needs, each with its extra."""
+FP8_PACKAGES = (("modelopt", "quantize"), ("requests", "quantize"))
+"""What FP8 scales need. modelopt imports requests without declaring it."""
 
 
 def check_named_files(settings: Settings) -> None:
@@ -39,6 +48,20 @@ def check_node(*more: tuple[str, str]) -> None:
     """Raise MissingExtraError if the extra `node` is missing, or a package of `more`: modules with their extras."""
     for module, extra in (("torch", "node"), ("transformers", "node"), ("safetensors", "node"), *more):
         require_installed(module, extra)
+
+
+def check_engine_build(settings: Settings, scales: Path | None) -> None:
+    """Raise EngineError for scales that cannot be read, MissingExtraError for what a build of engines would lack."""
+    if scales is not None:
+        with explain_os_error(EngineError, f"cannot read {scales}"):
+            scales.open("rb").close()
+    check_node()
+    if settings.engine.kind != INDUCTOR:
+        # TensorRT first, whose extras bring ONNX
+        check_packages()
+        check_node(*EXPORT_PACKAGES)
+    if scales is not None:
+        check_node(*FP8_PACKAGES)
 
 
 def check_tracing(settings: Settings) -> None:

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING
 
 from ..files import prepare_output
 from ..settings import Settings
-from .early_checks import check_node, check_source
+from .early_checks import (
+    EXPORT_PACKAGES,
+    FP8_PACKAGES,
+    INDUCTOR,
+    check_engine_build,
+    check_node,
+    check_source,
+)
 from .parser import Commands, parse_count
 from .progress import ProgressBar, align_rows
 
@@ -26,15 +33,10 @@ if TYPE_CHECKING:
 COLUMNS = ("ENGINE", "MODEL", "PRECISION", "SIZE", "OBJECTS", "GPU", "LIBRARY", "MB", "BUILT", "GATE")
 DETECTOR_WITH_ENGINE = "yolo-world"
 """Detector that has a TensorRT engine of its own."""
-INDUCTOR = "inductor"
 CALIBRATION_FRAMES = 32
 """Frames from which the range of the encoder's numbers is measured."""
 TUNED_OBJECTS = (1, 4, 16)
 """Numbers of objects that `tune` times by default."""
-EXPORT_PACKAGES = (("onnx", "onnx"), ("onnxscript", "onnx"))
-"""What an export to ONNX needs, each with its extra."""
-FP8_PACKAGES = (("modelopt", "quantize"), ("requests", "quantize"))
-"""What FP8 scales need. modelopt imports requests without declaring it."""
 SOURCE_HELP = "a recording (.mcap), a video or a folder of images"
 
 
@@ -114,12 +116,7 @@ def tune(args: Namespace, settings: Settings) -> None:
 
 def engine_build(args: Namespace, settings: Settings) -> None:
     """Export the model's stages, build their engines, store them."""
-    packages: tuple[tuple[str, str], ...] = ()
-    if settings.engine.kind != INDUCTOR:
-        packages += EXPORT_PACKAGES
-    if args.scales is not None:
-        packages += FP8_PACKAGES
-    check_node(*packages)
+    check_engine_build(settings, args.scales)
     from ..engines.build import build_engines, read_quantisation
     from ..engines.detector import build_detector
 
@@ -238,8 +235,8 @@ def _read_verdict(stored: StoredEngine, settings: Settings) -> str:
 def calibrate_fp8(args: Namespace, settings: Settings) -> None:
     """Measure the range of the encoder's numbers, for FP8 engines."""
     # before the model, which takes long to load
-    check_node(*FP8_PACKAGES)
     prepare_output(args.out)
+    check_node(*FP8_PACKAGES)
     for source in args.sources:
         _check_images(Path(source).expanduser())
     from ..engines.quantize import calibrate, load_recipe

@@ -47,7 +47,7 @@ def interrupt(at: Moment, *arguments: str, options: tuple[str, ...] = ()) -> Non
     ("command", "module"),
     [(("status",), name) for name in ("sam3_node.processes.signals", "argparse", "pydantic_core")]
     + [(("status",), "sam3_node.cli.main"), (("doctor",), "torch._C"), (("doctor",), "torch.nn")]
-    + [(("engine", "build"), name) for name in ("torch._C", "sam3_node.models.weight_files")],
+    + [(("engine", "check"), name) for name in ("torch._C", "sam3_node.models.weight_files")],
 )
 def test_during_the_imports(tmp_path: Path, command: tuple[str, ...], module: str) -> None:
     folder = ("--engine.folder", str(tmp_path)) if "engine" in command else ()

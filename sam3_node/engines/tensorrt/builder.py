@@ -22,8 +22,8 @@ from ...errors import EngineError, MissingExtraError, install_advice, require
 from ...files import keep, read_kept
 from ..oom import MEMORY_HINT
 from ..specs import MIN_MEMORIES, OBJECTS, Sizes, StageSpec
+from .packages import PACKAGES, make_missing
 
-PACKAGES = {"tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt-rtx"}  # module: extra, the preferred one first
 LOCAL = "this"
 _log = logging.getLogger(__name__)
 
@@ -68,10 +68,7 @@ def find_library() -> Library:
                 f"{name} is installed but does not load: {error}; install it again: {install_advice(extra)}"
             ) from error
         return Library(name, api.__version__, api)
-    raise MissingExtraError(
-        "expected tensorrt or tensorrt_rtx for engines, found neither; for data-centre GPUs and Jetson: "
-        f"{install_advice(PACKAGES['tensorrt'])}; for RTX GPUs: {install_advice(PACKAGES['tensorrt_rtx'])}"
-    )
+    raise make_missing()
 
 
 def find_local_gpu() -> Gpu | None:
