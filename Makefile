@@ -53,7 +53,7 @@ test-training: $(READY)
 
 # those that `make test` has run in full
 NEED_NO_ENGINES := $(addprefix tests/engines/,\
-	test_frames.py test_graphs.py test_inductor.py test_specs.py \
+	test_frames.py test_graphs.py test_inductor.py test_inductor_groups.py test_specs.py \
 	tensorrt/test_run.py)
 
 test-engines: $(ENGINES_READY) $(TRITON_READY)

@@ -53,7 +53,7 @@ def check_node(*more: tuple[str, str]) -> None:
 def check_engine_build(settings: Settings, scales: Path | None) -> None:
     """Raise EngineError for scales that cannot be read, MissingExtraError for what a build of engines would lack."""
     if scales is not None:
-        with explain_os_error(EngineError, f"cannot read {scales}"):
+        with explain_os_error(EngineError, f"cannot read FP8 scales from {scales}"):
             scales.open("rb").close()
     check_node()
     if settings.engine.kind != INDUCTOR:
