@@ -364,6 +364,14 @@ class TrackerSettings(Section):
     frame are at most this far apart, in metres; 0 links none."""
     exclude_robot: bool = True
     """true: with robot.urdf, masks leave out the robot, and what it covers is not lost."""
+    recall: bool = True
+    """true: know objects by their looks again when they come back into view, also after they were lost."""
+    remember: int = Field(64, ge=0, le=1024)
+    """Number of lost objects of each camera that are remembered, with their place and looks. 0: none."""
+    remember_s: float = Field(3600.0, gt=0.0, le=1e7)
+    """Seconds for which a lost object is remembered."""
+    pictures: bool = True
+    """true: keep a small picture of each object, for `where`. It may show people; snapshots contain it."""
     max_cameras: int = Field(4, ge=1, le=64)
     """Maximum number of cameras. Frames of further cameras are counted and skipped. A camera silent for 10 s frees its
     slot."""

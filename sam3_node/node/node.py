@@ -360,7 +360,7 @@ class Node:
             masks = self.perception.link(pipeline.step(step))
         # recorders need the events before the masks that show their effect
         for event in step.events:
-            output.publish_event(event.op, {"camera": frame.camera, "id": event.id})
+            output.publish_event(event.op, {"camera": frame.camera, "id": event.id, **event.details})
         if frame.depth is not None or pipeline.finds_robot:
             stats.note_spatial_problem(step, cameras.poses.problem)
         # a robot must not act on masks that are too old by now

@@ -44,6 +44,7 @@ class Objects:
         self._objects: dict[int, ObjectStatus] = {}
         self._values: list[PerObject[Any]] = []
         self._forgetting: list[Callable[[int], None]] = []
+        self._leaving: list[Callable[[int, int], None]] = []
 
     def __contains__(self, object_id: int) -> bool:
         return object_id in self._objects
@@ -75,9 +76,9 @@ class Objects:
         return self.last_id + 1
 
     def add(self, object_id: int, label: str, priority: Priority = "normal") -> None:
-        """Add the object whose id was reserved."""
+        """Add the object whose id was reserved, or one that was lost and comes back under its id."""
         self._objects[object_id] = ObjectStatus(object_id, label, priority=priority)
-        self.last_id = object_id
+        self.last_id = max(self.last_id, object_id)
 
     def require(self, object_id: int) -> None:
         """Raise UnknownObjectError unless there is an object with this id."""
@@ -101,6 +102,22 @@ class Objects:
             values.pop(object_id, None)
         for forget in self._forgetting:
             forget(object_id)
+
+    def on_leave(self, keep: Callable[[int, int], None]) -> None:
+        """Call `keep` with the id of each object that is lost and the time, before it is removed."""
+        self._leaving.append(keep)
+
+    def leave(self, object_id: int, now_ns: int) -> None:
+        """Give up an object that is out of view, at a capture time: remove it, but let it be remembered."""
+        self.require(object_id)
+        for keep in self._leaving:
+            keep(object_id, now_ns)
+        self.remove(object_id)
+
+    def get(self, object_id: int) -> ObjectStatus:
+        """Return the status of an object; UnknownObjectError for an unknown id."""
+        self.require(object_id)
+        return self._objects[object_id]
 
     def label(self, object_id: int) -> str:
         """Return the label of an object."""

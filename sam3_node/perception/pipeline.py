@@ -21,6 +21,7 @@ from ..tracking.names import is_calibrated as is_name_calibrated
 from ..types import Frame, Instance, Mask, MaskFrame, RobotState, State
 from .objects import Objects
 from .prompting import Prompting
+from .remembering import ObjectMemory
 from .robot import RobotBody
 from .stage import Stage, StageTimer
 from .stages.depth import ReadDepth
@@ -30,6 +31,8 @@ from .stages.encode import DecodeImage, EncodeImage, Preprocess
 from .stages.held import FindHeld
 from .stages.keep import KeepFrame
 from .stages.masks import CopyToHost, MakeMasks
+from .stages.recall import RecallObjects
+from .stages.remember import RememberObjects
 from .stages.robot import CutRobot, FindRobot, Places
 from .stages.spatial import MeasuredPoints, MeasureObjects
 from .stages.status import UpdateStatus
@@ -101,9 +104,17 @@ class Pipeline(Prompting):
         self._detector = detector
         self._detection: DetectObjects | None = None
         detection = detection or DetectorSettings()
+        self.memory = ObjectMemory(self.registry, model.name, settings)
+        """What is remembered of the objects, also of those that were lost"""
         if detector is not None:
             self._detection = DetectObjects(
-                camera, detector, self._tracker, self.registry, self._confidence, detection
+                camera,
+                detector,
+                self._tracker,
+                self.registry,
+                self._confidence,
+                detection,
+                self.memory if settings.recall else None,
             )
         measuring = list(make_spatial_stages(self.registry, surroundings))
         self._measured = next(stage for stage in measuring if isinstance(stage, MeasureObjects))
@@ -126,6 +137,8 @@ class Pipeline(Prompting):
         self.stages.append(TrackObjects(camera, self._tracker, self.registry, self._pending, self.catch_ups))
         if self._detection is not None:
             self.stages.append(self._detection)
+        if settings.recall:
+            self.stages.append(RecallObjects(self._tracker, self.registry, self.memory, self._confidence))
         takes_exemplars = isinstance(detector, ExemplarDetector)
         self.stages.append(KeepFrame(self._frame_cache, self.catch_ups, takes_exemplars))
         # on the host
@@ -137,6 +150,8 @@ class Pipeline(Prompting):
             self.stages.append(FollowDetected(self._detection))
         self.stages += [JudgeDoubt(limits.min_mask, limits.min_name), UpdateStatus(self.registry)]
         self.stages += measuring
+        # after all that says where the objects are
+        self.stages.append(RememberObjects(self.memory))
 
     @torch.inference_mode()
     def step(self, given: StepFrame | Frame) -> MaskFrame:

@@ -6,9 +6,9 @@ without a default raises AttributeError until a stage has filled it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -36,6 +36,8 @@ class ObjectEvent(NamedTuple):
     op: str
     """the event's name on the wire"""
     id: int
+    details: Mapping[str, Any] = {}
+    """further arguments of the event"""
 
 
 class DoubtfulPlace(NamedTuple):

@@ -15,12 +15,26 @@ from typing import Any, NamedTuple, Self
 from ..bags.native.reader import RecordedMasks
 from ..errors import ReplayError
 from ..types import Frame, MaskFrame, RobotState, count_missing_frames
-from ..wire import DROPPED, FAILED, GRASPED, REGROUPED, RELEASED, RESTORED, SERVED, Event, Fields
+from ..wire import (
+    AMBIGUOUS,
+    DROPPED,
+    FAILED,
+    GRASPED,
+    RECALLED,
+    REGROUPED,
+    RELEASED,
+    RESTORED,
+    SERVED,
+    Event,
+    Fields,
+)
 from ..wire.messages import read_joints, read_pose, read_shed
 from ..wire.operations import CHANGES, EPISODE_MARKS, Change, read_operation
 
 log = logging.getLogger(__name__)
 
+FOUND_BY_STEPS = (GRASPED, RELEASED, REGROUPED, RECALLED, AMBIGUOUS)
+"""Events that a replay finds itself, from the frames"""
 RESTARTED = "restarted"
 """Edit: the node started again, and with it all state."""
 REMOVED = "removed"
@@ -180,7 +194,7 @@ class _LogReader:
         elif event.op == DROPPED:
             self.last_seq.pop(args.text("camera"), None)
         # a replay finds these itself, from the steps; marks of episodes change nothing
-        if event.op not in (GRASPED, RELEASED, REGROUPED, *EPISODE_MARKS):
+        if event.op not in (*FOUND_BY_STEPS, *EPISODE_MARKS):
             yield Edit(event.op, event.args)
 
     def _read_failed(self, args: Fields) -> LoggedStep:

@@ -243,6 +243,11 @@ class Lifecycle:
         life.evidence_ns = now_ns
         life.hidden = False
 
+    def confirm(self, object_id: int) -> None:
+        """Take an object for confirmed that was so before it was lost."""
+        life = self._lives[object_id]
+        life.detections = max(life.detections, self._rules.min_detections)
+
     def mark_missed(self, object_id: int) -> None:
         """Record a round in which the detector did not find the object.
 

@@ -212,6 +212,13 @@ class Tracker(SavedFields):
         return decode_boxes(self.model, features, corners)
 
     @torch.inference_mode()
+    def propose_click(self, features: Features, point: Tensor) -> Decoded:
+        """Segment one frame from a point [1, 2] in model pixels, without tracking, to all masks that may be meant."""
+        labels = torch.ones(1, dtype=torch.int32)
+        prompt = PromptTensors(point, labels).to_tensors(self.model.image_size, self.model.device)
+        return self._decode_candidates(features, prompt)
+
+    @torch.inference_mode()
     def adopt(
         self, features: Features, frame_number: int, object_id: int, proposals: Decoded, index: int
     ) -> Track:

@@ -2,12 +2,14 @@
 
 from .codec import Fields, pack, unpack
 from .control import (
+    AMBIGUOUS,
     CAUGHT_UP,
     DROPPED,
     EVENTS_TOPIC,
     FAILED,
     GRASPED,
     INTERNAL_ERROR,
+    RECALLED,
     REGROUPED,
     RELEASED,
     RESTORED,

@@ -142,6 +142,8 @@ RESTORED = "restored"
 GRASPED = "grasped"
 RELEASED = "released"
 REGROUPED = "regrouped"
+RECALLED = "recalled"
+AMBIGUOUS = "ambiguous"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,9 @@ class Event:
     RESTORED (args: sha256, saved_ns, ids_continue, cameras): the node tracks what a snapshot holds, in the place of
     everything before; sha256 identifies the snapshot's file. GRASPED and RELEASED (args: camera, id): the next masks
     contain the object as held, or as not held any more. REGROUPED (args: camera, id): from the next frame on, the
-    object shares its memory with other objects than before.
+    object shares its memory with other objects than before. RECALLED (args: camera, id, absent_s): an object that was
+    out of view is known again by its looks, after so many seconds. AMBIGUOUS (args: camera, ids): something came into
+    view that may be any of these objects, so it is taken for none of them.
     """
 
     n: int

@@ -360,6 +360,10 @@ class Decoded(NamedTuple):
         """Return one object of them."""
         return Decoded(*(values[index : index + 1] for values in self))
 
+    def pick_all(self, indices: list[int]) -> Decoded:
+        """Return these objects of them."""
+        return Decoded(*(values[indices] for values in self))
+
 
 class Decoder(nn.Module):
     """Turns prompts and features into masks and object pointers, with SAM's prompt encoder and mask decoder."""

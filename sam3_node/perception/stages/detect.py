@@ -30,9 +30,11 @@ from ...tracking.confidence import ConfidenceEstimator
 from ...tracking.names import estimate_name, is_calibrated, measure_names
 from ...types import Detection, Priority
 from ..objects import Objects
+from ..remembering import NEW, ObjectMemory, Verdict
 from ..shedding import stretch_detection
 from ..stage import Clock, Stage
 from ..step import Seen, StepFrame
+from .recall import describe_arrivals, report
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +47,8 @@ SAME_PLACE_IOU = 0.5
 """IoU of a detection and the tracked mask below which what was known of the object's name is void."""
 MIN_DETECTION_GAP = 2
 """Frames between two detections, if only an uncertain mask asks for the second."""
+MAX_WAIT = 2
+"""Rounds for which a detection that may be an object that is away starts no new one."""
 MAX_DETECTIONS = 32
 """Best detections of a frame that are used. Each costs the decoding of a mask."""
 
@@ -78,6 +82,7 @@ class DetectObjects(Stage):
         "turned_away",
         "best_scores",
         "_lifecycle",
+        "_waiting",
     )
 
     def __init__(
@@ -88,6 +93,7 @@ class DetectObjects(Stage):
         objects: Objects,
         confidence: ConfidenceEstimator,
         settings: DetectorSettings,
+        memory: ObjectMemory | None = None,
     ) -> None:
         self.turned_away = 0
         """Number of detections that were dropped because all object slots were taken."""
@@ -101,6 +107,8 @@ class DetectObjects(Stage):
         self._objects = objects
         self._confidence = confidence
         self._settings = settings
+        self._memory = memory
+        self._waiting: dict[int, int] = {}
         self._rules = AssociationRules()
         self._side_stream = SideStream(tracker.model.device)
         self._lifecycle = Lifecycle(LifecycleRules(max_lost_s=settings.max_lost_s))
@@ -211,7 +219,7 @@ class DetectObjects(Stage):
         else:
             self._mark_missed(set(), step)
         for object_id in self._lifecycle.expired(step.frame.capture_ns):
-            self._drop(object_id, results)
+            self._give_up(object_id, step.frame.capture_ns, results)
         return results
 
     def _run_detector(self, step: StepFrame) -> list[Detection]:
@@ -259,6 +267,9 @@ class DetectObjects(Stage):
     ) -> None:
         """Associate, then update the objects. `ids` are the objects of the rows of `scores`."""
         association = self._associate(ids, candidates, scores)
+        known: dict[int, int] = {}
+        if self._memory is not None and self._settings.association:
+            association, known = self._recognise(self._memory, ids, association, candidates)
         pairs = association.matched | association.recovered
         for row, index in pairs.items():
             # a user added the object, so the detection changes nothing
@@ -275,8 +286,103 @@ class DetectObjects(Stage):
         # duplicates before new objects, which may take the slots that they leave
         for first, second in association.duplicate_tracks:
             self._drop_duplicate(ids[first], ids[second], results)
+        for object_id, index in known.items():
+            self._bring_back(object_id, index, candidates, results)
         for index in association.new:
             self._start_track(index, candidates, results)
+
+    def _recognise(
+        self, memory: ObjectMemory, ids: list[int], association: Association, candidates: _Candidates
+    ) -> tuple[Association, dict[int, int]]:
+        """Compare what belongs to no object in view with the looks of those that are away.
+
+        Return the association without what is known again or waits, and the detections that are known, by object.
+        """
+        step = candidates.step
+        # where there are views, they decide, and not the pointers
+        has_views = {row for row in association.recovered if self._has_views(memory, ids[row])}
+        recovered = {row: index for row, index in association.recovered.items() if row not in has_views}
+        found = sorted({*association.new, *(association.recovered[row] for row in has_views)})
+        taken = {ids[row] for row in association.matched} | {ids[row] for row in recovered}
+        hidden = [i for i in self._list_hidden(ids) if i not in taken]
+        if not found or not (hidden or memory.lost):
+            return association._replace(recovered=recovered, new=found), {}
+        arrivals = dict(
+            zip(found, describe_arrivals(step, candidates.proposals.pick_all(found)), strict=True)
+        )
+
+        def judge(index: int) -> Verdict:
+            arrival = arrivals[index]
+            if arrival is None:
+                return NEW
+            label = candidates.detections[index].label
+            away = memory.list_away(label, hidden, self._lifecycle.ids)
+            return memory.judge(arrival, [i for i in away if i not in known])
+
+        known: dict[int, int] = {}
+        new = []
+        waiting: dict[int, int] = {}
+        # the most similar first, because each object can be found once
+        first = {index: judge(index).similarity for index in found}
+        for index in sorted(found, key=lambda each: first[each], reverse=True):
+            verdict = judge(index)
+            if verdict.kind == "known" and self._passes_threshold(candidates.detections[index]):
+                known[verdict.ids[0]] = index
+                report(step, verdict, memory)
+                continue
+            # another view of it may tell
+            if verdict.kind == "unsure":
+                rounds = self._waiting.get(verdict.ids[0], 0) + 1
+                if rounds <= MAX_WAIT:
+                    waiting[verdict.ids[0]] = rounds
+                    continue
+            if verdict.kind == "ambiguous":
+                report(step, verdict, memory)
+            new.append(index)
+        self._waiting = waiting
+        return association._replace(recovered=recovered, new=sorted(new)), known
+
+    def _has_views(self, memory: ObjectMemory, object_id: int) -> bool:
+        remembered = memory.get(object_id)
+        return remembered is not None and len(remembered.gallery) > 0
+
+    def _list_hidden(self, ids: list[int]) -> list[int]:
+        """Return the tracked objects that are out of view, or that the detector has missed."""
+        return [
+            i
+            for i in ids
+            if (
+                self._lifecycle.is_lost(i)
+                if i in self._lifecycle
+                else self._objects.get(i).frames_since_seen > 1
+            )
+        ]
+
+    def _bring_back(
+        self, object_id: int, index: int, candidates: _Candidates, results: dict[int, Track]
+    ) -> None:
+        """Track an object again that a detection shows. One that was lost needs a slot."""
+        assert self._memory is not None  # it has found the object
+        if object_id in self._memory.lost:
+            if not self._make_room(candidates.detections[index].score, candidates.step, results):
+                return
+            self._memory.recall(object_id)
+            self._mark_detected(object_id, index, candidates, anew=True)
+            self._lifecycle.confirm(object_id)
+        elif object_id in self._lifecycle:
+            self._mark_detected(object_id, index, candidates, anew=True)
+        results[object_id] = self._adopt(object_id, index, candidates)
+
+    def _make_room(self, score: float, step: StepFrame, results: dict[int, Track]) -> bool:
+        """Free a slot if none is. An object out of view, or one that is weaker and not confirmed, makes room."""
+        if len(self._objects) < self._objects.capacity:
+            return True
+        evicted = self._lifecycle.eviction_candidate(score)
+        if evicted is None:
+            self.turned_away += 1
+            return False
+        self._give_up(evicted, step.frame.capture_ns, results)
+        return True
 
     def _mark_missed(self, detected: Collection[int], step: StepFrame) -> None:
         """Record a round without a detection of the other objects, but for those that the robot covers."""
@@ -315,14 +421,11 @@ class DetectObjects(Stage):
         detection = candidates.detections[index]
         if not self._passes_threshold(detection) or self._is_label_full(detection.label):
             return
-        # an object that is out of view, or one that is weaker and not confirmed, makes room
-        is_full = len(self._objects) >= self._objects.capacity
-        evicted = self._lifecycle.eviction_candidate(detection.score) if is_full else None
-        if not self._objects.has_free_id or (is_full and evicted is None):
+        if not self._objects.has_free_id:
             self.turned_away += 1
             return
-        if evicted is not None:
-            self._drop(evicted, results)
+        if not self._make_room(detection.score, candidates.step, results):
+            return
         object_id = self._objects.reserve()
         self._objects.add(object_id, detection.label, self._priority(detection.label))
         self._mark_detected(object_id, index, candidates)
@@ -351,6 +454,14 @@ class DetectObjects(Stage):
     def _adopt(self, object_id: int, index: int, candidates: _Candidates) -> Track:
         step = candidates.step
         return self._tracker.adopt(step.features, step.frame_number, object_id, candidates.proposals, index)
+
+    def _give_up(self, object_id: int, now_ns: int, results: dict[int, Track]) -> None:
+        """Remove an object that is out of view. One that was confirmed is remembered."""
+        results.pop(object_id, None)
+        if self._lifecycle.is_tentative(object_id):
+            self._objects.remove(object_id)
+        else:
+            self._objects.leave(object_id, now_ns)
 
     def _drop(self, object_id: int, results: dict[int, Track]) -> None:
         # it may have been added or corrected on this frame

@@ -1,0 +1,352 @@
+"""What is remembered of the objects of one camera: their looks, where they were seen last, and those that were lost.
+
+An object that was lost, because it was out of view for too long, is remembered with its id. What comes into view is
+compared with all objects that are away: hidden ones, and lost ones. It is one of them only if it looks like that one,
+and clearly less like any other; where depth and pose are known, its size and the way to its place must fit, too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import cv2
+from torch import Tensor
+
+from ..settings import TrackerSettings
+from ..tracking.looks import Gallery
+from ..types import NANOSECONDS, Box, FramePose, Image, Instance, Priority, State
+from .objects import Objects
+from .saving import from_plain, to_plain
+from .stage import PerObject
+
+PICTURE_PX = 128
+"""Longer side of a picture of an object, in pixels."""
+PICTURE_MARGIN = 0.2
+"""Part of an object's size that its picture shows around it."""
+PICTURE_QUALITY = 80
+"""JPEG quality of pictures; a picture has 2 to 6 kB."""
+MARGIN = 0.12
+"""Similarity by which one object must be ahead of another. Else what came into view is ambiguous."""
+SAME_PLACE = 0.15
+"""Similarity that what stands where an object was seen last has ahead of what does not."""
+SIZE_RATIO = 1.3
+"""Ratio of two measured sizes up to which they may be of one object."""
+MIN_SIZE_RATIO_PX = 3.0
+"""Ratio of two sizes in the picture up to which they may be of one object, where none is measured."""
+REACH_M = 0.3
+"""Distance by which an object may be elsewhere at once: positions are of the visible surface."""
+REACH_MPS = 2.0
+"""Speed with which objects are moved at most."""
+
+
+class LookLimits(NamedTuple):
+    """Similarities of two views, 0 to 2, for the features of one model."""
+
+    sure: float
+    """from which on they show the same object"""
+    maybe: float
+    """below which they show different ones"""
+
+
+LIMITS = {"nano": LookLimits(1.75, 1.55)}
+"""Limits by the name of a model. 1 % of the pairs of different objects in one real clip are above `sure`."""
+OTHER_LIMITS = LookLimits(1.65, 1.4)
+"""Limits of all other models, measured with SAM 2 tiny"""
+
+
+class Sighting(NamedTuple):
+    """Where an object was seen last, by a mask that was not doubtful."""
+
+    seq: int
+    capture_ns: int
+    box: Box
+    """in pixels of the frame"""
+    confidence: float | None
+    """of the mask"""
+    frame: str | None = None
+    """of the position: "camera" or "base"; None: there is no position"""
+    position_m: tuple[float, ...] | None = None
+    camera_position_m: tuple[float, ...] | None = None
+    """in the camera's frame at that time"""
+    covariance_m2: tuple[float, ...] | None = None
+    size_m: float | None = None
+    """longest side"""
+    camera_pose: FramePose | None = None
+    """the camera in the base at that time"""
+
+
+class Picture(NamedTuple):
+    """A crop of a frame around an object."""
+
+    seq: int
+    capture_ns: int
+    box: Box
+    """that it shows, in pixels of the frame"""
+    jpeg: bytes
+
+
+@dataclass(slots=True)
+class Memory:
+    """What is remembered of one object."""
+
+    gallery: Gallery = field(default_factory=Gallery)
+    sighting: Sighting | None = None
+    picture: Picture | None = None
+    held: bool = False
+    """True if the gripper held it when it was seen last, or holds it hidden"""
+    hidden_by: str | None = None
+    """what covered it when it went out of view, as far as it is known"""
+    looked_ns: int = 0
+    """capture time of the last look at it"""
+
+
+@dataclass(slots=True)
+class LostObject:
+    """An object that is tracked no longer."""
+
+    id: int
+    label: str
+    priority: Priority
+    memory: Memory
+    lost_ns: int
+    """capture time of the frame on which it was given up"""
+
+
+class Verdict(NamedTuple):
+    """Which object something is that came into view.
+
+    known: `ids` has the one object. unsure: it may be this one, or a new one. ambiguous: it may be any of these. new:
+    it is none of them.
+    """
+
+    kind: Literal["known", "unsure", "ambiguous", "new"]
+    ids: tuple[int, ...] = ()
+    similarity: float = 0.0
+
+
+NEW = Verdict("new")
+
+
+class Arrival(NamedTuple):
+    """Something that came into view."""
+
+    view: Tensor
+    """[C + COLOURS], on the host"""
+    capture_ns: int
+    box: Box
+    """in pixels of the frame"""
+    sighting: Sighting | None = None
+    """its place, where that is measured"""
+
+
+class ObjectMemory:
+    """What is remembered of the objects of one camera."""
+
+    def __init__(self, objects: Objects, model: str, settings: TrackerSettings) -> None:
+        self.limits = LIMITS.get(model, OTHER_LIMITS)
+        self.lost: dict[int, LostObject] = {}
+        """The objects that were lost, by id, those first that were lost first"""
+        self._objects = objects
+        self._memories = objects.register(PerObject("memories", Memory))
+        self._most = settings.remember
+        self._lost_ns = round(settings.remember_s * NANOSECONDS)
+        self._pictures = settings.pictures
+        objects.on_leave(self._keep)
+
+    def get(self, object_id: int) -> Memory | None:
+        """Return what is remembered of an object; None if nothing is."""
+        if object_id in self.lost:
+            return self.lost[object_id].memory
+        return self._memories.get(object_id)
+
+    def observe(
+        self, instances: Iterable[Instance], seq: int, capture_ns: int, pose: FramePose | None
+    ) -> None:
+        """Note where the objects are on a frame. Doubtful masks say nothing."""
+        for instance in instances:
+            memory = self._memories.setdefault(instance.id, Memory())
+            if not instance.mask.crop.size:
+                memory.held = instance.held
+                memory.hidden_by = instance.hidden_by or memory.hidden_by
+            elif not instance.doubtful:
+                memory.held = instance.held
+                memory.hidden_by = None
+                memory.sighting = make_sighting(instance, seq, capture_ns, pose)
+
+    def choose(self, instances: Iterable[Instance]) -> Instance | None:
+        """Return the object in view that was not looked at for longest, of those that are sure; None for none."""
+        sure = [seen for seen in instances if seen.mask.crop.size and not seen.doubtful]
+        return min(sure, key=lambda seen: self._memories[seen.id].looked_ns, default=None)
+
+    def look(self, instance: Instance, view: Tensor, image: Image, seq: int, capture_ns: int) -> None:
+        """Keep a view [C + COLOURS] of an object, and its picture."""
+        memory = self._memories[instance.id]
+        memory.looked_ns = capture_ns
+        # a mask that has drifted to another thing must not teach that thing's looks
+        if not len(memory.gallery) or memory.gallery.compare(view[None])[0] >= self.limits.maybe:
+            memory.gallery.add(view)
+        if self._pictures:
+            memory.picture = take_picture(image, instance.box, seq, capture_ns)
+
+    def expire(self, now_ns: int) -> None:
+        """Forget the objects that were lost too long ago."""
+        for object_id in [i for i, lost in self.lost.items() if now_ns - lost.lost_ns > self._lost_ns]:
+            del self.lost[object_id]
+
+    def forget(self, object_id: int) -> bool:
+        """Forget a lost object; return False if there is none with this id."""
+        return self.lost.pop(object_id, None) is not None
+
+    def clear(self) -> None:
+        """Forget all lost objects."""
+        self.lost.clear()
+
+    def recall(self, object_id: int) -> LostObject:
+        """Return a lost object, which is one of the objects again from now on."""
+        lost = self.lost.pop(object_id)
+        self._objects.add(object_id, lost.label, lost.priority)
+        self._memories[object_id] = lost.memory
+        return lost
+
+    def list_away(self, label: str | None, hidden: Collection[int], named: Collection[int]) -> list[int]:
+        """Return the ids of objects that something of this label may be: the hidden ones, and the lost ones.
+
+        The label must agree unless there is none. `named`: the hidden ones whose label the detector gave.
+        """
+        lost = [i for i, each in self.lost.items() if label is None or each.label == label]
+        here = [i for i in hidden if label is None or i not in named or self._objects.label(i) == label]
+        return [*here, *lost]
+
+    def judge(self, arrival: Arrival, away: Collection[int]) -> Verdict:
+        """Say which of the objects that are away something is.
+
+        What looks as much like any other object, also like one in view, is ambiguous: one of them may be the other.
+        """
+        scores = self._compare(arrival, away)
+        if not scores:
+            return NEW
+        best = max(scores, key=lambda each: scores[each])
+        similarity = scores[best]
+        if similarity < self.limits.maybe:
+            return NEW
+        if similarity < self.limits.sure:
+            return Verdict("unsure", (best,), similarity)
+        # its place tells it from a stranger, but not from a look-alike, which may have taken the place
+        looks = {i: self._measure_similarity(arrival, memory) for i, memory in self._list_all(away)}
+        rivals = [i for i in looks if i != best and looks[i] > looks[best] - MARGIN]
+        if rivals:
+            return Verdict("ambiguous", (best, *rivals), similarity)
+        return Verdict("known", (best,), similarity)
+
+    def _compare(self, arrival: Arrival, away: Iterable[int]) -> dict[int, float]:
+        """Return how much something looks like each of the objects that it may be."""
+        scores: dict[int, float] = {}
+        for object_id in away:
+            memory = self.get(object_id)
+            if memory is not None and len(memory.gallery) and may_be(memory.sighting, arrival):
+                overlap = measure_overlap(memory.sighting, arrival)
+                scores[object_id] = self._measure_similarity(arrival, memory) + SAME_PLACE * overlap
+        return scores
+
+    def _list_all(self, away: Iterable[int]) -> Iterator[tuple[int, Memory]]:
+        """Yield the objects that are tracked, and the lost ones of these ids, with what is remembered of them."""
+        yield from self._memories.items()
+        for object_id in away:
+            if object_id in self.lost:
+                yield object_id, self.lost[object_id].memory
+
+    def _measure_similarity(self, arrival: Arrival, memory: Memory) -> float:
+        return float(memory.gallery.compare(arrival.view[None])[0])
+
+    def state(self) -> State:
+        """Return the state that `restore` takes. What is remembered of present objects is saved with these."""
+        return {"lost": to_plain(self.lost)}
+
+    def restore(self, state: State) -> None:
+        """Continue from the moment at which `state` was called."""
+        self.lost = from_plain(dict[int, LostObject], state["lost"])
+
+    def _keep(self, object_id: int, now_ns: int) -> None:
+        """Remember an object that is given up, if there is anything to know it by."""
+        memory = self._memories.get(object_id)
+        if not self._most or memory is None or memory.sighting is None:
+            return
+        status = self._objects.get(object_id)
+        self.lost[object_id] = LostObject(object_id, status.label, status.priority, memory, now_ns)
+        if len(self.lost) > self._most:
+            del self.lost[next(iter(self.lost))]
+
+
+def make_sighting(instance: Instance, seq: int, capture_ns: int, pose: FramePose | None) -> Sighting:
+    """Return where an instance with a mask is."""
+    if instance.position_m is None:
+        return Sighting(seq, capture_ns, instance.box, instance.confidence)
+    return Sighting(
+        seq,
+        capture_ns,
+        instance.box,
+        instance.confidence,
+        instance.frame,
+        instance.position_m,
+        instance.camera_position_m or instance.position_m,
+        instance.covariance_m2,
+        None if instance.extent_m is None else max(instance.extent_m),
+        pose,
+    )
+
+
+def may_be(sighting: Sighting | None, arrival: Arrival) -> bool:
+    """Return False if something is too large or too small for an object, or too far from where that was."""
+    found = arrival.sighting
+    if sighting is None:
+        return True
+    if found is None or sighting.size_m is None or found.size_m is None:
+        ratio = _measure_side(arrival.box) / max(1.0, _measure_side(sighting.box))
+        return 1 / MIN_SIZE_RATIO_PX <= ratio <= MIN_SIZE_RATIO_PX
+    if not 1 / SIZE_RATIO <= found.size_m / max(1e-6, sighting.size_m) <= SIZE_RATIO:
+        return False
+    # places of a camera that moves cannot be compared
+    if found.frame != "base" or sighting.frame != "base":
+        return True
+    assert found.position_m is not None
+    assert sighting.position_m is not None
+    apart_s = max(0, arrival.capture_ns - sighting.capture_ns) / NANOSECONDS
+    return math.dist(found.position_m, sighting.position_m) <= REACH_M + REACH_MPS * apart_s
+
+
+def measure_overlap(sighting: Sighting | None, arrival: Arrival) -> float:
+    """Return the IoU of the box of something with the last box of an object."""
+    if sighting is None:
+        return 0.0
+    x0 = max(sighting.box[0], arrival.box[0])
+    y0 = max(sighting.box[1], arrival.box[1])
+    x1 = min(sighting.box[2], arrival.box[2])
+    y1 = min(sighting.box[3], arrival.box[3])
+    shared = max(0, x1 - x0) * max(0, y1 - y0)
+    return shared / max(1, _measure_area(sighting.box) + _measure_area(arrival.box) - shared)
+
+
+def take_picture(image: Image, box: Box, seq: int, capture_ns: int) -> Picture:
+    """Return a picture of the object in a box that is not empty."""
+    height, width = image.shape[:2]
+    x0, y0, x1, y1 = box
+    margin = round(PICTURE_MARGIN * max(x1 - x0, y1 - y0))
+    left, top = max(0, x0 - margin), max(0, y0 - margin)
+    right, bottom = min(width, x1 + margin), min(height, y1 + margin)
+    crop = image[top:bottom, left:right]
+    scale = PICTURE_PX / max(crop.shape[:2])
+    if scale < 1:
+        crop = cv2.resize(crop, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
+    _, jpeg = cv2.imencode(".jpg", crop, [cv2.IMWRITE_JPEG_QUALITY, PICTURE_QUALITY])
+    return Picture(seq, capture_ns, (left, top, right, bottom), jpeg.tobytes())
+
+
+def _measure_area(box: Box) -> int:
+    return (box[2] - box[0]) * (box[3] - box[1])
+
+
+def _measure_side(box: Box) -> float:
+    return math.sqrt(_measure_area(box))

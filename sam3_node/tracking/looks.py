@@ -1,0 +1,104 @@
+"""What an object looks like: a few views of it, by which it is known again after it was out of view.
+
+A view is a vector of two halves, each of length 1: the mean of the encoder's features under the mask, less their mean
+beside it, and the square roots of a histogram of its colours. The product of two views is 2 for the same picture. The
+mean beside the mask takes out what all of a picture has in common, such as its light.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import cv2
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..types import Image, Mask
+
+COLOUR_BINS = (4, 8, 8)
+"""Bins of lightness and of the two axes of colour in CIE Lab. Light changes more than colour, so it has fewer."""
+COLOURS = COLOUR_BINS[0] * COLOUR_BINS[1] * COLOUR_BINS[2]
+_FIRST_COLOUR = 64
+"""Lowest value of an axis of colour, 0..255, that has a bin of its own; few things are more colourful."""
+_COLOUR_STEP = 16
+"""Width of a bin of an axis of colour"""
+MAX_PIXELS = 2048
+"""Pixels of an object whose colours are counted: a sample, whatever its size."""
+MAX_VIEWS = 8
+"""Views that are kept of an object. A side that is not among them is compared with the most similar one."""
+NEW_VIEW = 1.8
+"""Similarity to the nearest view from which on a view shows nothing new."""
+
+
+def describe_features(top: Tensor, logits: Tensor) -> Tensor:
+    """Return the first halves [N, C] of the views of N masks, on the device of `top`.
+
+    top [1, C, h, w] are the coarsest features of the image, and logits [N, H, W] the masks.
+    """
+    channels, height, width = top.shape[1:]
+    inside = F.interpolate((logits > 0).float()[:, None], size=(height, width), mode="area").flatten(1)
+    cells = top[0].float().reshape(channels, height * width).T
+    # a cell that is partly covered shows as much of its surroundings, so it counts less
+    weights = inside.square()
+    outside = (1 - inside).square()
+    own = weights @ cells / weights.sum(dim=1, keepdim=True).clamp(min=1e-6)
+    rest = outside @ cells / outside.sum(dim=1, keepdim=True).clamp(min=1e-6)
+    return F.normalize(own - rest, dim=1)
+
+
+def describe_colours(image: Image, mask: Mask) -> Tensor:
+    """Return the second half [COLOURS] of the view of a mask that is not empty, on the host."""
+    x0, y0, x1, y1 = mask.box
+    stride = max(1, int((mask.area / MAX_PIXELS) ** 0.5))
+    inside = mask.crop[::stride, ::stride]
+    crop = np.ascontiguousarray(image[y0:y1:stride, x0:x1:stride])
+    if crop.ndim == 2:
+        crop = cv2.cvtColor(crop, cv2.COLOR_GRAY2BGR)
+    lightness, a, b = cv2.cvtColor(crop, cv2.COLOR_BGR2LAB)[inside].T.astype(np.int64)
+    bins = [
+        lightness * COLOUR_BINS[0] // 256,
+        ((a - _FIRST_COLOUR) // _COLOUR_STEP).clip(0, COLOUR_BINS[1] - 1),
+        ((b - _FIRST_COLOUR) // _COLOUR_STEP).clip(0, COLOUR_BINS[2] - 1),
+    ]
+    counts = np.bincount(np.ravel_multi_index(bins, COLOUR_BINS), minlength=COLOURS)
+    # the square roots of shares have length 1, and their product is Bhattacharyya's coefficient
+    return torch.from_numpy(np.sqrt(counts / max(1, counts.sum())).astype(np.float32))
+
+
+def make_views(features: Tensor, colours: Sequence[Tensor]) -> Tensor:
+    """Return views [N, C + COLOURS] of their halves, on the host."""
+    return torch.cat([features.cpu(), torch.stack(list(colours))], dim=1)
+
+
+@dataclass(slots=True)
+class Gallery:
+    """Views of one object that differ from each other."""
+
+    views: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    """float32 [n, C + COLOURS], on the host"""
+
+    def __len__(self) -> int:
+        return len(self.views)
+
+    def add(self, view: Tensor) -> None:
+        """Keep a view [C + COLOURS] if it shows something new. Beyond MAX_VIEWS, the most redundant one makes room."""
+        if not len(self.views):
+            self.views = view[None]
+            return
+        if self.compare(view[None])[0] >= NEW_VIEW:
+            return
+        views = torch.cat([self.views, view[None]])
+        if len(views) > MAX_VIEWS:
+            alike = views @ views.T
+            alike.fill_diagonal_(-1.0)
+            # of the two that resemble each other most, the older one goes
+            redundant = int(alike.amax(dim=1).argmax())
+            views = torch.cat([views[:redundant], views[redundant + 1 :]])
+        self.views = views
+
+    def compare(self, views: Tensor) -> Tensor:
+        """Return the similarity [N] of views [N, C + COLOURS] to the nearest one of the gallery, -2 if it is empty."""
+        if not len(self.views):
+            return torch.full((len(views),), -2.0)
+        return (views @ self.views.T).amax(dim=1)
