@@ -7,7 +7,7 @@ exclusive. Times are integers in nanoseconds, lengths are in metres.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
@@ -107,9 +107,10 @@ def _save(value: Any) -> Any:
 
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 
-def keep_newest(values: dict[str, T], key: str, value: T, most: int) -> None:
+def keep_newest(values: dict[K, T], key: K, value: T, most: int) -> None:
     """Set a value, which is the last then. Beyond `most` values, forget the first: the one that was set longest ago."""
     values.pop(key, None)
     values[key] = value

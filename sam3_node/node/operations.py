@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol, TypeVar, assert_never
@@ -146,6 +147,8 @@ def _use_perception(perception: Perception, operation: ops.Change | ops.Query) -
     match operation:
         case ops.AddObject():
             return _add_object(perception, operation)
+        case ops.AddLike():
+            return _add_like(perception, operation)
         case ops.RefineObject():
             return _refine_object(perception, operation)
         case ops.PinFrame():
@@ -174,6 +177,10 @@ def _use_perception(perception: Perception, operation: ops.Change | ops.Query) -
             return _segment_photo(perception, operation)
         case ops.ReadPoints():
             return _points(perception, operation)
+        case ops.FindObjects():
+            return _where(perception, operation)
+        case ops.ReadPicture():
+            return _picture(perception, operation)
         case _:
             assert_never(operation)
 
@@ -221,6 +228,23 @@ def _add_object(perception: Perception, operation: ops.AddObject) -> dict[str, A
     return _describe_object(perception, pipeline, added.id, age, added.result)
 
 
+def _add_like(perception: Perception, operation: ops.AddLike) -> dict[str, Any]:
+    """Begin an object where the latest frame of one camera surely shows what another camera has tracked."""
+    source = _find_pipeline(perception, operation.like_camera)
+    pipeline = _find_pipeline(perception, operation.camera, operation.epoch)
+    if source is pipeline:
+        raise RequestError(
+            f"add_like: expected another camera than {source.camera}, which has the object; there it comes back by "
+            "itself"
+        )
+    gallery = source.memory.require(operation.like).gallery
+    label = clean_label(_or_default(operation.label, source.memory.label(operation.like)))
+    age = _check_age(perception, pipeline, None)
+    added = pipeline.add_like(gallery, label)
+    perception.join(source.camera, operation.like, pipeline.camera, added.id)
+    return _describe_object(perception, pipeline, added.id, age, added.result)
+
+
 def _refine_object(perception: Perception, operation: ops.RefineObject) -> dict[str, Any]:
     pipeline = _find_pipeline(perception, operation.camera, operation.epoch, names_object=True)
     age = _check_age(perception, pipeline, operation.seq)
@@ -245,7 +269,9 @@ def _pin_frame(perception: Perception, operation: ops.PinFrame) -> dict[str, Any
 
 def _remove_object(perception: Perception, operation: ops.RemoveObject) -> dict[str, Any]:
     pipeline = _find_pipeline(perception, operation.camera, operation.epoch, names_object=True)
-    pipeline.remove(operation.id)
+    # one that was lost is forgotten
+    if not pipeline.memory.forget(operation.id):
+        pipeline.remove(operation.id)
     return {"id": operation.id, **_origin(pipeline)}
 
 
@@ -351,6 +377,35 @@ def _points(perception: Perception, operation: ops.ReadPoints) -> dict[str, Any]
         )
     points = {"seq": surface.seq, "frame": surface.frame, "points_m": surface.points_m.tobytes()}
     return {"id": object_id, **_origin(pipeline), **points}
+
+
+def _where(perception: Perception, operation: ops.FindObjects) -> dict[str, Any]:
+    """List the objects of an id or a label, those in view first, then those that were seen last."""
+    if operation.id is not None:
+        pipelines = [_find_pipeline(perception, operation.camera, operation.epoch, names_object=True)]
+    else:
+        pipelines = _find_pipelines(perception, operation.camera)
+    found = []
+    for pipeline in pipelines:
+        silence = _silence(perception, pipeline)
+        for place in pipeline.where(operation.id, operation.label):
+            # no frame has shown it since, so it is older by the camera's silence
+            if place["age_s"] is not None:
+                place["age_s"] = round(place["age_s"] + silence.get("silent_s", 0.0), 3)
+            found.append({**_origin(pipeline), **silence, **place})
+    found.sort(key=lambda place: (not place["in_view"], _or_default(place["age_s"], math.inf)))
+    return {"objects": found}
+
+
+def _picture(perception: Perception, operation: ops.ReadPicture) -> dict[str, Any]:
+    pipeline = _find_pipeline(perception, operation.camera, operation.epoch, names_object=True)
+    picture = pipeline.memory.require(operation.id).picture
+    if picture is None:
+        raise RequestError(
+            f"picture: expected a picture of object {operation.id}, found none: it has not been in view by a sure "
+            "mask, or tracker.pictures is false"
+        )
+    return {"id": operation.id, **_origin(pipeline), **picture._asdict()}
 
 
 def _set_prompts(perception: Perception, operation: ops.SetPrompts) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class CachedFrame:
     age_origin_ns: int = 0
     """Unix time from which its age is measured"""
     image: Tensor | None = None
-    """BGR uint8 [h, w, 3], if the detector takes exemplars"""
+    """BGR uint8 [h, w, 3], of the latest frame; of all, if the detector takes exemplars"""
     lease_ns: int = 0
     """camera's time for which it stays pinned; 0: not pinned"""
     pinned_ns: int = 0
@@ -77,7 +77,7 @@ class CachedFrame:
         self.nbytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     @classmethod
-    def from_step(cls, step: StepFrame, with_image: bool) -> CachedFrame:
+    def from_step(cls, step: StepFrame) -> CachedFrame:
         """Build it from a step whose objects are tracked, without the trunk, which no prompt needs."""
         frame = step.frame
         return cls(
@@ -88,7 +88,7 @@ class CachedFrame:
             scaling=step.scaling,
             capture_ns=frame.capture_ns,
             age_origin_ns=frame.capture_ns if frame.clock == "system" else step.received_ns,
-            image=torch.tensor(step.image) if with_image else None,
+            image=torch.tensor(step.image),
         )
 
     def set_logits(self, object_id: int, logits: Tensor) -> None:
@@ -96,6 +96,12 @@ class CachedFrame:
         if object_id not in self.logits:
             self.nbytes += logits.nbytes
         self.logits[object_id] = logits
+
+    def drop_image(self) -> None:
+        """Let the image go."""
+        if self.image is not None:
+            self.nbytes -= self.image.nbytes
+            self.image = None
 
     def features_on(self, device: torch.device) -> Features:
         """Return the features on the device, ready for the current stream."""
@@ -233,6 +239,11 @@ class FrameCache:
         """Return the oldest frame after step `frame_number`, None if there is none."""
         count = self.count_after(frame_number)
         return self._frames[-count] if count else None
+
+    def drop_images(self) -> None:
+        """Let the images of all frames go."""
+        for frame in self:
+            frame.drop_image()
 
     def remove_object(self, object_id: int) -> None:
         """Drop the masks of an object."""

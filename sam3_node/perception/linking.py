@@ -12,9 +12,11 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from ..types import NANOSECONDS, Instance, MaskFrame, State
+from ..types import NANOSECONDS, Instance, MaskFrame, State, keep_newest
 from .saving import SavedByType
 
+MAX_GONE = 1024
+"""Objects that are tracked no longer, of all cameras, whose things are known."""
 BASE = "base"
 """The frame in which positions of several cameras can be compared."""
 
@@ -86,11 +88,13 @@ class WorldLinker(SavedByType):
     holds one object of each camera at most.
     """
 
-    SAVED = ("last_id", "_things")
+    SAVED = ("last_id", "_things", "_gone")
     last_id: int
     """the last id that was given; 0 if there was none"""
     _things: dict[int, _Thing]
     """by id, in the order of ids"""
+    _gone: dict[CameraObject, int]
+    """the thing of each object that is tracked no longer, for when it comes back under its id"""
     _ids: dict[CameraObject, int]
     """the thing of each object"""
 
@@ -100,11 +104,13 @@ class WorldLinker(SavedByType):
         self.id_limit: int | None = None
         """The last id that may be given; None: any. Things beyond it have no id until it is raised."""
         self._things = {}
+        self._gone = {}
         self._ids = {}
 
     def restore(self, state: State) -> None:
         """Continue from the moment at which `state` was called."""
-        super().restore(state)
+        # states of earlier versions do not tell what has gone
+        super().restore({"gone": [], **state})
         self._ids = {key: thing.id for thing in self._things.values() for key in thing.members}
 
     def observe(self, masks: MaskFrame) -> MaskFrame:
@@ -130,6 +136,17 @@ class WorldLinker(SavedByType):
         # a list, because each removal changes the map
         for key in [key for key in self._ids if key.camera == camera]:
             self._remove(key)
+        for key in [key for key in self._gone if key.camera == camera]:
+            del self._gone[key]
+
+    def join(self, known: CameraObject, other: CameraObject) -> None:
+        """Take an object for the same thing as a known one of another camera; their positions may contradict it."""
+        if known not in self._ids or other in self._ids:
+            return
+        thing = self._things[self._ids[known]]
+        if other.camera not in thing.cameras:
+            thing.members[other] = None
+            self._ids[other] = thing.id
 
     def _note(self, key: CameraObject, sighting: Sighting | None) -> None:
         if key in self._ids:
@@ -140,15 +157,25 @@ class WorldLinker(SavedByType):
             self._begin(key, sighting)
 
     def _begin(self, key: CameraObject, sighting: Sighting | None) -> None:
-        self.last_id += 1
-        self._things[self.last_id] = _Thing(self.last_id, {key: sighting})
-        self._ids[key] = self.last_id
+        """Give an object a thing: that which it had before it was lost, unless another object of its camera has it."""
+        number = self._gone.pop(key, 0)
+        thing = self._things.get(number)
+        if number and thing is None:
+            self._things[number] = _Thing(number, {key: sighting})
+        elif thing is not None and key.camera not in thing.cameras:
+            thing.members[key] = sighting
+        else:
+            self.last_id += 1
+            number = self.last_id
+            self._things[number] = _Thing(number, {key: sighting})
+        self._ids[key] = number
 
     def _forget_absent(self, masks: MaskFrame) -> None:
         # a held object was not tracked on this frame, so it is not gone
         held = masks.shed.held if masks.shed else ()
         present = {*held, *(instance.id for instance in masks.instances)}
         for key in [key for key in self._ids if key.camera == masks.camera and key.id not in present]:
+            keep_newest(self._gone, key, self._ids[key], MAX_GONE)
             self._remove(key)
 
     def _remove(self, key: CameraObject) -> None:

@@ -34,7 +34,7 @@ from ..settings import Settings
 from ..tracking.confidence import CALIBRATION, is_calibrated
 from ..types import Frame, Image, MaskEncoding, MaskFrame, Priority, RobotState, State
 from .identity import LiveIdentity
-from .linking import LinkRules, WorldLinker
+from .linking import CameraObject, LinkRules, WorldLinker
 from .loading import load_models
 from .pipeline import Pipeline, Surroundings
 from .robot import RobotBody
@@ -183,6 +183,11 @@ class Perception:
     def link(self, masks: MaskFrame) -> MaskFrame:
         """Return the masks of a step with `world_id`, if objects are linked. Call it once for each step, in order."""
         return masks if self.linker is None else self.linker.observe(masks)
+
+    def join(self, camera: str, object_id: int, other_camera: str, other_id: int) -> None:
+        """Take objects of two cameras for one thing, if objects are linked."""
+        if self.linker is not None:
+            self.linker.join(CameraObject(camera, object_id), CameraObject(other_camera, other_id))
 
     def set_prompts(
         self,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,10 +17,14 @@ from ..errors import ReplayError
 from ..models import TrackerModel
 from ..settings import DetectorSettings, RobotSettings, SpatialSettings, TrackerSettings
 from ..tracking.confidence import CALIBRATION, is_calibrated
+from ..tracking.looks import Gallery
 from ..tracking.names import is_calibrated as is_name_calibrated
 from ..types import Frame, Instance, Mask, MaskFrame, RobotState, State
+from .looking import Scene, find_like
 from .objects import Objects
+from .output_masks import copy_masks, to_prompt_results
 from .prompting import Prompting
+from .prompts import PromptOutcome
 from .remembering import ObjectMemory
 from .robot import RobotBody
 from .stage import Stage, StageTimer
@@ -100,6 +104,7 @@ class Pipeline(Prompting):
         be wrong. None if nothing is."""
         self._last_instances: Sequence[Instance] = ()
         self._last_had_depth = False
+        self._last_capture_ns = 0
         self._timer = StageTimer(model.device)
         self._detector = detector
         self._detection: DetectObjects | None = None
@@ -167,6 +172,7 @@ class Pipeline(Prompting):
                 stage.run(step)
         self.problem = step.problem
         self._last_instances = step.instances
+        self._last_capture_ns = step.frame.capture_ns
         self._last_had_depth = step.frame.depth is not None
         return make_masks(step, self._model.name, self.prompts, self._timer.read())
 
@@ -203,6 +209,31 @@ class Pipeline(Prompting):
         self.registry.rename(object_id, label)
         if self._detection is not None:
             self._detection.forget(object_id)
+
+    def where(self, object_id: int | None, label: str | None) -> list[dict[str, Any]]:
+        """Return where the objects of an id or a label are, or were seen last; see `ObjectMemory.describe`."""
+        return self.memory.describe(object_id, label, self._last_capture_ns)
+
+    @torch.inference_mode()
+    def add_like(self, gallery: Gallery, label: str) -> PromptOutcome:
+        """Begin an object where the latest frame surely shows what has these looks.
+
+        Raises RequestError where it does not, and CapacityError if all slots are taken; nothing is changed then.
+        """
+        object_id = self.registry.reserve()
+        cached = self.find()
+        scene = Scene.from_cached(cached, self._tracker)
+        found = find_like(scene, self._tracker, gallery, self.memory.limits)
+        track = self._tracker.adopt(
+            scene.features, cached.frame_number, object_id, found.decoded, found.choice
+        )
+        self.registry.add(object_id, label)
+        self.memory.begin(object_id, gallery)
+        logits = track.logits[None]
+        self._confidence.start(object_id, copy_masks(logits)[0].levels)
+        cached.set_logits(object_id, track.logits)
+        result = to_prompt_results(cached.seq, cached.scaling, logits, track.score[None])[0]
+        return PromptOutcome(object_id, result)
 
     def points(self, object_id: int, count: int) -> MeasuredPoints | None:
         """Return up to `count` measured points of an object's surface on the last frame; None if it has none."""

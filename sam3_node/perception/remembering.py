@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import cv2
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch import Tensor
 from ..settings import TrackerSettings
 from ..tracking.looks import Gallery
 from ..types import NANOSECONDS, Box, FramePose, Image, Instance, Priority, State
+from ..wire.messages import pose_fields
 from .objects import Objects
 from .saving import from_plain, to_plain
 from .stage import PerObject
@@ -34,12 +35,18 @@ SAME_PLACE = 0.15
 """Similarity that what stands where an object was seen last has ahead of what does not."""
 SIZE_RATIO = 1.3
 """Ratio of two measured sizes up to which they may be of one object."""
-MIN_SIZE_RATIO_PX = 3.0
+MAX_SIDE_RATIO = 1.8
 """Ratio of two sizes in the picture up to which they may be of one object, where none is measured."""
 REACH_M = 0.3
 """Distance by which an object may be elsewhere at once: positions are of the visible surface."""
 REACH_MPS = 2.0
 """Speed with which objects are moved at most."""
+
+
+UNSURE_FRAMES = 3
+"""Frames in a row without a sure mask, from which on an object is searched for."""
+STRANGE_LOOKS = 2
+"""Looks in a row at something else, from which on a mask is that of another thing."""
 
 
 class LookLimits(NamedTuple):
@@ -101,6 +108,15 @@ class Memory:
     """what covered it when it went out of view, as far as it is known"""
     looked_ns: int = 0
     """capture time of the last look at it"""
+    unsure_frames: int = 0
+    """frames in a row without a sure mask"""
+    strange_looks: int = 0
+    """looks in a row at which its mask showed something else"""
+
+    @property
+    def is_away(self) -> bool:
+        """True if it is not where its mask is, or has none: it is to be searched for."""
+        return self.unsure_frames >= UNSURE_FRAMES or self.strange_looks >= STRANGE_LOOKS
 
 
 @dataclass(slots=True)
@@ -138,6 +154,8 @@ class Arrival(NamedTuple):
     capture_ns: int
     box: Box
     """in pixels of the frame"""
+    overlap: float = 0.0
+    """share of it that objects in view cover"""
     sighting: Sighting | None = None
     """its place, where that is measured"""
 
@@ -162,32 +180,60 @@ class ObjectMemory:
             return self.lost[object_id].memory
         return self._memories.get(object_id)
 
+    def label(self, object_id: int) -> str:
+        """Return the label of an object; UnknownObjectError if there is none with this id."""
+        if object_id in self.lost:
+            return self.lost[object_id].label
+        return self._objects.get(object_id).label
+
+    def require(self, object_id: int) -> Memory:
+        """Return what is remembered of an object; UnknownObjectError if there is none with this id."""
+        memory = self.get(object_id)
+        if memory is not None:
+            return memory
+        self._objects.require(object_id)
+        # it is too new to be remembered
+        return Memory()
+
+    def begin(self, object_id: int, gallery: Gallery) -> None:
+        """Give a new object the views of another camera."""
+        self._memories[object_id] = Memory(Gallery(gallery.views))
+
     def observe(
         self, instances: Iterable[Instance], seq: int, capture_ns: int, pose: FramePose | None
     ) -> None:
         """Note where the objects are on a frame. Doubtful masks say nothing."""
         for instance in instances:
             memory = self._memories.setdefault(instance.id, Memory())
-            if not instance.mask.crop.size:
+            in_view = bool(instance.mask.crop.size)
+            if in_view and not instance.doubtful:
+                memory.unsure_frames = 0
+            else:
+                memory.unsure_frames += 1
+            if not in_view:
                 memory.held = instance.held
                 memory.hidden_by = instance.hidden_by or memory.hidden_by
-            elif not instance.doubtful:
+            # what a strange mask shows is not where the object is
+            elif not instance.doubtful and not memory.strange_looks:
                 memory.held = instance.held
                 memory.hidden_by = None
                 memory.sighting = make_sighting(instance, seq, capture_ns, pose)
 
     def choose(self, instances: Iterable[Instance]) -> Instance | None:
-        """Return the object in view that was not looked at for longest, of those that are sure; None for none."""
-        sure = [seen for seen in instances if seen.mask.crop.size and not seen.doubtful]
-        return min(sure, key=lambda seen: self._memories[seen.id].looked_ns, default=None)
+        """Return the object in view that was not looked at for longest; None if none is in view."""
+        seen = [each for each in instances if each.mask.crop.size]
+        return min(seen, key=lambda each: self._memories[each.id].looked_ns, default=None)
 
     def look(self, instance: Instance, view: Tensor, image: Image, seq: int, capture_ns: int) -> None:
-        """Keep a view [C + COLOURS] of an object, and its picture."""
+        """Compare a view [C + COLOURS] of an object in view with its gallery. Keep it, and a picture, if it is sure."""
         memory = self._memories[instance.id]
         memory.looked_ns = capture_ns
         # a mask that has drifted to another thing must not teach that thing's looks
-        if not len(memory.gallery) or memory.gallery.compare(view[None])[0] >= self.limits.maybe:
-            memory.gallery.add(view)
+        is_known = not len(memory.gallery) or memory.gallery.compare(view[None])[0] >= self.limits.maybe
+        memory.strange_looks = 0 if is_known else memory.strange_looks + 1
+        if instance.doubtful or not is_known:
+            return
+        memory.gallery.add(view)
         if self._pictures:
             memory.picture = take_picture(image, instance.box, seq, capture_ns)
 
@@ -195,6 +241,31 @@ class ObjectMemory:
         """Forget the objects that were lost too long ago."""
         for object_id in [i for i, lost in self.lost.items() if now_ns - lost.lost_ns > self._lost_ns]:
             del self.lost[object_id]
+
+    def find(self, object_id: int) -> None:
+        """Note that an object was found by its looks: its mask is sure again."""
+        memory = self._memories[object_id]
+        memory.unsure_frames = 0
+        memory.strange_looks = 0
+
+    def describe(self, object_id: int | None, label: str | None, now_ns: int) -> list[dict[str, Any]]:
+        """Return where the objects of an id or a label are, or were seen last; of all for None.
+
+        `age_s` is the time from then to the latest frame, at capture time `now_ns`.
+        """
+        found = []
+        for status in self._objects:
+            if object_id in (None, status.id) and label in (None, status.label):
+                memory = self._memories.get(status.id) or Memory()
+                place = {"id": status.id, "label": status.label, "state": status.state}
+                # an object that is in view by a doubtful mask only may be elsewhere
+                in_view = memory.sighting is not None and memory.sighting.capture_ns == now_ns
+                found.append({**place, "in_view": in_view, **describe_memory(memory, now_ns)})
+        for lost in self.lost.values():
+            if object_id in (None, lost.id) and label in (None, lost.label):
+                place = {"id": lost.id, "label": lost.label, "state": "lost", "in_view": False}
+                found.append({**place, **describe_memory(lost.memory, now_ns)})
+        return found
 
     def forget(self, object_id: int) -> bool:
         """Forget a lost object; return False if there is none with this id."""
@@ -247,7 +318,9 @@ class ObjectMemory:
         for object_id in away:
             memory = self.get(object_id)
             if memory is not None and len(memory.gallery) and may_be(memory.sighting, arrival):
-                overlap = measure_overlap(memory.sighting, arrival)
+                overlap = 0.0
+                if memory.sighting is not None:
+                    overlap = measure_overlap_of_boxes(memory.sighting.box, arrival.box)
                 scores[object_id] = self._measure_similarity(arrival, memory) + SAME_PLACE * overlap
         return scores
 
@@ -298,6 +371,20 @@ def make_sighting(instance: Instance, seq: int, capture_ns: int, pose: FramePose
     )
 
 
+def describe_memory(memory: Memory, now_ns: int) -> dict[str, Any]:
+    """Return where an object was seen last, as a reply has it. Without a sighting, all of it is None."""
+    sighting = memory.sighting
+    reply: dict[str, Any] = dict.fromkeys(("age_s", *Sighting._fields))
+    if sighting is not None:
+        reply |= sighting._asdict()
+        # a camera's clock may begin again
+        reply["age_s"] = round(max(0, now_ns - sighting.capture_ns) / NANOSECONDS, 3)
+        if sighting.camera_pose is not None:
+            reply["camera_pose"] = pose_fields(sighting.camera_pose)
+    reply |= {"held": memory.held, "hidden_by": memory.hidden_by, "has_picture": memory.picture is not None}
+    return reply
+
+
 def may_be(sighting: Sighting | None, arrival: Arrival) -> bool:
     """Return False if something is too large or too small for an object, or too far from where that was."""
     found = arrival.sighting
@@ -305,7 +392,7 @@ def may_be(sighting: Sighting | None, arrival: Arrival) -> bool:
         return True
     if found is None or sighting.size_m is None or found.size_m is None:
         ratio = _measure_side(arrival.box) / max(1.0, _measure_side(sighting.box))
-        return 1 / MIN_SIZE_RATIO_PX <= ratio <= MIN_SIZE_RATIO_PX
+        return 1 / MAX_SIDE_RATIO <= ratio <= MAX_SIDE_RATIO
     if not 1 / SIZE_RATIO <= found.size_m / max(1e-6, sighting.size_m) <= SIZE_RATIO:
         return False
     # places of a camera that moves cannot be compared
@@ -317,16 +404,12 @@ def may_be(sighting: Sighting | None, arrival: Arrival) -> bool:
     return math.dist(found.position_m, sighting.position_m) <= REACH_M + REACH_MPS * apart_s
 
 
-def measure_overlap(sighting: Sighting | None, arrival: Arrival) -> float:
-    """Return the IoU of the box of something with the last box of an object."""
-    if sighting is None:
-        return 0.0
-    x0 = max(sighting.box[0], arrival.box[0])
-    y0 = max(sighting.box[1], arrival.box[1])
-    x1 = min(sighting.box[2], arrival.box[2])
-    y1 = min(sighting.box[3], arrival.box[3])
-    shared = max(0, x1 - x0) * max(0, y1 - y0)
-    return shared / max(1, _measure_area(sighting.box) + _measure_area(arrival.box) - shared)
+def measure_overlap_of_boxes(first: Box, second: Box) -> float:
+    """Return the IoU of two boxes."""
+    width = min(first[2], second[2]) - max(first[0], second[0])
+    height = min(first[3], second[3]) - max(first[1], second[1])
+    shared = max(0, width) * max(0, height)
+    return shared / max(1, _measure_area(first) + _measure_area(second) - shared)
 
 
 def take_picture(image: Image, box: Box, seq: int, capture_ns: int) -> Picture:

@@ -260,6 +260,8 @@ class LinksState(StatePart):
 
     last_id: Count
     things: list[tuple[Positive, ThingState]]
+    gone: list[tuple[CameraId, Positive]] = []
+    """States of earlier versions do not tell it."""
 
 
 class PerceptionState(StatePart):

@@ -233,6 +233,14 @@ class Tracker(SavedFields):
         """Return the object pointers of the prompted frames of N objects, [N, P, C], and bool [N, P]: True if valid."""
         return self.bank.conditioning_pointers(np.array([self._rows[i] for i in ids], dtype=np.int64))
 
+    def forget_recent(self, object_id: int) -> None:
+        """Forget what an object was on the last frames; its prompted frames stay.
+
+        Objects that share a memory keep it.
+        """
+        if self.model.slots == 1:
+            self.bank.forget_recent(self._rows[object_id])
+
     def take_moved(self) -> list[int]:
         """Return the ids of objects that share their memory with others than before, since the last call."""
         return self._propagation.take_moved()

@@ -229,6 +229,12 @@ class Tracks:
     pointers: Tensor
     """[N, C], the object pointers: the decoder's description of each object's appearance"""
 
+    def row(self, object_id: int) -> Track:
+        """Return one object."""
+        row = self.ids.index(object_id)
+        columns = self.logits, self.scores, self.visible, self.presence, self.pointers
+        return Track(*(values[row] for values in columns))
+
 
 class Track(NamedTuple):
     """One object on one frame: logits [h, w], score [], visible [], presence [] and pointer [C]."""

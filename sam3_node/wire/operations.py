@@ -237,6 +237,23 @@ class AddObject(Operation):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AddLike(Operation):
+    """Track what looks like an object of a camera, also like one that was lost, on another camera's latest frame."""
+
+    op = "add_like"
+    is_in_console = True
+
+    like: int
+    """the object's id"""
+    like_camera: str
+    """the object's camera"""
+    label: str | None = None
+    """None for the object's own"""
+    camera: str | None = None
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class RefineObject(Operation):
     """Correct the mask of an object on a recent frame."""
 
@@ -267,7 +284,7 @@ class PinFrame(Operation):
 
 @dataclass(frozen=True, kw_only=True)
 class RemoveObject(Operation):
-    """Stop tracking an object."""
+    """Stop tracking an object, and forget it."""
 
     op = "remove_object"
     is_in_console = True
@@ -425,6 +442,34 @@ class ReadPoints(Operation):
     epoch: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class FindObjects(Operation):
+    """Say where objects are, or where they were seen last: all, or those of an id or a label, also lost ones."""
+
+    op = "where"
+    is_repeatable = True
+    is_for_readers = True
+    is_in_console = True
+
+    id: int | None = None
+    label: str | None = None
+    camera: str | None = None
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadPicture(Operation):
+    """Return the last picture of an object, a small JPEG."""
+
+    op = "picture"
+    is_repeatable = True
+    is_in_console = True
+
+    id: int
+    camera: str | None = None
+    epoch: int | None = None
+
+
 # about the node itself
 
 
@@ -524,6 +569,7 @@ class EndEpisode(Operation):
 
 Change = (
     AddObject
+    | AddLike
     | RefineObject
     | PinFrame
     | RemoveObject
@@ -535,7 +581,7 @@ Change = (
     | Resume
 )
 """A change of perception, which the node publishes as an event"""
-Query = ListObjects | SegmentFrame | SegmentEverything | SegmentPhoto | ReadPoints
+Query = ListObjects | SegmentFrame | SegmentEverything | SegmentPhoto | ReadPoints | FindObjects | ReadPicture
 NodeQuery = ReadStatus | DescribeNode
 SnapshotRequest = MakeSnapshot | ReadSnapshot | RestoreSnapshot | HandOver | ConfirmHandOver
 EpisodeRequest = BeginEpisode | EndEpisode

@@ -29,12 +29,13 @@ from ...tracking.association import (
 from ...tracking.confidence import ConfidenceEstimator
 from ...tracking.names import estimate_name, is_calibrated, measure_names
 from ...types import Detection, Priority
+from ..looking import Scene
 from ..objects import Objects
 from ..remembering import NEW, ObjectMemory, Verdict
 from ..shedding import stretch_detection
 from ..stage import Clock, Stage
 from ..step import Seen, StepFrame
-from .recall import describe_arrivals, report
+from .recall import report
 
 log = logging.getLogger(__name__)
 
@@ -308,7 +309,7 @@ class DetectObjects(Stage):
         if not found or not (hidden or memory.lost):
             return association._replace(recovered=recovered, new=found), {}
         arrivals = dict(
-            zip(found, describe_arrivals(step, candidates.proposals.pick_all(found)), strict=True)
+            zip(found, Scene.from_step(step).describe(candidates.proposals.pick_all(found)), strict=True)
         )
 
         def judge(index: int) -> Verdict:

@@ -4,34 +4,26 @@ Every few frames, one hidden object is searched for: where the features of the f
 gives masks, and the one that looks most like it is compared with all objects that are away.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
+from ...geometry import Scaling
 from ...models.sam.stages import Decoded
-from ...tracking import Tracker
+from ...tracking import Track, Tracker
 from ...tracking.confidence import ConfidenceEstimator
-from ...tracking.looks import describe_colours, describe_features, make_views
 from ...types import NANOSECONDS
 from ...wire import AMBIGUOUS, RECALLED
+from ..looking import Scene
 from ..objects import Objects
-from ..output_masks import rasterize
-from ..remembering import Arrival, ObjectMemory, Verdict
+from ..remembering import Memory, ObjectMemory, Verdict
 from ..stage import Clock, Stage
 from ..step import ObjectEvent, StepFrame
 
 EVERY = 3
 """Frames from one search to the next. A search costs about as much as tracking one object."""
-HIDDEN_FRAMES = 3
-"""Frames out of view from which on an object is searched for."""
-MIN_PEAK = 0.5
-"""Cosine of a place's features and a view, below which nothing there is worth a click."""
-COVERED = 0.3
-"""Share of a place that tracked objects cover, from which on it is not searched."""
 MAX_OVERLAP = 0.3
-"""Share of a mask that other objects in view may cover."""
+"""Share of a mask that objects in view may cover."""
 
 
 class RecallObjects(Stage):
@@ -56,123 +48,91 @@ class RecallObjects(Stage):
         return self.timed if self._is_due(step) else None
 
     def run(self, step: StepFrame) -> None:
-        """Update `tracks` if a hidden object is found."""
+        """Update `tracks` if an object that is away is found."""
         if not self._is_due(step):
             self._since += 1
             return
         self._since = 0
-        hidden = [i for i in self._list_hidden(step) if not is_visible(step, i)]
-        if not hidden:
-            return
+        away = list(self._list_away(step))
         # in turns, the next id after the last one
-        self._last_id = min((i for i in hidden if i > self._last_id), default=min(hidden))
-        decoded = self._propose(step, self._last_id)
-        if decoded is None:
+        self._last_id = min((i for i in away if i > self._last_id), default=min(away))
+        scene = Scene.from_step(step, away)
+        memory = self._memory.require(self._last_id)
+        places = scene.list_places(memory.gallery, 1)
+        if not places:
             return
-        found = self._find(step, decoded, hidden)
-        if found is None:
+        decoded = scene.propose(self._tracker, places[0], measure_sides(memory, step.scaling))
+        if step.cover is not None:
+            decoded = step.cover.cut(decoded)
+        index, verdict = find_best(self._memory, scene, decoded, away)
+        report(step, verdict, self._memory)
+        if verdict.kind != "known":
             return
-        index, object_id = found
-        track = self._tracker.adopt(step.features, step.frame_number, object_id, decoded, index)
-        self._confidence.remove(object_id)
-        step.tracks = self._tracker.updated(step.tracks, {object_id: track})
+        object_id = verdict.ids[0]
+        changed = self._clear(step, decoded, index, [i for i in away if i != object_id])
+        changed[object_id] = self._tracker.adopt(step.features, step.frame_number, object_id, decoded, index)
+        for each in changed:
+            self._confidence.remove(each)
+        self._memory.find(object_id)
+        step.tracks = self._tracker.updated(step.tracks, changed)
+
+    def _clear(
+        self, step: StepFrame, decoded: Decoded, index: int, others: Collection[int]
+    ) -> dict[int, Track]:
+        """Take a mask from objects that are away, but whose tracks cover it. Return these tracks, which are hidden."""
+        found = decoded.logits[index] > 0
+        changed: dict[int, Track] = {}
+        for object_id in others:
+            track = step.tracks.row(object_id)
+            inside = track.logits > 0
+            if bool((inside & found).sum() > MAX_OVERLAP * inside.sum().clamp(min=1)):
+                # it followed the wrong thing, so what it remembers of the last frames is wrong, too
+                self._tracker.forget_recent(object_id)
+                changed[object_id] = track._replace(visible=torch.zeros_like(track.visible))
+        return changed
 
     def _is_due(self, step: StepFrame) -> bool:
-        return self._since + 1 >= EVERY and any(True for _ in self._list_hidden(step))
+        return self._since + 1 >= EVERY and any(True for _ in self._list_away(step))
 
-    def _list_hidden(self, step: StepFrame) -> Iterator[int]:
-        """Yield the objects that were out of view on the frames before, and that have views."""
+    def _list_away(self, step: StepFrame) -> Iterator[int]:
+        """Yield the tracked objects that are not where they were, and that have views."""
+        # the robot is in front of a covered object, so it is not elsewhere
         covered = step.cover.ids if step.cover is not None else ()
-        tracked = set(self._tracker.ids)
-        for status in self._objects:
-            memory = self._memory.get(status.id)
-            is_known = memory is not None and len(memory.gallery) > 0
-            # the robot is in front of a covered object, so it is not elsewhere
-            if status.frames_since_seen >= HIDDEN_FRAMES and is_known and status.id in tracked - set(covered):
-                yield status.id
-
-    def _propose(self, step: StepFrame, object_id: int) -> Decoded | None:
-        """Return masks by a click where the frame resembles an object most; None if no place does."""
-        memory = self._memory.get(object_id)
-        assert memory is not None  # `_list_hidden` has chosen it
-        top = step.features.top
-        channels, height, width = top.shape[1:]
-        cells = top[0].float().reshape(channels, -1).T
-        cells = F.normalize(cells - cells.mean(dim=0), dim=1)
-        views = F.normalize(memory.gallery.views[:, :channels].to(top.device), dim=1)
-        likeness = (cells @ views.T).amax(dim=1)
-        likeness = likeness.masked_fill(self._find_covered(step, (height, width)), -1.0)
-        best = int(likeness.argmax())
-        if float(likeness[best]) < MIN_PEAK:
-            return None
-        scale = self._tracker.model.image_size / width
-        point = torch.tensor([[best % width + 0.5, best // width + 0.5]]) * scale
-        return self._tracker.propose_click(step.features, point)
-
-    def _find_covered(self, step: StepFrame, size: tuple[int, int]) -> Tensor:
-        """Return which cells [h * w] tracked objects in view, or the robot, cover."""
-        tracks = step.tracks
-        inside = ((tracks.logits > 0) & tracks.visible[:, None, None]).any(dim=0)
-        share = F.interpolate(inside[None, None].float(), size=size, mode="area").flatten()
-        return share > COVERED
-
-    def _find(self, step: StepFrame, decoded: Decoded, hidden: Sequence[int]) -> tuple[int, int] | None:
-        """Return the index of the mask that is a hidden object, and its id; None if none is."""
-        overlaps = measure_overlaps(step, decoded.logits)
-        best: tuple[float, int, Verdict] | None = None
-        for index, arrival in enumerate(describe_arrivals(step, decoded)):
-            if arrival is None or overlaps[index] > MAX_OVERLAP:
-                continue
-            verdict = self._memory.judge(arrival, hidden)
-            if verdict.kind in ("known", "ambiguous") and (best is None or verdict.similarity > best[0]):
-                best = verdict.similarity, index, verdict
-        if best is None:
-            return None
-        _, index, verdict = best
-        report(step, verdict, self._memory)
-        return (index, verdict.ids[0]) if verdict.kind == "known" else None
+        for object_id in step.tracks.ids:
+            memory = self._memory.require(object_id)
+            if memory.is_away and len(memory.gallery) and object_id not in covered:
+                yield object_id
 
 
-def is_visible(step: StepFrame, object_id: int) -> bool:
-    """Return True if the tracker has found an object on this frame itself."""
-    if object_id not in step.tracks.ids:
-        return False
-    row = step.tracks.ids.index(object_id)
-    return bool(step.tracks.visible[row] & (step.tracks.logits[row] > 0).any())
-
-
-def measure_overlaps(step: StepFrame, logits: Tensor) -> list[float]:
-    """Return the share of each of K masks [K, h, w] that objects in view cover."""
-    tracks = step.tracks
-    inside = ((tracks.logits > 0) & tracks.visible[:, None, None]).any(dim=0)
-    masks = (logits > 0).flatten(1).float()
-    shares = masks @ inside.flatten().float() / masks.sum(dim=1).clamp(min=1)
-    return list(map(float, shares.tolist()))
-
-
-def describe_arrivals(step: StepFrame, decoded: Decoded) -> list[Arrival | None]:
-    """Return each of K masks as something that came into view; None for an empty one."""
-    logits = decoded.logits.float()
-    features = describe_features(step.features.top, logits).cpu()
-    host = logits.cpu().numpy()
-    arrivals: list[Arrival | None] = []
-    for index in range(len(host)):
-        mask = rasterize(host[index], step.scaling.frame_size)
-        if not mask.crop.size:
-            arrivals.append(None)
+def find_best(
+    memory: ObjectMemory, scene: Scene, decoded: Decoded, away: Collection[int]
+) -> tuple[int, Verdict]:
+    """Return the index of the mask that looks most like an object that is away, and which object it is."""
+    best = 0, Verdict("new")
+    for index, arrival in enumerate(scene.describe(decoded)):
+        if arrival is None or arrival.overlap > MAX_OVERLAP:
             continue
-        view = make_views(features[index : index + 1], [describe_colours(step.image, mask)])[0]
-        arrivals.append(Arrival(view, step.frame.capture_ns, mask.box))
-    return arrivals
+        verdict = memory.judge(arrival, away)
+        if verdict.similarity > best[1].similarity:
+            best = index, verdict
+    return best
+
+
+def measure_sides(memory: Memory, scaling: Scaling) -> tuple[float, float] | None:
+    """Return the sides of an object's last box in parts of the frame's width and height; None if it is not known."""
+    if memory.sighting is None:
+        return None
+    x0, y0, x1, y1 = memory.sighting.box
+    height, width = scaling.frame_size
+    return (x1 - x0) / width, (y1 - y0) / height
 
 
 def report(step: StepFrame, verdict: Verdict, memory: ObjectMemory) -> None:
     """Add an event for an object that is known again, or for something that may be any of several."""
     if verdict.kind == "ambiguous":
         step.events.append(ObjectEvent(AMBIGUOUS, verdict.ids[0], {"ids": list(verdict.ids)}))
-        return
-    remembered = memory.get(verdict.ids[0])
-    away_ns = 0
-    if remembered is not None and remembered.sighting is not None:
-        away_ns = max(0, step.frame.capture_ns - remembered.sighting.capture_ns)
-    step.events.append(ObjectEvent(RECALLED, verdict.ids[0], {"absent_s": round(away_ns / NANOSECONDS, 3)}))
+    elif verdict.kind == "known":
+        sighting = memory.require(verdict.ids[0]).sighting
+        away_ns = 0 if sighting is None else max(0, step.frame.capture_ns - sighting.capture_ns)
+        details = {"absent_s": round(away_ns / NANOSECONDS, 3)}
+        step.events.append(ObjectEvent(RECALLED, verdict.ids[0], details))

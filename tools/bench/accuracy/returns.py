@@ -9,8 +9,8 @@ clip's own time stamps. A mask is right if its IoU with the object is at least 0
 
 An absence counts if the object was tracked rightly before, then had less than 0.1 % of the image for half a second, and
 was visible for a second after that. It is over well if the same id is right on at least half of the frames from half a
-second to two seconds after the return. A recall is the event `recalled` of the node; it is false if the mask of that
-frame is not right for the object that the id stood for.
+second to two seconds after the return. A recall is the event `recalled` of the node; it is false if less than half of
+the mask of that frame lies on the object that the id stood for.
 """
 
 import argparse
@@ -94,7 +94,7 @@ class ReturnScorer:
             for each in shown
             if mask_iou(each, truth) >= MATCH
         }
-        self._judge_recalls(recalled, pairs)
+        self._judge_recalls(frame, {each.id: each for each in shown}, recalled)
         self._count_swaps(pairs)
         for object_id in frame.counted:
             hits = [tracked for owner, tracked in pairs if owner == object_id]
@@ -113,13 +113,20 @@ class ReturnScorer:
     def _is_judged(self, object_id: int) -> bool:
         return any(back.object_id == object_id for back in self._under_way)
 
-    def _judge_recalls(self, recalled: list[int], pairs: set[tuple[int, int]]) -> None:
+    def _judge_recalls(self, frame: MotFrame, shown: dict[int, Instance], recalled: list[int]) -> None:
         for tracked in recalled:
             self.recalls += 1
             self._recalled.add(tracked)
             votes = self._votes[tracked]
-            meant = votes.most_common(1)[0][0] if votes else None
-            self.false_recalls += (meant, tracked) not in pairs
+            meant = votes.most_common(1)[0][0] if votes else 0
+            truth = {**frame.slivers, **frame.counted}.get(meant)
+            instance = shown.get(tracked)
+            if truth is None or instance is None:
+                self.false_recalls += 1
+                continue
+            x0, y0, x1, y1 = instance.box
+            on_object = np.count_nonzero(instance.mask.crop & truth[y0:y1, x0:x1])
+            self.false_recalls += bool(on_object < 0.5 * instance.area)
 
     def _count_swaps(self, pairs: set[tuple[int, int]]) -> None:
         """Count the ids that have had another object's mask for some frames in a row."""

@@ -1,0 +1,192 @@
+"""Look on one frame for something that has known looks, and describe what is there as views."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import RequestError
+from ..geometry import Scaling
+from ..models import Features
+from ..models.sam.stages import Decoded
+from ..tracking import Tracker
+from ..tracking.looks import Gallery, describe_colours, describe_features, make_views
+from ..types import Box, Image
+from .catch_up import CachedFrame
+from .output_masks import rasterize
+from .remembering import MARGIN, Arrival, LookLimits, measure_overlap_of_boxes
+from .step import StepFrame
+
+MIN_PEAK = 0.5
+"""Cosine of a place's features and a view, below which nothing there is worth a click."""
+REGION = 0.8
+"""Part of a peak's likeness down to which its neighbours belong to the same place."""
+MAX_PLACES = 5
+"""Places of a frame that are compared, when something is looked for at once."""
+COVERED = 0.3
+"""Share of a place that tracked objects cover, from which on it is not searched."""
+
+
+class Place(NamedTuple):
+    """A place on a frame, in parts of its width and height."""
+
+    peak: tuple[float, float]
+    """where it resembles something most"""
+    box: tuple[float, float, float, float]
+    """around the region that resembles it"""
+
+
+class Scene(NamedTuple):
+    """One frame, as far as looks go."""
+
+    features: Features
+    image: Image
+    scaling: Scaling
+    capture_ns: int
+    covered: Tensor
+    """bool [h, w] of a mask's size: where objects in view are"""
+
+    @classmethod
+    def from_step(cls, step: StepFrame, away: Collection[int] = ()) -> Scene:
+        """Build it from a step whose objects are tracked. Masks of those that are `away` cover nothing."""
+        tracks = step.tracks
+        present = torch.tensor(
+            [i not in away for i in tracks.ids], dtype=torch.bool, device=tracks.logits.device
+        )
+        inside = (tracks.logits > 0) & (tracks.visible & present)[:, None, None]
+        return cls(step.features, step.image, step.scaling, step.frame.capture_ns, inside.any(dim=0))
+
+    @classmethod
+    def from_cached(cls, cached: CachedFrame, tracker: Tracker) -> Scene:
+        """Build it from a cached frame with its image."""
+        assert cached.image is not None  # the latest frame has one
+        device = tracker.model.device
+        covered = torch.zeros(tracker.model.mask_size, dtype=torch.bool, device=device)
+        for logits in cached.logits.values():
+            covered |= logits.to(device) > 0
+        features = cached.features_on(device)
+        return cls(features, cached.image.numpy(), cached.scaling, cached.capture_ns, covered)
+
+    def list_places(self, gallery: Gallery, most: int) -> list[Place]:
+        """Return up to `most` places that resemble a gallery, the best first.
+
+        No place is covered, and none is beside a better one.
+        """
+        top = self.features.top
+        channels, height, width = top.shape[1:]
+        cells = top[0].float().reshape(channels, -1).T
+        cells = F.normalize(cells - cells.mean(dim=0), dim=1)
+        views = F.normalize(gallery.views[:, :channels].to(top.device), dim=1)
+        likeness = (cells @ views.T).amax(dim=1)
+        share = F.interpolate(self.covered[None, None].float(), size=(height, width), mode="area")
+        likeness = likeness.masked_fill(share.flatten() > COVERED, -1.0).reshape(height, width)
+        # a place is the best one of its neighbours
+        peaks = F.max_pool2d(likeness[None, None], 3, stride=1, padding=1)[0, 0] == likeness
+        values, order = likeness.masked_fill(~peaks, -1.0).flatten().topk(min(most, height * width))
+        best = [
+            cell for value, cell in zip(values.tolist(), order.tolist(), strict=True) if value >= MIN_PEAK
+        ]
+        if not best:
+            return []
+        host = likeness.cpu().numpy()
+        return [_measure_place(host, cell // width, cell % width) for cell in best]
+
+    def propose(self, tracker: Tracker, place: Place, sides: tuple[float, float] | None) -> Decoded:
+        """Return the masks that a place may mean: by a click, by its own box, and by a box with `sides` around it.
+
+        Sides are parts of the frame's width and height; None: not known.
+        """
+        size = tracker.model.image_size
+        clicked = tracker.propose_click(self.features, torch.tensor([place.peak]) * size)
+        boxes = [place.box]
+        if sides is not None:
+            x = (place.box[0] + place.box[2]) / 2
+            y = (place.box[1] + place.box[3]) / 2
+            boxes.append((x - sides[0] / 2, y - sides[1] / 2, x + sides[0] / 2, y + sides[1] / 2))
+        boxed = tracker.propose(self.features, torch.tensor(boxes).clamp(0, 1) * size)
+        return Decoded(*(torch.cat(pair) for pair in zip(clicked, boxed, strict=True)))
+
+    def describe(self, decoded: Decoded) -> list[Arrival | None]:
+        """Return each of K masks as something that came into view; None for an empty one."""
+        logits = decoded.logits.float()
+        inside = (logits > 0).flatten(1)
+        shared = (inside & self.covered.flatten()).sum(dim=1) / inside.sum(dim=1).clamp(min=1)
+        features = describe_features(self.features.top, logits).cpu()
+        host = logits.cpu().numpy()
+        arrivals: list[Arrival | None] = []
+        for index, overlap in enumerate(shared.tolist()):
+            mask = rasterize(host[index], self.scaling.frame_size)
+            if not mask.crop.size:
+                arrivals.append(None)
+                continue
+            view = make_views(features[index : index + 1], [describe_colours(self.image, mask)])[0]
+            arrivals.append(Arrival(view, self.capture_ns, mask.box, overlap))
+        return arrivals
+
+
+class Found(NamedTuple):
+    """What looks most like a gallery on a frame."""
+
+    similarity: float
+    decoded: Decoded
+    choice: int
+    """index of the mask in `decoded`"""
+    box: Box
+
+
+def _measure_place(likeness: npt.NDArray[np.float32], row: int, column: int) -> Place:
+    """Return the place of a peak of likeness [h, w] of cells."""
+    height, width = likeness.shape
+    _, labels = cv2.connectedComponents((likeness >= REGION * likeness[row, column]).astype(np.uint8))
+    rows, columns = np.nonzero(labels == labels[row, column])
+    return Place(
+        ((column + 0.5) / width, (row + 0.5) / height),
+        (
+            float(columns.min()) / width,
+            float(rows.min()) / height,
+            float(columns.max() + 1) / width,
+            float(rows.max() + 1) / height,
+        ),
+    )
+
+
+def find_like(scene: Scene, tracker: Tracker, gallery: Gallery, limits: LookLimits) -> Found:
+    """Return what surely has the looks of a gallery on a frame.
+
+    Raises RequestError if nothing has, or if several things at different places do.
+    """
+    if not len(gallery):
+        raise RequestError(
+            "add_like: expected an object that was in view by a sure mask, found one without any view; add it by a "
+            "prompt"
+        )
+    found = []
+    for place in scene.list_places(gallery, MAX_PLACES):
+        decoded = scene.propose(tracker, place, None)
+        for index, arrival in enumerate(scene.describe(decoded)):
+            if arrival is not None and arrival.overlap <= COVERED:
+                similarity = float(gallery.compare(arrival.view[None])[0])
+                found.append(Found(similarity, decoded, index, arrival.box))
+    found.sort(key=lambda each: each.similarity, reverse=True)
+    if not found or found[0].similarity < limits.sure:
+        best = f"{found[0].similarity:.2f}" if found else "none"
+        raise RequestError(
+            f"add_like: expected something with a likeness of at least {limits.sure} on the latest frame, found "
+            f"{best}; move the camera so that it shows the object, or add it by a prompt"
+        )
+    first, *others = found
+    elsewhere = [each for each in others if measure_overlap_of_boxes(each.box, first.box) == 0]
+    rivals = [each for each in elsewhere if each.similarity > first.similarity - MARGIN]
+    if rivals:
+        raise RequestError(
+            f"add_like: expected one thing that looks like the object, found {1 + len(rivals)} on the latest frame; "
+            "add the right one by a prompt"
+        )
+    return first
