@@ -29,7 +29,7 @@ from ..tracking import Track, Tracker, Tracks
 from ..tracking.confidence import ConfidenceEstimator
 from ..tracking.host_copy import copy_pinned
 from ..tracking.tracks import PromptTensors, catching_key
-from ..types import State
+from ..types import Image, State
 from .objects import Objects
 from .output_masks import copy_masks, copy_to_host
 from .saving import SavedByType, from_plain, to_plain
@@ -64,7 +64,7 @@ class CachedFrame:
     age_origin_ns: int = 0
     """Unix time from which its age is measured"""
     image: Tensor | None = None
-    """BGR uint8 [h, w, 3], of the latest frame; of all, if the detector takes exemplars"""
+    """BGR uint8 [h, w, 3], if the detector takes exemplars"""
     lease_ns: int = 0
     """camera's time for which it stays pinned; 0: not pinned"""
     pinned_ns: int = 0
@@ -77,7 +77,7 @@ class CachedFrame:
         self.nbytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     @classmethod
-    def from_step(cls, step: StepFrame) -> CachedFrame:
+    def from_step(cls, step: StepFrame, with_image: bool) -> CachedFrame:
         """Build it from a step whose objects are tracked, without the trunk, which no prompt needs."""
         frame = step.frame
         return cls(
@@ -88,7 +88,7 @@ class CachedFrame:
             scaling=step.scaling,
             capture_ns=frame.capture_ns,
             age_origin_ns=frame.capture_ns if frame.clock == "system" else step.received_ns,
-            image=torch.tensor(step.image),
+            image=torch.tensor(step.image) if with_image else None,
         )
 
     def set_logits(self, object_id: int, logits: Tensor) -> None:
@@ -96,12 +96,6 @@ class CachedFrame:
         if object_id not in self.logits:
             self.nbytes += logits.nbytes
         self.logits[object_id] = logits
-
-    def drop_image(self) -> None:
-        """Let the image go."""
-        if self.image is not None:
-            self.nbytes -= self.image.nbytes
-            self.image = None
 
     def features_on(self, device: torch.device) -> Features:
         """Return the features on the device, ready for the current stream."""
@@ -144,6 +138,8 @@ class FrameCache:
         self._camera = camera
         self._limits = limits
         self._frames: list[CachedFrame] = []
+        self.latest_image: Image | None = None
+        """BGR image of the newest frame, for what is found by its looks; None: there is no frame"""
 
     def __len__(self) -> int:
         return len(self._frames)
@@ -240,11 +236,6 @@ class FrameCache:
         count = self.count_after(frame_number)
         return self._frames[-count] if count else None
 
-    def drop_images(self) -> None:
-        """Let the images of all frames go."""
-        for frame in self:
-            frame.drop_image()
-
     def remove_object(self, object_id: int) -> None:
         """Drop the masks of an object."""
         for frame in self:
@@ -253,11 +244,15 @@ class FrameCache:
     def state(self, after: int = -1) -> State:
         """Return the state that `restore` takes: the frames after step `after`, and the newest in any case."""
         count = max(self.count_after(after), 1)
-        return {"frames": to_plain(self._frames[-count:])}
+        image = None if self.latest_image is None else torch.tensor(self.latest_image)
+        return {"frames": to_plain(self._frames[-count:]), "latest_image": image}
 
     def restore(self, state: State, device: torch.device) -> None:
         """Replace the frames by those that `state` returned, on `device`."""
         self._frames = from_plain(list[CachedFrame], state["frames"])
+        # a state of an earlier version has none
+        image = from_plain(Tensor | None, state.get("latest_image"))
+        self.latest_image = None if image is None else image.numpy()
         for frame in self._frames:
             frame.move(device)
 

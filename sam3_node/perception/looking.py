@@ -18,11 +18,19 @@ from ..models import Features
 from ..models.sam.stages import Decoded
 from ..tracking import Tracker
 from ..tracking.looks import Gallery, describe_colours, describe_features, make_views
-from ..types import Box, Image
+from ..types import NANOSECONDS, Box, Image
+from ..wire import AMBIGUOUS, RECALLED
 from .catch_up import CachedFrame
 from .output_masks import rasterize
-from .remembering import MARGIN, Arrival, LookLimits, measure_overlap_of_boxes
-from .step import StepFrame
+from .remembering import (
+    MARGIN,
+    Arrival,
+    LookLimits,
+    ObjectMemory,
+    Verdict,
+    measure_overlap_of_boxes,
+)
+from .step import ObjectEvent, StepFrame
 
 MIN_PEAK = 0.5
 """Cosine of a place's features and a view, below which nothing there is worth a click."""
@@ -64,15 +72,14 @@ class Scene(NamedTuple):
         return cls(step.features, step.image, step.scaling, step.frame.capture_ns, inside.any(dim=0))
 
     @classmethod
-    def from_cached(cls, cached: CachedFrame, tracker: Tracker) -> Scene:
-        """Build it from a cached frame with its image."""
-        assert cached.image is not None  # the latest frame has one
+    def from_cached(cls, cached: CachedFrame, image: Image, tracker: Tracker) -> Scene:
+        """Build it from a cached frame and its image."""
         device = tracker.model.device
         covered = torch.zeros(tracker.model.mask_size, dtype=torch.bool, device=device)
         for logits in cached.logits.values():
             covered |= logits.to(device) > 0
         features = cached.features_on(device)
-        return cls(features, cached.image.numpy(), cached.scaling, cached.capture_ns, covered)
+        return cls(features, image, cached.scaling, cached.capture_ns, covered)
 
     def list_places(self, gallery: Gallery, most: int) -> list[Place]:
         """Return up to `most` places that resemble a gallery, the best first.
@@ -190,3 +197,14 @@ def find_like(scene: Scene, tracker: Tracker, gallery: Gallery, limits: LookLimi
             "add the right one by a prompt"
         )
     return first
+
+
+def report(step: StepFrame, verdict: Verdict, memory: ObjectMemory) -> None:
+    """Add an event for an object that is known again, or for something that may be any of several."""
+    if verdict.kind == "ambiguous":
+        step.events.append(ObjectEvent(AMBIGUOUS, verdict.ids[0], {"ids": list(verdict.ids)}))
+    elif verdict.kind == "known":
+        sighting = memory.require(verdict.ids[0]).sighting
+        away_ns = 0 if sighting is None else max(0, step.frame.capture_ns - sighting.capture_ns)
+        details = {"absent_s": round(away_ns / NANOSECONDS, 3)}
+        step.events.append(ObjectEvent(RECALLED, verdict.ids[0], details))

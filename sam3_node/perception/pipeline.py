@@ -222,7 +222,9 @@ class Pipeline(Prompting):
         """
         object_id = self.registry.reserve()
         cached = self.find()
-        scene = Scene.from_cached(cached, self._tracker)
+        image = self._frame_cache.latest_image
+        assert image is not None  # as there is a frame
+        scene = Scene.from_cached(cached, image, self._tracker)
         found = find_like(scene, self._tracker, gallery, self.memory.limits)
         track = self._tracker.adopt(
             scene.features, cached.frame_number, object_id, found.decoded, found.choice

@@ -22,6 +22,7 @@ from ..wire.messages import pose_fields
 from .objects import Objects
 from .saving import from_plain, to_plain
 from .stage import PerObject
+from .step import BASE
 
 PICTURE_PX = 128
 """Longer side of a picture of an object, in pixels."""
@@ -43,8 +44,10 @@ REACH_MPS = 2.0
 """Speed with which objects are moved at most."""
 
 
-UNSURE_FRAMES = 3
-"""Frames in a row without a sure mask, from which on an object is searched for."""
+MAX_WAIT = 2
+"""Rounds for which a detection that may be an object that is away starts no new one."""
+HIDDEN_FRAMES = 3
+"""Frames in a row without a mask, from which on an object is searched for."""
 STRANGE_LOOKS = 2
 """Looks in a row at something else, from which on a mask is that of another thing."""
 
@@ -75,8 +78,8 @@ class Sighting(NamedTuple):
     """of the mask"""
     frame: str | None = None
     """of the position: "camera" or "base"; None: there is no position"""
-    position_m: tuple[float, ...] | None = None
-    camera_position_m: tuple[float, ...] | None = None
+    position_m: tuple[float, float, float] | None = None
+    camera_position_m: tuple[float, float, float] | None = None
     """in the camera's frame at that time"""
     covariance_m2: tuple[float, ...] | None = None
     size_m: float | None = None
@@ -108,15 +111,17 @@ class Memory:
     """what covered it when it went out of view, as far as it is known"""
     looked_ns: int = 0
     """capture time of the last look at it"""
-    unsure_frames: int = 0
-    """frames in a row without a sure mask"""
+    hidden_frames: int = 0
+    """frames in a row without a mask"""
+    waited: int = 0
+    """rounds for which a detection that may be this object has started no new one"""
     strange_looks: int = 0
     """looks in a row at which its mask showed something else"""
 
     @property
     def is_away(self) -> bool:
         """True if it is not where its mask is, or has none: it is to be searched for."""
-        return self.unsure_frames >= UNSURE_FRAMES or self.strange_looks >= STRANGE_LOOKS
+        return self.hidden_frames >= HIDDEN_FRAMES or self.strange_looks >= STRANGE_LOOKS
 
 
 @dataclass(slots=True)
@@ -206,10 +211,7 @@ class ObjectMemory:
         for instance in instances:
             memory = self._memories.setdefault(instance.id, Memory())
             in_view = bool(instance.mask.crop.size)
-            if in_view and not instance.doubtful:
-                memory.unsure_frames = 0
-            else:
-                memory.unsure_frames += 1
+            memory.hidden_frames = 0 if in_view else memory.hidden_frames + 1
             if not in_view:
                 memory.held = instance.held
                 memory.hidden_by = instance.hidden_by or memory.hidden_by
@@ -237,15 +239,22 @@ class ObjectMemory:
         if self._pictures:
             memory.picture = take_picture(image, instance.box, seq, capture_ns)
 
+    def may_wait(self, object_id: int) -> bool:
+        """Count a round in which something may be an object; return False once it is to be decided."""
+        memory = self.require(object_id)
+        memory.waited += 1
+        return memory.waited <= MAX_WAIT
+
     def expire(self, now_ns: int) -> None:
         """Forget the objects that were lost too long ago."""
         for object_id in [i for i, lost in self.lost.items() if now_ns - lost.lost_ns > self._lost_ns]:
             del self.lost[object_id]
 
     def find(self, object_id: int) -> None:
-        """Note that an object was found by its looks: its mask is sure again."""
+        """Note that an object was found by its looks."""
         memory = self._memories[object_id]
-        memory.unsure_frames = 0
+        memory.hidden_frames = 0
+        memory.waited = 0
         memory.strange_looks = 0
 
     def describe(self, object_id: int | None, label: str | None, now_ns: int) -> list[dict[str, Any]]:
@@ -396,10 +405,8 @@ def may_be(sighting: Sighting | None, arrival: Arrival) -> bool:
     if not 1 / SIZE_RATIO <= found.size_m / max(1e-6, sighting.size_m) <= SIZE_RATIO:
         return False
     # places of a camera that moves cannot be compared
-    if found.frame != "base" or sighting.frame != "base":
+    if found.frame != BASE or sighting.frame != BASE or not found.position_m or not sighting.position_m:
         return True
-    assert found.position_m is not None
-    assert sighting.position_m is not None
     apart_s = max(0, arrival.capture_ns - sighting.capture_ns) / NANOSECONDS
     return math.dist(found.position_m, sighting.position_m) <= REACH_M + REACH_MPS * apart_s
 

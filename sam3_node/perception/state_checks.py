@@ -29,6 +29,8 @@ MAX_TEXT = 64 << 10
 """Characters of the longest text of a state, such as a label. A longer one is refused."""
 MAX_OBJECTS = 256
 """Objects of a camera, the largest tracker.max_objects. A state with more is refused."""
+MAX_LOST = 1024
+"""The largest tracker.remember."""
 MAX_DEPTH = 32
 """Levels of nesting of a state. A deeper one is refused."""
 UNIT_TOLERANCE = 1e-3
@@ -121,10 +123,40 @@ class TableState(StatePart):
     stamp_ns: Whole
 
 
+class LostState(StatePart):
+    """State of `LostObject`. What is remembered of it is declared in `remembering`."""
+
+    id: Positive
+    label: Text
+    priority: Priority
+    lost_ns: Whole
+
+
+class LostObjectsState(StatePart):
+    """State of `ObjectMemory`."""
+
+    lost: Annotated[list[tuple[Positive, LostState]], Field(max_length=MAX_LOST)]
+
+
+class RememberState(StatePart):
+    """State of the stage RememberObjects."""
+
+    memory: LostObjectsState
+
+
+class RecallState(StatePart):
+    """State of the stage RecallObjects."""
+
+    since: Count
+    last_id: Count
+
+
 class StagesState(StatePart):
     """The stages that save something, by their names. One is absent if the settings did not have it."""
 
     detect: DetectionState | None = None
+    remember: RememberState | None = None
+    recall: RecallState | None = None
     table: TableState | None = None
 
 
@@ -330,6 +362,12 @@ def _check_camera(name: str, camera: CameraState) -> None:
     _require_known(f"{name}: objects", objects, tracked | catching | pending)
     for values, items in camera.objects.values.items():
         _require_known(f"{name}: {values}", [object_id for object_id, _ in items], objects)
+    if camera.stages.remember is not None:
+        lost = [(key, each.id) for key, each in camera.stages.remember.memory.lost]
+        lost_ids = [key for key, _ in lost]
+        _require_unique(f"{name}: lost objects", lost_ids + objects)
+        _require_known(f"{name}: lost objects", lost_ids, range(1, camera.objects.last_id + 1))
+        _require_known(f"{name}: lost objects", [each for _, each in lost], lost_ids)
     if camera.stages.detect is not None:
         _require_known(
             f"{name}: lives", [life_id for life_id, _ in camera.stages.detect.lifecycle.lives], objects

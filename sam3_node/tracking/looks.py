@@ -78,12 +78,25 @@ class Gallery:
     views: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     """float32 [n, C + COLOURS], on the host"""
 
+    def __post_init__(self) -> None:
+        # a saved state may come from a file
+        views = self.views
+        if (
+            views.ndim != 2
+            or views.dtype != torch.float32
+            or len(views) > MAX_VIEWS
+            or not views.isfinite().all()
+        ):
+            raise ValueError(
+                f"expected at most {MAX_VIEWS} views of finite numbers, found {list(views.shape)}"
+            )
+
     def __len__(self) -> int:
         return len(self.views)
 
     def add(self, view: Tensor) -> None:
         """Keep a view [C + COLOURS] if it shows something new. Beyond MAX_VIEWS, the most redundant one makes room."""
-        if not len(self.views):
+        if not len(self.views) or self.views.shape[1] != len(view):
             self.views = view[None]
             return
         if self.compare(view[None])[0] >= NEW_VIEW:
@@ -99,6 +112,7 @@ class Gallery:
 
     def compare(self, views: Tensor) -> Tensor:
         """Return the similarity [N] of views [N, C + COLOURS] to the nearest one of the gallery, -2 if it is empty."""
-        if not len(self.views):
+        # views of other features are not comparable
+        if not len(self.views) or self.views.shape[1] != views.shape[1]:
             return torch.full((len(views),), -2.0)
         return (views @ self.views.T).amax(dim=1)

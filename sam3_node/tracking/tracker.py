@@ -220,13 +220,22 @@ class Tracker(SavedFields):
 
     @torch.inference_mode()
     def adopt(
-        self, features: Features, frame_number: int, object_id: int, proposals: Decoded, index: int
+        self,
+        features: Features,
+        frame_number: int,
+        object_id: int,
+        proposals: Decoded,
+        index: int,
+        is_back: bool = False,
     ) -> Track:
         """Add or correct an object with one of the results of `propose`; the frame becomes a conditioning frame.
 
-        `features` and `frame_number` belong to the frame that was passed to `propose`.
+        `features` and `frame_number` belong to the frame that was passed to `propose`. `is_back`: the object was out of
+        view, or another thing was taken for it. The last frames, which would say that it is not there, are forgotten.
         """
         self._rows.check_capacity(object_id not in self._rows)
+        if is_back and object_id in self._rows:
+            self.forget_recent(object_id)
         return self._start(features, frame_number, object_id, Prompted(proposals.pick(index)))
 
     def appearance(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:

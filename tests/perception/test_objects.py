@@ -121,4 +121,4 @@ def test_the_stages_of_a_pipeline_have_names_of_their_own(nano: TrackerModel) ->
     names = [stage.name for stage in Pipeline(nano, TrackerSettings(), "cam0").stages]
     assert len(set(names)) == len(names)
     assert names[0] == "decode"
-    assert names[-1] == "held"
+    assert names[-1] == "remember"

@@ -87,7 +87,7 @@ def test_masks_say_which_clock_the_capture_was_read_on(pipeline: Pipeline) -> No
 
 def test_every_stage_that_ran_is_timed(pipeline: Pipeline) -> None:
     stages = pipeline.step(frame(0)).stages_us
-    assert list(stages) == ["decode", "preprocess", "encode", "track", "masks"]
+    assert list(stages) == ["decode", "preprocess", "encode", "track", "masks", "remember"]
     assert all(spent >= 0 for spent in stages.values())
 
 

@@ -277,7 +277,7 @@ def make_perception(nano: TrackerModel, *cameras: str) -> Perception:
 def find_frame(perception: Perception, camera: str) -> tuple[str | None, str | None]:
     """Return the frame of the position of an object of a camera, and its problem."""
     step = StepFrame(make_frame(), instances=[instance()])
-    for stage in perception.serve(camera).stages[-3:]:
+    for stage in perception.serve(camera).stages[-4:-1]:
         stage.run(step)
     return step.instances[0].frame, step.problem
 

@@ -29,13 +29,12 @@ from ...tracking.association import (
 from ...tracking.confidence import ConfidenceEstimator
 from ...tracking.names import estimate_name, is_calibrated, measure_names
 from ...types import Detection, Priority
-from ..looking import Scene
+from ..looking import Scene, report
 from ..objects import Objects
 from ..remembering import NEW, ObjectMemory, Verdict
 from ..shedding import stretch_detection
 from ..stage import Clock, Stage
 from ..step import Seen, StepFrame
-from .recall import report
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +47,6 @@ SAME_PLACE_IOU = 0.5
 """IoU of a detection and the tracked mask below which what was known of the object's name is void."""
 MIN_DETECTION_GAP = 2
 """Frames between two detections, if only an uncertain mask asks for the second."""
-MAX_WAIT = 2
-"""Rounds for which a detection that may be an object that is away starts no new one."""
 MAX_DETECTIONS = 32
 """Best detections of a frame that are used. Each costs the decoding of a mask."""
 
@@ -83,7 +80,6 @@ class DetectObjects(Stage):
         "turned_away",
         "best_scores",
         "_lifecycle",
-        "_waiting",
     )
 
     def __init__(
@@ -109,7 +105,6 @@ class DetectObjects(Stage):
         self._confidence = confidence
         self._settings = settings
         self._memory = memory
-        self._waiting: dict[int, int] = {}
         self._rules = AssociationRules()
         self._side_stream = SideStream(tracker.model.device)
         self._lifecycle = Lifecycle(LifecycleRules(max_lost_s=settings.max_lost_s))
@@ -282,7 +277,8 @@ class DetectObjects(Stage):
             self._mark_detected(ids[row], index, candidates, anew)
             # the tracker has lost the object, or has drifted: it begins again with the detection's mask
             if row in association.recovered or self._disagrees(scores, row, index, candidates):
-                results[ids[row]] = self._adopt(ids[row], index, candidates)
+                is_back = row in association.recovered
+                results[ids[row]] = self._adopt(ids[row], index, candidates, is_back)
         self._mark_missed({ids[row] for row in pairs}, candidates.step)
         # duplicates before new objects, which may take the slots that they leave
         for first, second in association.duplicate_tracks:
@@ -322,7 +318,6 @@ class DetectObjects(Stage):
 
         known: dict[int, int] = {}
         new = []
-        waiting: dict[int, int] = {}
         # the most similar first, because each object can be found once
         first = {index: judge(index).similarity for index in found}
         for index in sorted(found, key=lambda each: first[each], reverse=True):
@@ -332,15 +327,11 @@ class DetectObjects(Stage):
                 report(step, verdict, memory)
                 continue
             # another view of it may tell
-            if verdict.kind == "unsure":
-                rounds = self._waiting.get(verdict.ids[0], 0) + 1
-                if rounds <= MAX_WAIT:
-                    waiting[verdict.ids[0]] = rounds
-                    continue
+            if verdict.kind == "unsure" and memory.may_wait(verdict.ids[0]):
+                continue
             if verdict.kind == "ambiguous":
                 report(step, verdict, memory)
             new.append(index)
-        self._waiting = waiting
         return association._replace(recovered=recovered, new=sorted(new)), known
 
     def _has_views(self, memory: ObjectMemory, object_id: int) -> bool:
@@ -370,9 +361,13 @@ class DetectObjects(Stage):
             self._memory.recall(object_id)
             self._mark_detected(object_id, index, candidates, anew=True)
             self._lifecycle.confirm(object_id)
+        elif object_id not in self._objects:
+            # a duplicate was dropped, or another object needed its slot
+            return
         elif object_id in self._lifecycle:
             self._mark_detected(object_id, index, candidates, anew=True)
-        results[object_id] = self._adopt(object_id, index, candidates)
+        self._memory.find(object_id)
+        results[object_id] = self._adopt(object_id, index, candidates, is_back=True)
 
     def _make_room(self, score: float, step: StepFrame, results: dict[int, Track]) -> bool:
         """Free a slot if none is. An object out of view, or one that is weaker and not confirmed, makes room."""
@@ -452,9 +447,11 @@ class DetectObjects(Stage):
         count = sum(self._objects.label(object_id) == label for object_id in self._lifecycle.ids)
         return count >= self.prompts.max_counts.get(label, math.inf)
 
-    def _adopt(self, object_id: int, index: int, candidates: _Candidates) -> Track:
+    def _adopt(self, object_id: int, index: int, candidates: _Candidates, is_back: bool = False) -> Track:
         step = candidates.step
-        return self._tracker.adopt(step.features, step.frame_number, object_id, candidates.proposals, index)
+        return self._tracker.adopt(
+            step.features, step.frame_number, object_id, candidates.proposals, index, is_back
+        )
 
     def _give_up(self, object_id: int, now_ns: int, results: dict[int, Track]) -> None:
         """Remove an object that is out of view. One that was confirmed is remembered."""

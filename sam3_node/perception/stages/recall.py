@@ -12,13 +12,11 @@ from ...geometry import Scaling
 from ...models.sam.stages import Decoded
 from ...tracking import Track, Tracker
 from ...tracking.confidence import ConfidenceEstimator
-from ...types import NANOSECONDS
-from ...wire import AMBIGUOUS, RECALLED
-from ..looking import Scene
+from ..looking import Scene, report
 from ..objects import Objects
 from ..remembering import Memory, ObjectMemory, Verdict
 from ..stage import Clock, Stage
-from ..step import ObjectEvent, StepFrame
+from ..step import StepFrame
 
 EVERY = 3
 """Frames from one search to the next. A search costs about as much as tracking one object."""
@@ -70,7 +68,9 @@ class RecallObjects(Stage):
             return
         object_id = verdict.ids[0]
         changed = self._clear(step, decoded, index, [i for i in away if i != object_id])
-        changed[object_id] = self._tracker.adopt(step.features, step.frame_number, object_id, decoded, index)
+        changed[object_id] = self._tracker.adopt(
+            step.features, step.frame_number, object_id, decoded, index, is_back=True
+        )
         for each in changed:
             self._confidence.remove(each)
         self._memory.find(object_id)
@@ -125,14 +125,3 @@ def measure_sides(memory: Memory, scaling: Scaling) -> tuple[float, float] | Non
     x0, y0, x1, y1 = memory.sighting.box
     height, width = scaling.frame_size
     return (x1 - x0) / width, (y1 - y0) / height
-
-
-def report(step: StepFrame, verdict: Verdict, memory: ObjectMemory) -> None:
-    """Add an event for an object that is known again, or for something that may be any of several."""
-    if verdict.kind == "ambiguous":
-        step.events.append(ObjectEvent(AMBIGUOUS, verdict.ids[0], {"ids": list(verdict.ids)}))
-    elif verdict.kind == "known":
-        sighting = memory.require(verdict.ids[0]).sighting
-        away_ns = 0 if sighting is None else max(0, step.frame.capture_ns - sighting.capture_ns)
-        details = {"absent_s": round(away_ns / NANOSECONDS, 3)}
-        step.events.append(ObjectEvent(RECALLED, verdict.ids[0], details))
