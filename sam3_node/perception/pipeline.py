@@ -20,11 +20,12 @@ from ..tracking.confidence import CALIBRATION, is_calibrated
 from ..tracking.looks import Gallery
 from ..tracking.names import is_calibrated as is_name_calibrated
 from ..types import Frame, Instance, Mask, MaskFrame, RobotState, State
+from ..wire.frame_prompt import FramePrompt
 from .looking import Scene, find_like
 from .objects import Objects
 from .output_masks import copy_masks, to_prompt_results
 from .prompting import Prompting
-from .prompts import PromptOutcome
+from .prompts import PromptOutcome, PromptResult
 from .remembering import ObjectMemory
 from .robot import RobotBody
 from .stage import Stage, StageTimer
@@ -153,7 +154,9 @@ class Pipeline(Prompting):
             self.stages.append(CutRobot(places))
         if self._detection is not None:
             self.stages.append(FollowDetected(self._detection))
-        self.stages += [JudgeDoubt(limits.min_mask, limits.min_name), UpdateStatus(self.registry)]
+        is_stranger = self.memory.is_stranger if settings.recall else lambda _: False
+        self.stages.append(JudgeDoubt(limits.min_mask, limits.min_name, is_stranger))
+        self.stages.append(UpdateStatus(self.registry))
         self.stages += measuring
         # after all that says where the objects are
         self.stages.append(RememberObjects(self.memory))
@@ -203,6 +206,14 @@ class Pipeline(Prompting):
         """
         if self._detection is not None:
             self._detection.set_prompts(prompts)
+
+    def refine(
+        self, object_id: int, prompt: FramePrompt, seq: int | None = None, stride: int | None = None
+    ) -> PromptResult:
+        """Correct an object, see `Prompting.refine`. What the user shows is the object, whatever it looks like."""
+        result = super().refine(object_id, prompt, seq, stride)
+        self.memory.confirm(object_id)
+        return result
 
     def rename(self, object_id: int, label: str) -> None:
         """Change an object's label for good: detections change it no longer. UnknownObjectError for an unknown id."""

@@ -51,6 +51,9 @@ HIDDEN_FRAMES = 3
 STRANGE_LOOKS = 2
 """Looks in a row at something else, from which on a mask is that of another thing."""
 
+TURNED_LOOKS = 10
+"""Looks in a row at something else, from which on an object that never left the view has been turned."""
+
 
 class LookLimits(NamedTuple):
     """Similarities of two views, 0 to 2, for the features of one model."""
@@ -113,6 +116,8 @@ class Memory:
     """capture time of the last look at it"""
     hidden_frames: int = 0
     """frames in a row without a mask"""
+    was_away: bool = False
+    """True if it has been out of view since the last look that showed it"""
     waited: int = 0
     """rounds for which a detection that may be this object has started no new one"""
     strange_looks: int = 0
@@ -212,6 +217,7 @@ class ObjectMemory:
             memory = self._memories.setdefault(instance.id, Memory())
             in_view = bool(instance.mask.crop.size)
             memory.hidden_frames = 0 if in_view else memory.hidden_frames + 1
+            memory.was_away = memory.was_away or memory.hidden_frames >= HIDDEN_FRAMES
             if not in_view:
                 memory.held = instance.held
                 memory.hidden_by = instance.hidden_by or memory.hidden_by
@@ -231,13 +237,34 @@ class ObjectMemory:
         memory = self._memories[instance.id]
         memory.looked_ns = capture_ns
         # a mask that has drifted to another thing must not teach that thing's looks
-        is_known = not len(memory.gallery) or memory.gallery.compare(view[None])[0] >= self.limits.maybe
+        is_known = (
+            not len(memory.gallery) or float(memory.gallery.compare(view[None])[0]) >= self.limits.maybe
+        )
+        if is_known:
+            memory.was_away = False
+        # an object that was in view all the time may have been turned
+        elif not memory.was_away and memory.strange_looks >= TURNED_LOOKS and not instance.doubtful:
+            is_known = True
         memory.strange_looks = 0 if is_known else memory.strange_looks + 1
         if instance.doubtful or not is_known:
             return
         memory.gallery.add(view)
         if self._pictures:
             memory.picture = take_picture(image, instance.box, seq, capture_ns)
+
+    def is_stranger(self, object_id: int) -> bool:
+        """Return True if an object was out of view, and what has its mask since then looks like something else."""
+        memory = self._memories.get(object_id)
+        return memory is not None and memory.was_away and memory.strange_looks >= STRANGE_LOOKS
+
+    def confirm(self, object_id: int) -> None:
+        """Take the mask of an object for right, because a user has given it or its looks were found there."""
+        memory = self._memories.get(object_id)
+        if memory is not None:
+            memory.hidden_frames = 0
+            memory.waited = 0
+            memory.strange_looks = 0
+            memory.was_away = False
 
     def may_wait(self, object_id: int) -> bool:
         """Count a round in which something may be an object; return False once it is to be decided."""
@@ -249,13 +276,6 @@ class ObjectMemory:
         """Forget the objects that were lost too long ago."""
         for object_id in [i for i, lost in self.lost.items() if now_ns - lost.lost_ns > self._lost_ns]:
             del self.lost[object_id]
-
-    def find(self, object_id: int) -> None:
-        """Note that an object was found by its looks."""
-        memory = self._memories[object_id]
-        memory.hidden_frames = 0
-        memory.waited = 0
-        memory.strange_looks = 0
 
     def describe(self, object_id: int | None, label: str | None, now_ns: int) -> list[dict[str, Any]]:
         """Return where the objects of an id or a label are, or were seen last; of all for None.

@@ -366,7 +366,7 @@ class DetectObjects(Stage):
             return
         elif object_id in self._lifecycle:
             self._mark_detected(object_id, index, candidates, anew=True)
-        self._memory.find(object_id)
+        self._memory.confirm(object_id)
         results[object_id] = self._adopt(object_id, index, candidates, is_back=True)
 
     def _make_room(self, score: float, step: StepFrame, results: dict[int, Track]) -> bool:

@@ -1,5 +1,7 @@
 """Decide which masks are too unsure to show, and which objects are doubtful."""
 
+from collections.abc import Callable
+
 from ...types import Mask
 from ..stage import Stage
 from ..step import StepFrame
@@ -25,13 +27,17 @@ class HideUnsure(Stage):
 
 
 class JudgeDoubt(Stage):
-    """Marks objects in view whose mask, or whose name, is less sure than the limits."""
+    """Marks objects in view whose mask or whose name is less sure than the limits, or that look like another thing."""
 
     name = "doubt"
     timed = "host"
     counts_as = "masks"
 
-    def __init__(self, min_confidence: float, min_name_confidence: float) -> None:
+    def __init__(
+        self, min_confidence: float, min_name_confidence: float, is_stranger: Callable[[int], bool]
+    ) -> None:
+        """`is_stranger` says whether an object has come back with other looks."""
+        self._is_stranger = is_stranger
         self._min_confidence = min_confidence
         self._min_name_confidence = min_name_confidence
 
@@ -41,4 +47,5 @@ class JudgeDoubt(Stage):
             name = seen.name_confidence
             unsure_name = name is not None and name < self._min_name_confidence
             # an object out of view shows no mask that could be doubted
-            seen.doubtful = seen.in_view and (seen.confidence < self._min_confidence or unsure_name)
+            unsure_mask = seen.confidence < self._min_confidence
+            seen.doubtful = seen.in_view and (unsure_mask or unsure_name or self._is_stranger(seen.id))

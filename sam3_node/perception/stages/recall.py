@@ -73,7 +73,7 @@ class RecallObjects(Stage):
         )
         for each in changed:
             self._confidence.remove(each)
-        self._memory.find(object_id)
+        self._memory.confirm(object_id)
         step.tracks = self._tracker.updated(step.tracks, changed)
 
     def _clear(
