@@ -38,6 +38,8 @@ REGION = 0.8
 """Part of a peak's likeness down to which its neighbours belong to the same place."""
 MAX_PLACES = 5
 """Places of a frame that are compared, when something is looked for at once."""
+MIN_CELLS = 0.75
+"""Cells of the coarsest features that a mask covers at least, for its looks to say anything."""
 COVERED = 0.3
 """Share of a place that tracked objects cover, from which on it is not searched."""
 
@@ -121,16 +123,19 @@ class Scene(NamedTuple):
         return Decoded(*(torch.cat(pair) for pair in zip(clicked, boxed, strict=True)))
 
     def describe(self, decoded: Decoded) -> list[Arrival | None]:
-        """Return each of K masks as something that came into view; None for an empty one."""
+        """Return each of K masks as something that came into view; None for one that is too small."""
         logits = decoded.logits.float()
         inside = (logits > 0).flatten(1)
         shared = (inside & self.covered.flatten()).sum(dim=1) / inside.sum(dim=1).clamp(min=1)
         features = describe_features(self.features.top, logits).cpu()
+        # the features of a smaller thing are those of what is around it
+        least_px = MIN_CELLS * inside.shape[1] / self.features.top[0, 0].numel()
+        is_large = (inside.sum(dim=1) >= least_px).tolist()
         host = logits.cpu().numpy()
         arrivals: list[Arrival | None] = []
         for index, overlap in enumerate(shared.tolist()):
             mask = rasterize(host[index], self.scaling.frame_size)
-            if not mask.crop.size:
+            if not mask.crop.size or not is_large[index]:
                 arrivals.append(None)
                 continue
             view = make_views(features[index : index + 1], [describe_colours(self.image, mask)])[0]
@@ -193,8 +198,8 @@ def find_like(scene: Scene, tracker: Tracker, gallery: Gallery, limits: LookLimi
     rivals = [each for each in elsewhere if each.similarity > first.similarity - MARGIN]
     if rivals:
         raise RequestError(
-            f"add_like: expected one thing that looks like the object, found {1 + len(rivals)} on the latest frame; "
-            "add the right one by a prompt"
+            "add_like: expected one thing that looks like the object, found several on the latest frame; add the right "
+            "one by a prompt"
         )
     return first
 

@@ -215,6 +215,11 @@ class Pipeline(Prompting):
         self.memory.confirm(object_id)
         return result
 
+    def reset(self) -> None:
+        """Remove all objects, and forget those that were lost. Cached frames stay, so prompts on them still work."""
+        super().reset()
+        self.memory.clear()
+
     def rename(self, object_id: int, label: str) -> None:
         """Change an object's label for good: detections change it no longer. UnknownObjectError for an unknown id."""
         self.registry.rename(object_id, label)

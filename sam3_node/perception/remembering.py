@@ -48,6 +48,8 @@ MAX_WAIT = 2
 """Rounds for which a detection that may be an object that is away starts no new one."""
 HIDDEN_FRAMES = 3
 """Frames in a row without a mask, from which on an object is searched for."""
+WHOLE_S = 1.0
+"""Time for which the last sighting of a whole object stands, when the frame's edge cuts it off."""
 STRANGE_LOOKS = 2
 """Looks in a row at something else, from which on a mask is that of another thing."""
 
@@ -112,6 +114,8 @@ class Memory:
     """True if the gripper held it when it was seen last, or holds it hidden"""
     hidden_by: str | None = None
     """what covered it when it went out of view, as far as it is known"""
+    seen_ns: int = 0
+    """capture time of the last frame with a mask that was not doubtful"""
     looked_ns: int = 0
     """capture time of the last look at it"""
     hidden_frames: int = 0
@@ -225,7 +229,10 @@ class ObjectMemory:
             elif not instance.doubtful and not memory.strange_looks:
                 memory.held = instance.held
                 memory.hidden_by = None
-                memory.sighting = make_sighting(instance, seq, capture_ns, pose)
+                memory.seen_ns = capture_ns
+                sighting = make_sighting(instance, seq, capture_ns, pose)
+                if not is_worse(sighting, memory.sighting, instance.mask.size):
+                    memory.sighting = sighting
 
     def choose(self, instances: Iterable[Instance]) -> Instance | None:
         """Return the object in view that was not looked at for longest; None if none is in view."""
@@ -288,7 +295,7 @@ class ObjectMemory:
                 memory = self._memories.get(status.id) or Memory()
                 place = {"id": status.id, "label": status.label, "state": status.state}
                 # an object that is in view by a doubtful mask only may be elsewhere
-                in_view = memory.sighting is not None and memory.sighting.capture_ns == now_ns
+                in_view = status.frames_since_seen == 0 and memory.seen_ns == now_ns
                 found.append({**place, "in_view": in_view, **describe_memory(memory, now_ns)})
         for lost in self.lost.values():
             if object_id in (None, lost.id) and label in (None, lost.label):
@@ -398,6 +405,21 @@ def make_sighting(instance: Instance, seq: int, capture_ns: int, pose: FramePose
         None if instance.extent_m is None else max(instance.extent_m),
         pose,
     )
+
+
+def is_worse(sighting: Sighting, before: Sighting | None, size: tuple[int, int]) -> bool:
+    """Return True if a sighting shows a part of an object that was whole just before, in a frame of `size`.
+
+    The middle of a part that the frame's edge cuts off is not where the object is.
+    """
+    if before is None or not _is_cut(sighting.box, size) or _is_cut(before.box, size):
+        return False
+    return 0 <= sighting.capture_ns - before.capture_ns <= WHOLE_S * NANOSECONDS
+
+
+def _is_cut(box: Box, size: tuple[int, int]) -> bool:
+    """Return True if a box reaches to an edge of the frame (height, width)."""
+    return box[0] <= 0 or box[1] <= 0 or box[2] >= size[1] or box[3] >= size[0]
 
 
 def describe_memory(memory: Memory, now_ns: int) -> dict[str, Any]:

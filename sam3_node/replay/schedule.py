@@ -386,7 +386,10 @@ class FrameEdits:
     def begin_objects(self) -> bool:
         """Return True if any edit makes objects begin: an addition, or names to detect."""
         edits = (edit for group in (self.before, self.on) for found in group.values() for edit in found)
-        return any(edit.op in ("add_object", "add_exemplar") or edit.args.get("prompts") for edit in edits)
+        return any(
+            edit.op in ("add_object", "add_like", "add_exemplar") or edit.args.get("prompts")
+            for edit in edits
+        )
 
     def skip_to(self, camera: str, seq: int) -> int:
         """Skip edits of the camera's frames before `seq`, but for the last names to detect.

@@ -251,7 +251,7 @@ def test_a_gallery_starts_the_object_on_another_camera(nano: TrackerModel) -> No
     assert empty.objects == []
     twins = Pipeline(nano, TrackerSettings(), "cam3")
     twins.step(make_frame(0, {"red": (60, 60), "red too": (240, 180)}))
-    with refuses(RequestError, field="2"):
+    with refuses(RequestError, field="several"):
         twins.add_like(gallery, "cup")
     with refuses(RequestError, field="view"):
         twins.add_like(Gallery(), "cup")
