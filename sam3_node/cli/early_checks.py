@@ -77,12 +77,12 @@ def check_job(job: Job, uses_ray: bool) -> None:
     Several recordings are not looked at: one of them must not stop the others.
     """
     from ..replay.cluster import check_ray
-    from ..replay.store import local_path
+    from ..replay.store import check_protocol, local_path
 
     if uses_ray:
         check_ray()
-    if any(local_path(place) is None for place in (*job.bags, job.out)):
-        require_installed("fsspec", "cloud")
+    for place in (*job.bags, job.out):
+        check_protocol(place)
     path = local_path(job.bags[0])
     if len(job.bags) == 1 and path is not None:
         check_source(path)

@@ -29,6 +29,8 @@ MAX_DESCRIPTORS = 65536
 """Open files that this process asks the system to permit."""
 NEARLY_FULL = 0.8
 """Share of the permitted files from which on a warning is logged."""
+CHATTY = ("aiobotocore", "botocore")
+"""Loggers that are heard from level WARNING on. These tell at level INFO where they found keys for S3."""
 FORMAT_VARIABLE = "SAM3_LOGGING__FORMAT"
 """Variable of the environment that sets `logging.format`."""
 
@@ -237,6 +239,8 @@ def install_log_handler() -> LogHandler:
     """Make the root logger write to stderr from level INFO on, unless it has handlers. Return the handler."""
     handler = LogHandler(sys.stderr)
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    for name in CHATTY:
+        logging.getLogger(name).setLevel(logging.WARNING)
     return handler
 
 

@@ -370,8 +370,7 @@ class UrlStore:
 
     def write(self, name: str, data: bytes) -> None:
         self._check_token()
-        with self._translate_errors(name):
-            self._system.pipe_file(self._path(name), data)
+        self._put(name, data)
 
     def read(self, name: str) -> bytes:
         with self._translate_errors(name):
@@ -416,8 +415,7 @@ class UrlStore:
         """Take over the store. The previous holder gets an OutputError at its next write."""
         # an object store has no locks: the last token that was written names the holder
         token = uuid.uuid4().bytes
-        with self._translate_errors(LOCK):
-            self._system.pipe_file(self._path(LOCK), token)
+        self._put(LOCK, token)
         self._token = token
         try:
             with temp_dir() as self._folder:
@@ -440,6 +438,12 @@ class UrlStore:
             return self._fetch(LOCK, MAX_TOKEN_BYTES)
         return None
 
+    def _put(self, name: str, data: bytes) -> None:
+        """Store a value, whoever holds the store."""
+        # folders of an object store come with their values, its buckets do not
+        with self._translate_errors(name, "expected a bucket that exists, found none; create it"):
+            self._system.pipe_file(self._path(name), data)
+
     def _fetch(self, name: str, max_bytes: int) -> bytes:
         """Read a value, or of a longer one its first `max_bytes` and one more."""
         # another process may have replaced the value, and with it its size
@@ -452,12 +456,12 @@ class UrlStore:
         return f"{self._root}/{name}" if name else self._root
 
     @contextmanager
-    def _translate_errors(self, name: str) -> Iterator[None]:
-        """Turn the exceptions of the file system into OutputError."""
+    def _translate_errors(self, name: str, missing: str | None = None) -> Iterator[None]:
+        """Turn the exceptions of the file system into OutputError. `missing` says what it means if nothing is there."""
         try:
             yield
         except FileNotFoundError as error:
-            raise OutputError(f"{self.url}: expected {name}, found nothing") from error
+            raise OutputError(f"{self.url}: {missing or f'expected {name}, found nothing'}") from error
         except Exception as error:  # each protocol has its own exceptions
             raise OutputError(f"{self.url}/{name}: {error}") from error
 
@@ -465,13 +469,33 @@ class UrlStore:
 Store = FolderStore | UrlStore
 
 
+def check_protocol(place: str) -> None:
+    """Raise MissingExtraError for a URL whose protocol has no package here, ReplayError for an unknown protocol.
+
+    Nothing is connected. Paths are not looked at.
+    """
+    if local_path(place) is not None:
+        return
+    fsspec = require("fsspec", "cloud")
+    with _explain_protocol(place):
+        # of a chain of protocols, such as simplecache::s3, the last one is that of the store
+        fsspec.get_filesystem_class(place.partition("://")[0].rpartition("::")[2])
+
+
 def _open_file_system(url: str) -> tuple[Any, str]:
     """Return the file system of a URL and the path in it."""
     fsspec = require("fsspec", "cloud")
-    try:
+    with _explain_protocol(url):
         system, path = fsspec.url_to_fs(url)
+    return system, path.rstrip("/")
+
+
+@contextmanager
+def _explain_protocol(url: str) -> Iterator[None]:
+    """Turn what fsspec raises for a protocol without a package, or an unknown one, into errors of this package."""
+    try:
+        yield
     except ImportError as error:  # names the package that has the protocol
         raise MissingExtraError(f"{url}: {error}, beside this package's extra 'cloud'") from error
     except ValueError as error:
         raise ReplayError(f"{url}: expected a path or a URL that fsspec knows: {error}") from error
-    return system, path.rstrip("/")

@@ -118,6 +118,14 @@ def test_a_missing_extra_is_told_before_torch_is_imported(
     assert mentions(told, f"'sam3-node[{extra}]'"), told
 
 
+@pytest.mark.parametrize("places", ["s3://bucket/a.mcap -o OUT", "BAG BAG -o simplecache::s3://bucket/out"])
+def test_a_missing_package_of_a_protocol_is_told_before_torch_is_imported(
+    files: dict[str, str], places: str
+) -> None:
+    told = fail_early(files, f"replay {places} --prompt mug", "s3fs")
+    assert mentions(told, "s3fs", "'cloud'"), told
+
+
 @pytest.mark.parametrize(
     ("hidden", "command", "named"),
     [
