@@ -21,6 +21,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI")  # `model.dtype 
 LONGEST_FIRST = (
     "replay/cluster/test_operator.py",
     "replay/cluster/test_scheduler.py",
+    "replay/cluster/test_jobs.py",
     "transport/test_restart.py",
     "replay/live/test_run.py",
     "replay/test_resume.py",
