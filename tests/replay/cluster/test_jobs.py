@@ -120,20 +120,12 @@ def cluster(server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Itera
         "RAY_AUTH_TOKEN": token,
         "RAY_ADDRESS": url,
     }
-    places = (
-        ("--head", f"--port={port}", "--dashboard-host=127.0.0.1", f"--dashboard-port={jobs}"),
-        (f"--address={HOSTS[0]}:{port}",),
-    )
     # a socket's path has at most 107 bytes, so Ray's folder cannot be pytest's
     folder = tempfile.mkdtemp(prefix="ray-")
-    common = ("--block", "--num-cpus=1", "--num-gpus=0", f"--object-store-memory={100 << 20}")
-    common += ("--min-worker-port=0", "--max-worker-port=0", "--disable-usage-stats")
-    head, second = (
-        [str(logs / "ray"), "start", *place, *common, f"--node-ip-address={host}"]
-        + [f"--dashboard-agent-listen-port={agent}"]
-        for place, host, agent in zip(places, HOSTS, agents, strict=True)
-    )
-    head += [f"--temp-dir={folder}", f"--ray-client-server-port={client}"]
+    ray = str(logs / "ray")
+    head = [*start_command(ray, HOSTS[0], agents[0]), "--head", f"--port={port}", f"--temp-dir={folder}"]
+    head += ["--dashboard-host=127.0.0.1", f"--dashboard-port={jobs}", f"--ray-client-server-port={client}"]
+    second = [*start_command(ray, HOSTS[1], agents[1]), f"--address={HOSTS[0]}:{port}"]
     nodes_environment = {name: value for name, value in environment.items() if name != "RAY_ADDRESS"}
     found = Cluster(url, token, environment)
     try:
@@ -144,6 +136,14 @@ def cluster(server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Itera
                 yield found
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def start_command(ray: str, host: str, agent: int) -> list[str]:
+    """Return what starts a node with one CPU in the foreground. `agent` is the port of its agent."""
+    bounds = ["--num-cpus=1", "--num-gpus=0", f"--object-store-memory={100 << 20}"]
+    # any free ports: those of the default may be another program's
+    ports = ["--min-worker-port=0", "--max-worker-port=0", f"--dashboard-agent-listen-port={agent}"]
+    return [ray, "start", "--block", "--disable-usage-stats", f"--node-ip-address={host}", *bounds, *ports]
 
 
 def count_nodes(cluster: Cluster, process: subprocess.Popen[bytes]) -> int:
