@@ -10,6 +10,7 @@ import pytest
 
 from sam3_node.addresses import split_address
 from sam3_node.errors import SettingsError
+from sam3_node.processes.signals import INTERRUPTED
 from sam3_node.settings import load_settings
 from sam3_node.transport.security import KeyFolder
 from tests.support.command_line import command_parser
@@ -21,6 +22,8 @@ yaml = pytest.importorskip("yaml")
 
 FOLDER = ROOT / "launch" / "kubernetes"
 BASES = ("node", "replay")
+SPOT_NOTICE_S = 30
+"""Seconds between the notice and the end of a spot machine, of the provider that gives the least."""
 USER = 10001
 
 
@@ -29,6 +32,24 @@ def read(base: str) -> dict[str, Any]:
     files = yaml.safe_load((FOLDER / base / "kustomization.yaml").read_text())["resources"]
     texts = [(FOLDER / base / file).read_text() for file in files]
     return {each["kind"]: each for text in texts for each in yaml.safe_load_all(text)}
+
+
+def merge(base: Any, patch: Any) -> Any:
+    """Return a base with a patch on it, as kustomize merges where no list of the patch has a merge key."""
+    if not isinstance(base, dict) or not isinstance(patch, dict):
+        return patch
+    return base | {name: merge(base.get(name), value) for name, value in patch.items()}
+
+
+def read_spot_job() -> dict[str, Any]:
+    """Return the Job of the overlay for spot machines."""
+    overlay = yaml.safe_load((FOLDER / "replay-spot" / "kustomization.yaml").read_text())
+    assert overlay["resources"] == ["../replay"]
+    (patch,) = overlay["patches"]
+    job: dict[str, Any] = merge(
+        REPLAY["Job"], yaml.safe_load((FOLDER / "replay-spot" / patch["path"]).read_text())
+    )
+    return job
 
 
 NODE = read("node")
@@ -182,6 +203,49 @@ def test_an_interrupted_replay_is_continued_and_not_counted() -> None:
     assert PODS["replay"]["restartPolicy"] == "Never", "a policy of failures needs it"
     (rule,) = job["podFailurePolicy"]["rules"]
     assert (rule["action"], rule["onPodConditions"]) == ("Ignore", [{"type": "DisruptionTarget"}])
+
+
+def test_a_spot_machine_that_goes_is_no_failure_and_leaves_time_to_write() -> None:
+    job = read_spot_job()["spec"]
+    pod = job["template"]["spec"]
+    assert pod["restartPolicy"] == "Never"
+    disruption, interruption = job["podFailurePolicy"]["rules"]
+    assert [disruption] == REPLAY["Job"]["spec"]["podFailurePolicy"]["rules"]
+    codes = interruption["onExitCodes"]
+    assert interruption["action"] == "Ignore"
+    assert (codes["containerName"], codes["operator"], codes["values"]) == ("replay", "In", [INTERRUPTED])
+    assert pod["containers"][0]["name"] == "replay"
+    assert job["backoffLimit"] > REPLAY["Job"]["spec"]["backoffLimit"], "machines may go without a notice"
+    assert 0 < pod["terminationGracePeriodSeconds"] < SPOT_NOTICE_S
+
+
+def test_a_replay_on_spot_machines_tolerates_the_taints_of_the_labels_that_it_wants() -> None:
+    pod = read_spot_job()["spec"]["template"]["spec"]
+    wanted = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    # terms are alternatives, and a machine has the label of one provider
+    expressions = [term["matchExpressions"] for term in wanted["nodeSelectorTerms"]]
+    assert all(len(each) == 1 and len(each[0]["values"]) == 1 for each in expressions)
+    labels = {each[0]["key"]: each[0]["values"][0] for each in expressions}
+    taints = {each["key"]: each.get("value") for each in pod["tolerations"]}
+    assert "nvidia.com/gpu" in taints
+    assert {key: value for key, value in taints.items() if value}.items() <= labels.items()
+    assert "nodeSelector" not in pod
+
+
+def test_the_job_on_spot_machines_is_valid_by_the_schemas_of_kubernetes() -> None:
+    schemas = pytest.importorskip("kubernetes_validate")
+    schemas.validate(read_spot_job(), schemas.latest_version(), strict=True)
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+def test_kustomize_renders_the_job_on_spot_machines() -> None:
+    command = ["kubectl", "kustomize", FOLDER / "replay-spot"]
+    text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S).stdout
+    objects = {each["kind"]: each for each in yaml.safe_load_all(text)}
+    assert set(objects) == {"NetworkPolicy", "PersistentVolumeClaim", "Job"}
+    job = read_spot_job()
+    job["spec"]["template"]["spec"]["containers"][0]["image"] = "sam3-node:gpu"
+    assert objects["Job"] == job
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
