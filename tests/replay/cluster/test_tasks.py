@@ -239,7 +239,7 @@ def test_the_task_of_skypilot_is_a_replay_on_a_spot_machine() -> None:
 def test_documented_commands_are_valid() -> None:
     text = (CLOUD / "README.md").read_text()
     found = re.findall(r"(?:sam3-node replay|launch/cloud/submit) (.+)", text)
-    assert len(found) == 2
+    assert len(found) == 3
     for words in found:
         assert command_parser().parse_args(["replay", *shlex.split(words)]).bags
 
