@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-EXTRA = (
-    "the packages of the extra 'dev' are not installed: moto[s3], flask and flask-cors, and s3fs of 'cloud'"
-)
+EXTRA = "a package of the extra 'dev' is not installed: moto[s3], flask and flask-cors, or s3fs and ray of 'cloud'"
 VARIABLES = {
     "AWS_ACCESS_KEY_ID": "testing",
     "AWS_SECRET_ACCESS_KEY": "testing",

@@ -29,7 +29,7 @@ from tests.support.s3 import BUCKET, EXTRA, S3Server, serve_s3
 from tools.bench.processes import free_ports
 
 pytest.importorskip("ray", reason=EXTRA)
-pytest.importorskip("aiohttp_cors", reason=f"{EXTRA}; and ray[default]")
+pytest.importorskip("aiohttp_cors", reason=f"{EXTRA}, or ray[default]")
 pytestmark = [
     pytest.mark.timeout(1200),
     pytest.mark.skipif(not WHOLE, reason="WHOLE_TESTS=1 starts a cluster of two nodes"),

@@ -33,6 +33,7 @@ from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions, refuses
 from tests.support.threads import in_thread
 
+pytest.importorskip("ray", reason="Ray is not installed, which the extra 'cloud' brings")
 pytestmark = pytest.mark.timeout(1200)
 
 FRAMES = 60

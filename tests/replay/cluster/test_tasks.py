@@ -25,6 +25,7 @@ from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions, refuses
 from tools.bench.processes import free_ports
 
+NO_RAY = "Ray is not installed, which the extra 'cloud' brings"
 CLOUD = ROOT / "launch" / "cloud"
 JOB = Job(("a.mcap",), "out", names=("mug",))
 BOX = ObjectOnFrame(box=(1, 2, 3, 4))
@@ -188,6 +189,7 @@ def test_frames_of_earlier_runs_are_not_counted_again() -> None:
 
 def test_the_cluster_file_is_what_ray_takes() -> None:
     yaml = pytest.importorskip("yaml")
+    pytest.importorskip("ray", reason=NO_RAY)
     from ray.autoscaler._private.util import validate_config
 
     cluster = yaml.safe_load((CLOUD / "cluster.yaml").read_text())
@@ -246,6 +248,7 @@ def test_documented_commands_are_valid() -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1:{}", "ray://127.0.0.1:{}"])
 def test_an_address_without_ray_is_an_error_at_once(address: str) -> None:
+    pytest.importorskip("ray", reason=NO_RAY)
     (port,) = free_ports(1)
     with refuses(ReplayError, field=("Ray", "cluster")), connect_ray(address.format(port), 1):
         pass
@@ -267,6 +270,7 @@ def test_a_cluster_without_a_token_is_warned_of(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    pytest.importorskip("ray", reason=NO_RAY)
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
