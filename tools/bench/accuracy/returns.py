@@ -14,7 +14,7 @@ the mask of that frame lies on the object that the id stood for.
 """
 
 import argparse
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -73,8 +73,7 @@ class ReturnScorer:
         self._owner: dict[int, int] = {}
         """by object: the id that had its mask last, rightly"""
         self._stands_for: dict[int, int] = {}
-        """by id: the object that it stood for on most frames so far"""
-        self._votes: defaultdict[int, Counter[int]] = defaultdict(Counter)
+        """by id: the object whose mask it had first"""
         self._strangers: Counter[tuple[int, int]] = Counter()
         """frames in a row on which an id had the mask of another object than it stood for"""
         self._under_way: list[Return] = []
@@ -108,7 +107,7 @@ class ReturnScorer:
                 self._owner[object_id] = hits[0]
         self._count_absent(index, frame)
         for object_id, tracked in pairs:
-            self._votes[tracked][object_id] += 1
+            self._stands_for.setdefault(tracked, object_id)
 
     def _is_judged(self, object_id: int) -> bool:
         return any(back.object_id == object_id for back in self._under_way)
@@ -117,9 +116,7 @@ class ReturnScorer:
         for tracked in recalled:
             self.recalls += 1
             self._recalled.add(tracked)
-            votes = self._votes[tracked]
-            meant = votes.most_common(1)[0][0] if votes else 0
-            truth = {**frame.slivers, **frame.counted}.get(meant)
+            truth = {**frame.slivers, **frame.counted}.get(self._stands_for.get(tracked, 0))
             instance = shown.get(tracked)
             if truth is None or instance is None:
                 self.false_recalls += 1
@@ -132,8 +129,7 @@ class ReturnScorer:
         """Count the ids that have had another object's mask for some frames in a row."""
         strangers: Counter[tuple[int, int]] = Counter()
         for object_id, tracked in pairs:
-            votes = self._votes[tracked]
-            if votes and votes.most_common(1)[0][0] != object_id:
+            if self._stands_for.get(tracked, object_id) != object_id:
                 strangers[object_id, tracked] = self._strangers[object_id, tracked] + 1
                 if strangers[object_id, tracked] == SWAP_FRAMES:
                     self.swaps += 1
