@@ -10,7 +10,17 @@ from ..errors import request_id
 from ..transport import Security
 from .mask_reader import FoundObject
 from .perception_client import CONTROL_ENDPOINT, MASKS_ENDPOINT, PerceptionClient
-from .values import AddedObject, Grasps, MasksOfCameras, PhotoMask, Segmentation, SurfacePoints, TrackedObject
+from .values import (
+    AddedObject,
+    Grasps,
+    MasksOfCameras,
+    PhotoMask,
+    Picture,
+    Place,
+    Segmentation,
+    SurfacePoints,
+    TrackedObject,
+)
 
 if TYPE_CHECKING:
     from .async_client import AsyncPerceptionClient
@@ -25,6 +35,8 @@ __all__ = [
     "MasksOfCameras",
     "PerceptionClient",
     "PhotoMask",
+    "Picture",
+    "Place",
     "Security",
     "Segmentation",
     "SurfacePoints",

@@ -122,6 +122,12 @@ class AsyncPerceptionClient(AwaitedRequests):
         """Wait until the gripper holds an object, as `PerceptionClient.wait_for_held` does."""
         return await self._wait_for(self._client._search_held(id, camera), timeout_ms)
 
+    async def wait_until_seen(
+        self, name_or_id: int | str, timeout_ms: int | None = 30_000, *, camera: str | None = None
+    ) -> FoundObject:
+        """Wait until a sure mask shows an object, as `PerceptionClient.wait_until_seen` does."""
+        return await self._wait_for(self._client._search_seen(name_or_id, camera), timeout_ms)
+
     async def _wait_for(self, search: LabelSearch, timeout_ms: int | None) -> FoundObject:
         deadline = Deadline(timeout_ms)
         found = await self._wait(search.find, deadline.before_reason_s)

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ..errors import AmbiguousError, NodeRestarted, RequestError, did_you_mean
 from ..transport import MaskSubscriber
@@ -26,6 +26,7 @@ MAX_CAMERAS = 1024
 """Cameras whose epochs are remembered. A peer that invents names must not fill the memory."""
 log = logging.getLogger(__name__)
 
+Goal = Literal["tracked", "held", "seen"]
 OnMasks = Callable[[MaskFrame], object]
 OnError = Callable[[BaseException], object]
 
@@ -153,8 +154,9 @@ class LabelSearch:
     """Looks for a tracked object with `label` in the masks of cameras that send. Upper and lower case count as equal.
 
     Without `camera`, it searches all cameras. With `sure_only`, a doubtful object does not count. Of more
-    objects than `most` on one camera, none is chosen. With `held_id`, it looks for the object with this id, whatever
-    its label, and only while the gripper holds it.
+    objects than `most` on one camera, none is chosen. With `id`, it looks for the object with this id, whatever its
+    label. `goal` says what it waits for: that the object is tracked, that the gripper holds it, or that a mask which is
+    not doubtful shows it.
     """
 
     subscriber: MaskSubscriber
@@ -163,13 +165,14 @@ class LabelSearch:
     sure_only: bool
     has_ended: Callable[[str, int | None], bool]
     most: int | None = None
-    held_id: int | None = None
+    id: int | None = None
+    goal: Goal = "tracked"
 
     @property
     def target(self) -> str:
         """Name of the searched object, as errors give it."""
-        if self.held_id is not None:
-            return f"object {self.held_id}"
+        if self.id is not None:
+            return f"object {self.id}"
         return f"object {self.label!r}"
 
     def find(self) -> FoundObject | None:
@@ -194,8 +197,8 @@ class LabelSearch:
             return None
         # an id that is not held needs other advice than a label that is not seen
         cameras = ", ".join(masks.camera for masks in sent)
-        if self.held_id is not None:
-            return f"the newest masks of {cameras} have {self._describe_held(sent)}"
+        if self.id is not None:
+            return f"the newest masks of {cameras} have {self._describe_ids(sent)}"
         # equal objects are counted: "2 cup (tracked)"
         seen: Counter[str] = Counter()
         labels: set[str] = set()
@@ -214,18 +217,21 @@ class LabelSearch:
             "set_prompts names objects to look for, add_object marks one"
         )
 
-    def _describe_held(self, sent: Sequence[MaskFrame]) -> str:
-        """List the objects by id with their state, and say what the node needs to see that one is held."""
+    def _describe_ids(self, sent: Sequence[MaskFrame]) -> str:
+        """List the objects by id with their state, and say what may help."""
         # the ids that there are, for a caller who has kept a wrong one
         objects = []
         for masks in sent:
             for instance in masks.instances:
                 held = ", held" if instance.held else ""
-                objects.append(f"{instance.id} {instance.label or 'unnamed'} ({instance.state}{held})")
-        return (
-            f"{', '.join(sorted(objects)) or 'no objects'}; the node needs depth and the robot's poses (spatial.poses) "
-            "to tell what the gripper holds"
-        )
+                doubt = ", doubtful" if instance.doubtful else ""
+                objects.append(f"{instance.id} {instance.label or 'unnamed'} ({instance.state}{doubt}{held})")
+        advice = "`where` says where it was seen last"
+        if self.goal == "held":
+            advice = (
+                "the node needs depth and the robot's poses (spatial.poses) to tell what the gripper holds"
+            )
+        return f"{', '.join(sorted(objects)) or 'no objects'}; {advice}"
 
     def _list_masks(self) -> list[MaskFrame]:
         """Return the newest masks of the cameras that are searched, send, and have not begun new ids since."""
@@ -240,14 +246,18 @@ class LabelSearch:
         return found
 
     def _fits(self, instance: Instance) -> bool:
-        if self.held_id is not None:
-            return instance.held and instance.id == self.held_id
+        if self.id is None:
+            is_it = instance.label.casefold() == self.label.casefold()
+        else:
+            is_it = instance.id == self.id
+        if not is_it:
+            return False
+        if self.goal == "held":
+            return instance.held
+        if self.goal == "seen":
+            return instance.is_sure and instance.area > 0
         # a doubtful object counts unless the client's user wants sure ones only
-        return (
-            instance.label.casefold() == self.label.casefold()
-            and instance.state == "tracked"
-            and not (self.sure_only and instance.doubtful)
-        )
+        return instance.state == "tracked" and not (self.sure_only and instance.doubtful)
 
 
 def _describe_state(instance: Instance) -> str:

@@ -221,6 +221,16 @@ class PerceptionClient(ClientRequests):
         """
         return self._wait_for(self._search_held(id, camera), timeout_ms)
 
+    def wait_until_seen(
+        self, name_or_id: int | str, timeout_ms: int | None = 30_000, *, camera: str | None = None
+    ) -> FoundObject:
+        """Wait until an object is in view by a mask that is not doubtful, and return it with its masks.
+
+        `name_or_id` is its id, also of one that was lost, or the name that any of several may have; then the one with
+        the best score is returned. No masks are taken. Raises the errors of `wait_for`.
+        """
+        return self._wait_for(self._search_seen(name_or_id, camera), timeout_ms)
+
     def _wait_for(self, search: LabelSearch, timeout_ms: int | None) -> FoundObject:
         deadline = Deadline(timeout_ms)
         found = self._masks.newest.wait(search.find, deadline.before_reason_s)
@@ -319,7 +329,24 @@ class PerceptionClient(ClientRequests):
         self._require_open()
         self._require_newest("wait_for_held")
         camera = self._epochs.name_camera(camera)
-        return LabelSearch(self._masks, "", camera, self._sure_only, self._epochs.has_ended, held_id=id)
+        return LabelSearch(
+            self._masks, "", camera, self._sure_only, self._epochs.has_ended, id=id, goal="held"
+        )
+
+    def _search_seen(self, name_or_id: int | str, camera: str | None) -> LabelSearch:
+        self._require_open()
+        self._require_newest("wait_until_seen")
+        values.check_target(name_or_id)
+        label, id = "", None
+        if isinstance(name_or_id, str):
+            label = name_or_id
+        else:
+            # ids of several cameras are equal
+            id = name_or_id
+            camera = self._epochs.name_camera(camera)
+        return LabelSearch(
+            self._masks, label, camera, self._sure_only, self._epochs.has_ended, id=id, goal="seen"
+        )
 
     def _settle(self, search: LabelSearch, found: FoundObject | None, deadline: Deadline) -> FoundObject:
         """Return what a search has found, or finds until its end; else raise the error that says what was seen."""
@@ -339,10 +366,9 @@ class PerceptionClient(ClientRequests):
         if sight is None:
             kind = AuthenticationError if self._masks.refusals else TransportError
             raise kind(f"no masks came within {deadline.timeout_ms} ms: {reason}")
-        if search.held_id is None:
-            missing = f"no {search.target} was tracked"
-        else:
-            missing = f"{search.target} was not held"
+        missing = f"no {search.target} was {search.goal}"
+        if search.id is not None:
+            missing = f"{search.target} was not {search.goal}"
         raise NotSeenError(f"{missing} within {deadline.timeout_ms} ms: {sight}")
 
     def _take_next(self, timeout_ms: int | None) -> MaskFrame | None:

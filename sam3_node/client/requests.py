@@ -10,12 +10,13 @@ from dataclasses import replace
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-from ..errors import NodeRestarted
+from ..errors import NodeRestarted, RequestError
 from ..transport import ControlClient, MaskSubscriber, ask_server
 from ..transport.sockets import SocketOwner
 from ..types import Priority
 from ..wire import Fields
 from ..wire import operations as ops
+from ..wire.frame_prompt import FramePrompt
 from . import values
 from .mask_reader import Deadline, KnownEpochs
 
@@ -29,9 +30,16 @@ POINTS_FRAME_MS = 1000
 
 P = ParamSpec("P")
 T = TypeVar("T")
-OfObject = ops.RefineObject | ops.RemoveObject | ops.RenameObject | ops.ReadPoints
+OfObject = (
+    ops.RefineObject
+    | ops.RemoveObject
+    | ops.RenameObject
+    | ops.ReadPoints
+    | ops.FindObjects
+    | ops.ReadPicture
+)
 """Requests that name an object's id"""
-WithEpoch = OfObject | ops.AddObject | ops.PinFrame
+WithEpoch = OfObject | ops.AddObject | ops.AddLike | ops.PinFrame
 """Requests that the node refuses if ids have begun again"""
 
 
@@ -68,6 +76,8 @@ class ClientRequests(SocketOwner):
         camera: str | None = None,
         priority: Priority | None = None,
         choice: int | None = None,
+        like: int | None = None,
+        like_camera: str | None = None,
     ) -> values.AddedObject:
         """Track a new object. The result holds its id.
 
@@ -78,12 +88,22 @@ class ClientRequests(SocketOwner):
         that arrives. An object of `priority` "low" is tracked on every second frame while the node exceeds its latency
         budget. With `choice`, it begins with that one of the `candidates` that `segment` finds for this prompt, counted
         from 0: the part, or the whole.
+
+        In the place of a prompt, `like` is the id of an object of camera `like_camera`, also of one that was lost: what
+        looks like it on the latest frame of `camera` is tracked. `label` is then that of the object, unless another is
+        given. Where no place or several places on that frame look like it, it raises RequestError.
         """
-        values.check_begins(points, labels, box, mask)
-        prompt = values.make_prompt(points, labels, box, mask)
-        add = ops.AddObject(
-            prompt=prompt, label=label, seq=seq, priority=priority, choice=choice, camera=camera
-        )
+        add: ops.AddObject | ops.AddLike
+        prompt: FramePrompt | None = None
+        if like is not None or like_camera is not None:
+            given = (points, labels, box, mask, seq, priority, choice)
+            add = _make_like(like, like_camera, camera, label, given)
+        else:
+            values.check_begins(points, labels, box, mask)
+            prompt = values.make_prompt(points, labels, box, mask)
+            add = ops.AddObject(
+                prompt=prompt, label=label, seq=seq, priority=priority, choice=choice, camera=camera
+            )
         deadline = Deadline(self._timeout_ms)
         try:
             result = self._call_with_epoch(add)
@@ -94,6 +114,8 @@ class ClientRequests(SocketOwner):
             result = self._call_with_epoch(add, deadline=deadline)
         added = values.read_added(result)
         self._report(self._epochs.meet(added.camera, added.epoch))
+        if prompt is None:
+            return added
         # the size of the frame, against which the box was clipped: of the mask, or of the newest masks
         newest = self._masks.newest.get(added.camera)
         size = None
@@ -143,6 +165,33 @@ class ClientRequests(SocketOwner):
         for item in tracked:
             self._report(self._epochs.meet(item.camera, item.epoch))
         return [values.with_doubt(item, self._masks.newest.get(item.camera)) for item in tracked]
+
+    def where(
+        self, name_or_id: int | str | None = None, *, camera: str | None = None, epoch: int | None = None
+    ) -> list[values.Place]:
+        """Return where the objects of a name are, or the one of an id; all for None. Empty: unknown.
+
+        Those in view come first, then those that were seen last. The list also has the objects that were lost: the node
+        remembers `tracker.remember` of them, for `tracker.remember_s`. Without `camera`, names are looked for on all
+        cameras. `epoch` is that of an id.
+        """
+        if name_or_id is not None:
+            values.check_target(name_or_id)
+        if isinstance(name_or_id, int):
+            reply = self._call_on_object(ops.FindObjects(id=name_or_id, camera=camera, epoch=epoch))
+        else:
+            reply = self._call(ops.FindObjects(label=name_or_id, camera=camera, epoch=epoch))
+        places = values.read_places(reply)
+        for place in places:
+            self._report(self._epochs.meet(place.camera, place.epoch))
+        return places
+
+    def picture(self, id: int, *, camera: str | None = None, epoch: int | None = None) -> values.Picture:
+        """Return the last picture of an object, also of one that was lost.
+
+        Raises RequestError if there is none: no sure mask has shown it, or `tracker.pictures` is false.
+        """
+        return values.read_picture(self._call_on_object(ops.ReadPicture(id=id, camera=camera, epoch=epoch)))
 
     def segment(
         self,
@@ -426,6 +475,19 @@ class ClientRequests(SocketOwner):
         return self._control.call_within(timeout_ms, operation.op, **operation.to_args())
 
 
+def _make_like(
+    like: int | None, like_camera: str | None, camera: str | None, label: str | None, given: Sequence[object]
+) -> ops.AddLike:
+    """Return the request for an object like another one. Raises RequestError unless it is told by looks alone."""
+    if like is None or like_camera is None:
+        raise RequestError("like and like_camera: expected the id of an object and the name of its camera")
+    if any(value is not None for value in given):
+        raise RequestError(
+            "like: expected no prompt, seq, priority or choice beside it: it looks on the latest frame"
+        )
+    return ops.AddLike(like=like, like_camera=like_camera, label=label, camera=camera)
+
+
 def _awaited(
     method: Callable[Concatenate[ClientRequests, P], T],
 ) -> Callable[Concatenate[AwaitedRequests, P], Coroutine[Any, Any, T]]:
@@ -452,6 +514,8 @@ class AwaitedRequests:
     remove_object = _awaited(ClientRequests.remove_object)
     rename_object = _awaited(ClientRequests.rename_object)
     list_objects = _awaited(ClientRequests.list_objects)
+    where = _awaited(ClientRequests.where)
+    picture = _awaited(ClientRequests.picture)
     pin_frame = _awaited(ClientRequests.pin_frame)
     segment = _awaited(ClientRequests.segment)
     segment_everything = _awaited(ClientRequests.segment_everything)

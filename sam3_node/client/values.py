@@ -6,21 +6,22 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 from ..errors import BusyError, PolicyError, RequestError, SnapshotError
 from ..transport import ControlClient
-from ..types import Mask, MaskFrame, Priority, TrackState
+from ..types import Box, FramePose, Mask, MaskFrame, Priority, TrackState
 from ..types import lazy_numpy as np
 from ..wire import Fields, decode_mask
-from ..wire.codec import Schema, choice
+from ..wire.codec import Schema, choice, number, vector
 from ..wire.frame_prompt import FramePrompt, describe_clipping
-from ..wire.messages import read_vectors
+from ..wire.messages import read_pose, read_vectors
 from ..wire.operations import HandOver, MakeSnapshot, Operation, ReadSnapshot
 
 MaskLike: TypeAlias = "Mask | np.typing.NDArray[np.bool_ | np.integer[Any]]"
 Points: TypeAlias = "Sequence[tuple[float, float]] | np.typing.NDArray[np.floating[Any]]"
 PixelBox: TypeAlias = "Sequence[float] | np.typing.NDArray[np.floating[Any]]"
+PlaceState = TrackState | Literal["lost"]
 
 MAX_BYTES = 4 << 30
 """Size of the largest snapshot that is fetched."""
@@ -53,6 +54,65 @@ class TrackedObject:
     """True if the mask or its name is doubtful, see `Instance.doubtful`"""
     name_confidence: float | None = None
     """Probability in 0..1 that its label is right, in the same masks; None if they lack it"""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an object is, or where it was seen last: by a mask that was not doubtful.
+
+    What is not known is None. An object that no sure mask has shown yet has no age, box and position.
+    """
+
+    camera: str
+    id: int
+    label: str
+    state: PlaceState
+    """"lost": it is tracked no longer, but remembered, and keeps its id"""
+    in_view: bool
+    """True if a sure mask shows it on the camera's latest frame"""
+    age_s: float | None = None
+    """Seconds from then to now, as far as the node knows; 0 for an object in view of a camera that sends"""
+    seq: int | None = None
+    """of the frame that showed it last"""
+    capture_ns: int | None = None
+    """of that frame, by the camera's clock"""
+    box: Box | None = None
+    """in pixels of that frame"""
+    confidence: float | None = None
+    """Probability in 0..1 that the mask was right"""
+    frame: str | None = None
+    """Coordinate frame of `position_m` and `covariance_m2`: "base" of the robot, or "camera\""""
+    position_m: tuple[float, float, float] | None = None
+    """x, y and z of its visible surface then, in metres; without depth None"""
+    camera_position_m: tuple[float, float, float] | None = None
+    """The same in the camera's frame at that time. The camera may have moved since"""
+    covariance_m2: tuple[float, ...] | None = None
+    """of the position's error then: xx, xy, xz, yy, yz, zz, in square metres. It does not grow with the age"""
+    size_m: float | None = None
+    """Longest side of its visible surface, in metres"""
+    camera_pose: FramePose | None = None
+    """Pose of the camera in the base at that time"""
+    held: bool = False
+    """True if the gripper held it when it was seen last, or holds it hidden"""
+    hidden_by: str | None = None
+    """What covered it when it went out of view, such as "robot"; None if the node does not know"""
+    has_picture: bool = False
+    """True if `picture` returns a picture of it"""
+    silent_s: float | None = None
+    """Seconds since the last frame of the camera arrived; part of `age_s`"""
+    epoch: int | None = None
+    """of the camera's ids"""
+
+
+class Picture(NamedTuple):
+    """The last picture of an object: a crop of a frame around it, at most 128 pixels wide and high."""
+
+    seq: int
+    capture_ns: int
+    """of the frame, by the camera's clock"""
+    box: Box
+    """that it shows, in pixels of the frame"""
+    jpeg: bytes
 
 
 class Segmentation(NamedTuple):
@@ -270,6 +330,28 @@ _OBJECT = Schema(
 _ADDED = Schema({"id": _WHOLE, "camera": _TEXT, "epoch?": _WHOLE})
 
 
+def _read_box(fields: Fields, name: str) -> Box:
+    x0, y0, x1, y1 = fields.integers(name, 4)
+    return x0, y0, x1, y1
+
+
+_PLACE = Schema(
+    {
+        **dict.fromkeys(("camera", "label", "frame?", "hidden_by?"), _TEXT),
+        **dict.fromkeys(("id", "seq?", "capture_ns?", "epoch?"), _WHOLE),
+        **dict.fromkeys(("age_s?", "size_m?", "silent_s?"), number(0.0)),
+        **dict.fromkeys(("position_m?", "camera_position_m?"), vector(3)),
+        **dict.fromkeys(("in_view", "held?", "has_picture?"), Fields.flag),
+        "state": choice((*get_args(TrackState), "lost")),
+        "box?": _read_box,
+        "confidence?": number(0.0, 1.0),
+        "covariance_m2?": vector(6),
+        "camera_pose?": lambda fields, name: read_pose(fields.fields(name)),
+    }
+)
+_PICTURE = Schema({"seq": _WHOLE, "capture_ns": _WHOLE, "box": _read_box, "jpeg": Fields.blob})
+
+
 def read_added(fields: Fields) -> AddedObject:
     """Read a new object in a reply."""
     segmentation = None
@@ -364,6 +446,24 @@ def with_doubt(tracked: TrackedObject, masks: MaskFrame | None) -> TrackedObject
     names = ("confidence", "doubtful", "name_confidence")
     seen = next((item for item in masks.instances if item.id == tracked.id), tracked)
     return replace(tracked, **{name: getattr(seen, name) for name in names})
+
+
+def read_places(fields: Fields) -> list[Place]:
+    """Read the places of objects in a reply."""
+    return [Place(**Fields(value, "where: object").read(_PLACE)) for value in fields.sequence("objects")]
+
+
+def read_picture(fields: Fields) -> Picture:
+    """Read the picture of an object in a reply."""
+    return Picture(**fields.read(_PICTURE))
+
+
+def check_target(name_or_id: int | str) -> None:
+    """Raise RequestError for anything but a name or an id."""
+    if isinstance(name_or_id, bool) or not isinstance(name_or_id, int | str):
+        raise RequestError(
+            f"name_or_id: expected the name of an object, or its id, found {_describe(name_or_id)}"
+        )
 
 
 class SnapshotInfo(NamedTuple):

@@ -104,6 +104,8 @@ async def test_waiting_for_an_object_and_iteration() -> None:
             held = client.wait_for_held(found.instance.id, PATIENCE_MS)
             carried = replace(found.masks, instances=(replace(found.instance, held=True),))
             assert (await send_until(publisher, carried, held)).instance.held
+            seen = client.wait_until_seen(found.instance.id, PATIENCE_MS)
+            assert (await send_until(publisher, found.masks, seen)).instance.label == "cup"
             with refuses(NotSeenError, field="plate"):
                 await send_until(publisher, make_masks(2, epoch=1), client.wait_for("plate", 500))
 

@@ -18,7 +18,15 @@ import numpy as np
 import pytest
 
 from sam3_node import errors
-from sam3_node.client import AddedObject, PerceptionClient, Segmentation, SurfacePoints, TrackedObject
+from sam3_node.client import (
+    AddedObject,
+    PerceptionClient,
+    Picture,
+    Place,
+    Segmentation,
+    SurfacePoints,
+    TrackedObject,
+)
 from sam3_node.client import requests as client_requests
 from sam3_node.client.observations import ObjectSlots
 from sam3_node.client.requests import EVERYTHING_MS
@@ -26,7 +34,7 @@ from sam3_node.settings import TransportSettings
 from sam3_node.transport import ControlClient, MaskPublisher, MaskSubscriber
 from sam3_node.transport.channels import NewestMasks
 from sam3_node.transport.control_server import ControlServer
-from sam3_node.types import Depth, Mask
+from sam3_node.types import Depth, FramePose, Mask
 from sam3_node.wire import Reply, Request, decode_mask, encode_mask
 from tests.support.patience import PATIENCE_MS, PATIENCE_S
 from tests.support.refuses import mentions, refuses
@@ -332,6 +340,90 @@ def test_objects_are_refined_removed_and_listed() -> None:
     line |= {"score": 0.25, "age": 12, "frames_since_seen": 2}
     listed = call({"objects": [line]}, lambda client: client.list_objects())
     assert listed == ([TrackedObject(**line)], "list_objects", {})
+
+
+PLACE: dict[str, Any] = {
+    **{"camera": "cam0", "epoch": 1, "id": 7, "label": "mug", "state": "lost", "in_view": False},
+    **{"age_s": 12.5, "seq": 9, "capture_ns": 17, "box": [1, 2, 3, 4], "confidence": 0.9, "silent_s": 0.1},
+    **{"frame": "base", "position_m": [0.5, 0.0, 0.1], "camera_position_m": [0.0, 0.0, 0.4], "size_m": 0.1},
+    "covariance_m2": [1e-6, 0.0, 0.0, 1e-6, 0.0, 4e-6],
+    "camera_pose": {
+        **{"frame": "camera", "parent": "base", "stamp_ns": 17, "clock": "system"},
+        **{"position": [0.5, 0.0, 0.5], "quaternion": [1.0, 0.0, 0.0, 0.0]},
+    },
+    **{"held": True, "hidden_by": None, "has_picture": True},
+}
+UNSEEN = {"camera": "cam0", "epoch": 1, "id": 8, "label": "", "state": "tracked", "in_view": False}
+
+
+def test_places_are_asked_for_by_name_id_or_all() -> None:
+    reply = {"objects": [PLACE, UNSEEN | {"age_s": None, "box": None, "camera_pose": None}]}
+    places, op, args = call(reply, lambda client: client.where("mug"))
+    assert (op, args) == ("where", {"label": "mug"})
+    pose = FramePose("camera", "base", 17, (0.5, 0.0, 0.5), (1.0, 0.0, 0.0, 0.0))
+    assert places[0] == Place(
+        **PLACE
+        | {"box": (1, 2, 3, 4), "position_m": (0.5, 0.0, 0.1), "camera_position_m": (0.0, 0.0, 0.4)}
+        | {"covariance_m2": (1e-6, 0.0, 0.0, 1e-6, 0.0, 4e-6), "camera_pose": pose}
+    )
+    assert places[1] == Place("cam0", 8, "", "tracked", False, epoch=1)
+    found, _, args = call({"objects": []}, lambda client: client.where(7, camera="cam0", epoch=2))
+    assert (found, args) == ([], {"id": 7, "camera": "cam0", "epoch": 2})
+    assert call({"objects": []}, lambda client: client.where())[2] == {}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"box": [1, 2, 3]}, {"position_m": [1.0, 2.0]}, {"state": "gone"}, {"camera_pose": {}}, {"label": None}],
+)
+def test_a_place_of_another_shape_is_an_error(wrong: dict[str, Any]) -> None:
+    with refuses(errors.WireError, field=next(iter(wrong))):
+        call({"objects": [PLACE | wrong]}, lambda client: client.where())
+
+
+@pytest.mark.parametrize("wrong", [True, 1.5, b"mug", ["mug"]])
+def test_an_object_is_named_by_text_or_id(wrong: Any) -> None:
+    with PerceptionClient(NOBODY, NOBODY) as client:
+        for ask in (client.where, client.wait_until_seen):
+            with refuses(errors.RequestError, field="name_or_id"):
+                ask(wrong)
+
+
+def test_the_epoch_of_places_is_that_of_later_requests() -> None:
+    with node(lambda request: {"objects": [PLACE]}) as (_, client, requests):
+        (place,) = client.where("mug")
+        client.where(place.id)
+        assert requests[1].args == {"id": 7, "camera": "cam0", "epoch": 1}
+
+
+def test_a_picture_is_bytes_with_its_frame() -> None:
+    reply = {"id": 7, "camera": "cam0", "epoch": 1, "seq": 9, "capture_ns": 17, "box": [1, 2, 30, 40]}
+    picture, op, args = call(reply | {"jpeg": b"JPEG"}, lambda client: client.picture(7, camera="cam0"))
+    assert (picture, op) == (Picture(9, 17, (1, 2, 30, 40), b"JPEG"), "picture")
+    assert args == {"id": 7, "camera": "cam0"}
+
+
+def test_an_object_is_added_by_the_looks_of_one_of_another_camera() -> None:
+    reply = {"id": 3, "camera": "left", "seq": 9, "score": 0.5, "mask": encode_mask(MASK), "epoch": 1}
+    added, op, args = call(
+        reply, lambda client: client.add_object(like=7, like_camera="cam0", camera="left", label="cup")
+    )
+    assert (op, args) == ("add_like", {"like": 7, "like_camera": "cam0", "camera": "left", "label": "cup"})
+    assert (added.id, added.camera, added.segmentation.seq) == (3, "left", 9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"like": 7}, "like_camera"),
+        ({"like_camera": "cam0"}, "like"),
+        ({"like": 7, "like_camera": "cam0", "box": (1, 2, 9, 9)}, "prompt"),
+        ({"like": 7, "like_camera": "cam0", "seq": 3}, "seq"),
+    ],
+)
+def test_looks_stand_in_the_place_of_a_prompt(arguments: dict[str, Any], field: str) -> None:
+    with PerceptionClient(NOBODY, NOBODY) as client, refuses(errors.RequestError, field=field):
+        client.add_object(**arguments)
 
 
 def test_segment_gives_mask_and_score() -> None:

@@ -271,6 +271,19 @@ def test_waiting_for_a_held_object_ends_when_it_is_held(
         assert waiting.result().masks.seq == 2
 
 
+def test_waiting_until_an_object_is_seen_ends_with_a_sure_mask(
+    publisher: MaskPublisher, client: PerceptionClient
+) -> None:
+    send_until(publisher, masks_of(1, doubtful=True, confidence=0.1), client.newest)
+    for target, said in ((7, "object 7 was not seen"), ("Cup", "no object 'Cup' was seen")):
+        with refuses(NotSeenError, field=(said, "doubtful")):
+            client.wait_until_seen(target, 0)
+    with ThreadPoolExecutor(2) as threads:
+        waiting = [threads.submit(client.wait_until_seen, target, PATIENCE_MS) for target in (7, "Cup")]
+        send_until(publisher, masks_of(2), lambda: all(each.done() for each in waiting))
+        assert [each.result().instance.id for each in waiting] == [7, 7]
+
+
 def not_seen(publisher: MaskPublisher, client: PerceptionClient, label: str) -> str:
     """Return what the client says of a label that no masks have, while they are sent."""
     said: list[str] = []
@@ -320,9 +333,9 @@ def test_a_closed_client_raises_in_every_method(publisher: MaskPublisher) -> Non
     assert list(begun) == []
     arguments: dict[str, tuple[Any, ...]] = {"rename_object": (1, "cup"), "on_masks": (print,)}
     arguments["add_exemplar"] = ("cup", [(0, 0, 9, 9)])
-    numbered = ("refine_object", "remove_object", "points", "grasps", "pin_frame", "wait_for_held")
+    numbered = ("refine_object", "remove_object", "points", "grasps", "pin_frame", "wait_for_held", "picture")
     arguments |= dict.fromkeys(numbered, (1,))
-    arguments |= dict.fromkeys(("wait_for", "snapshot", "restore"), ("cup",))
+    arguments |= dict.fromkeys(("wait_for", "wait_until_seen", "snapshot", "restore"), ("cup",))
     arguments |= dict.fromkeys(("latest_of_all", "set_prompts"), (["cup"],))
     methods = {name for name in dir(client) if not name.startswith("_")} - {"close", "closed", "connected"}
     for name in sorted(methods):
