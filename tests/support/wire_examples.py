@@ -181,6 +181,32 @@ def _points() -> dict[str, Any]:
     return {"seq": 41, "frame": "base", "points_m": np.arange(6, dtype="<f4").tobytes()}
 
 
+def _places() -> list[dict[str, Any]]:
+    seen = {"camera": "wrist-1", "epoch": 2**53 - 1, "silent_s": 0.0625, "id": 3, "label": "mug"}
+    seen |= {
+        "state": "lost",
+        "in_view": False,
+        "age_s": 12.5,
+        "seq": 41,
+        "capture_ns": 17,
+        "box": [2, 1, 6, 4],
+    }
+    seen |= {"confidence": 0.96875, "frame": "base", "position_m": [0.5, -0.25, 0.75], "size_m": 0.125}
+    seen |= {"camera_position_m": [0.0, 0.125, 0.5], "covariance_m2": [1e-6, 0.0, -1e-7, 1e-6, 0.0, 4e-6]}
+    camera = {"frame": "camera", "parent": "base", "stamp_ns": 17, "clock": "system"}
+    camera |= {"position": [0.5, -0.25, 1.25], "quaternion": [1.0, 0.0, 0.0, 0.0]}
+    seen |= {"camera_pose": camera, "held": False, "hidden_by": "robot"}
+    return [seen | {"has_picture": True}]
+
+
+def _picture() -> dict[str, Any]:
+    return {"seq": 41, "capture_ns": 17, "box": [0, 0, 8, 5], "jpeg": JPEG.read_bytes()}
+
+
+def _event(op: str, **args: Any) -> Example:
+    return Example(wire.Event(3, op, {"camera": "wrist-1", **args}), wire.pack_event, wire.unpack_event)
+
+
 EXAMPLES = {
     "frame-raw": Example(raw_frame(), wire.pack_frame, wire.unpack_frame),
     "frame-jpeg": Example(jpeg_frame(), wire.pack_frame, wire.unpack_frame),
@@ -237,6 +263,12 @@ EXAMPLES = {
     "request-segment": _request("segment", box=[2.0, 1.0, 6.0, 4.0], seq=41),
     "request-segment-multimask": _request("segment", points=[[3.5, 2.0]], seq=41, multimask=True),
     "request-points": _request("points", id=3, count=2, camera="wrist-1", epoch=2**53 - 1),
+    "request-where": _request("where", label="mug"),
+    "request-where-id": _request("where", id=3, camera="wrist-1", epoch=2**53 - 1),
+    "request-picture": _request("picture", id=3, camera="wrist-1", epoch=2**53 - 1),
+    "request-add-like": _request("add_like", like=3, like_camera="wrist-1", camera="left"),
+    "event-recalled": _event("recalled", id=3, absent_s=12.5),
+    "event-ambiguous": _event("ambiguous", id=3, ids=[3, 4]),
     "request-reset": _request("reset"),
     "request-pause": _request("pause"),
     "request-resume": _request("resume"),
@@ -247,6 +279,8 @@ EXAMPLES = {
     "reply-mask": _reply(wire.Reply(17, {"mask": wire.encode_mask(DRIVER, "rle"), "score": 0.5})),
     "reply-masks": _reply(wire.Reply(17, _candidates())),
     "reply-points": _reply(wire.Reply(17, {"id": 3, "camera": "wrist-1", "epoch": 2**53 - 1, **_points()})),
+    "reply-where": _reply(wire.Reply(17, {"objects": _places()})),
+    "reply-picture": _reply(wire.Reply(17, {"id": 3, "camera": "wrist-1", "epoch": 2**53 - 1, **_picture()})),
     "reply-node": _reply(wire.Reply(17, {"id": 3}, node=NODE)),
     "reply-error-node": _reply(
         wire.Reply(

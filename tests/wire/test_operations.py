@@ -31,6 +31,7 @@ from tests.support.wire_examples import EXAMPLES, golden
 # required arguments, then optional ones; * stands for those of a prompt
 WIRE_1 = {
     "add_object": ("*", "camera choice epoch label priority seq stride"),
+    "add_like": ("like like_camera", "camera epoch label"),
     "refine_object": ("* id", "camera epoch seq stride"),
     "pin_frame": ("seq", "camera epoch lease_s"),
     "remove_object": ("id", "camera epoch"),
@@ -45,6 +46,8 @@ WIRE_1 = {
     "segment_everything": ("", "camera grid max_overlap min_iou min_stability most seq"),
     "segment_photo": ("photo", "multimask names objects scores"),
     "points": ("id", "camera count epoch"),
+    "where": ("", "camera epoch id label"),
+    "picture": ("id", "camera epoch"),
     "status": ("", ""),
     "describe": ("", ""),
     "snapshot": ("", "name"),

@@ -9,6 +9,8 @@ _MASK = "`id`, `camera`, `epoch`, `seq`, `mask`, `score`, `age_ms`"
 RESULTS = {
     "add_object": "`id`, `camera`, `epoch`; with `seq` also `seq`, `mask`, `score`, `age_ms`, `stride`. `priority` is "
     "`normal` or `low`; `choice` is 0 for the first of `segment`'s `masks` for the same prompt",
+    "add_like": f"{_MASK}: on the latest frame of `camera`, what looks like the object `like` of `like_camera`, "
+    "also of one that was lost. Refused unless one place there looks like it for sure",
     "refine_object": f"{_MASK}, `stride`",
     "pin_frame": "`camera`, `epoch`, `seq`, `age_ms`, `lease_s` (60 if absent, 0..120), see below; 0 lets it go",
     "remove_object": "`id`, `camera`, `epoch`",
@@ -24,6 +26,10 @@ RESULTS = {
     "`multimask` gives all masks that the one object may mean",
     "points": "`id`, `camera`, `epoch`, `seq`, `frame`, `points_m`: up to `count` (1000 if absent, at most 10,000) "
     "points of the object's visible surface on the latest frame, as in a masks message",
+    "where": "`objects`: those in view first, then those that were seen last, see below. Without `id` and `label`, "
+    "all. An empty list: unknown",
+    "picture": "`id`, `camera`, `epoch`, `seq`, `capture_ns`, `jpeg`, and the `box` of that frame that it shows: the "
+    "last picture of an object, also of one that was lost, at most 128 pixels wide and high. Refused if there is none",
     "add_exemplar": "`prompts`; of a frame also `seq`, `age_ms`. See [exemplars](objects-by-name.md#all-like-this)",
     "reset": "forgets all objects, of that camera or of all",
     "pause": "`paused`: true",
