@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from functools import partial, update_wrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -27,7 +28,7 @@ from .parser import ANSWER_TIMEOUT_S, CommandParser, Commands, parse_box, parse_
 from .progress import printable
 
 if TYPE_CHECKING:
-    from ..client import PerceptionClient, Segmentation
+    from ..client import PerceptionClient, Place, Segmentation
 
 Ask = Callable[["PerceptionClient", Namespace], Any]
 """Sends the request of a command. Yields the lines to print, if there are any."""
@@ -45,6 +46,7 @@ FRAME_SIZE_MS = 500
 def add_commands(commands: Commands) -> None:
     """Add the commands of this module."""
     _add_objects(commands)
+    _add_where(commands)
     _add_segment(commands)
     _add_segment_everything(commands)
     _add_prompt(commands)
@@ -159,11 +161,13 @@ def _add_objects(commands: Commands) -> None:
         "object",
         "add, correct, rename, remove and list the tracked objects of a running node, and print their points",
     )
-    added = _add(objects, "add", object_add, True, lambda args: args.seq is None)
+    added = _add(objects, "add", object_add, True, lambda args: args.seq is None and args.like is None)
     added.add("--label", "name of the object")
     text = "low: track it on every second frame under load"
     added.add("--priority", text, choices=get_args(Priority))
     added.add("--choice N", "begin with this mask of `segment --multimask`, from 0", int)
+    added.add("--like ID", "in place of a prompt: what looks like this object of another camera", int)
+    added.add("--like-camera NAME", "camera of the object that --like names")
     refine = _add(objects, "refine", object_refine, has_camera=True)
     remove = _add(objects, "remove", object_remove, has_camera=True)
     rename = _add(objects, "rename", object_rename, has_camera=True)
@@ -188,7 +192,8 @@ def object_add(client: PerceptionClient, args: Namespace) -> Iterator[str]:
     prompt = {**_make_prompt(args), "mask": _read_mask(args.mask), "choice": args.choice}
     if args.box and args.seq is None:
         client.latest(FRAME_SIZE_MS)  # masks tell the size of the frame, and so whether it holds the box
-    yield str(client.add_object(**prompt, label=args.label, priority=args.priority).id)
+    looks = {"like": args.like, "like_camera": args.like_camera}
+    yield str(client.add_object(**prompt, **looks, label=args.label, priority=args.priority).id)
 
 
 def object_refine(client: PerceptionClient, args: Namespace) -> Iterator[str]:
@@ -223,6 +228,60 @@ def object_points(client: PerceptionClient, args: Namespace) -> Iterator[str]:
     surface = client.points(args.id, count=args.count, camera=args.camera)
     yield f"# frame {printable(surface.frame)}, seq {surface.seq}: x y z in metres"
     yield from (" ".join(f"{value:.4f}" for value in point) for point in surface.points_m.tolist())
+
+
+def _add_where(commands: Commands) -> None:
+    parser = _add(commands, "where", where, has_camera=True)
+    text = "name of objects, or the id of one; without it, all that the node knows, also lost ones"
+    parser.add("target NAME|ID", text, nargs="?")
+    parser.add_flag("--json", "print all that is known of them, as JSON")
+    parser.add_path("--picture FILE.jpg", "write the last picture of the first object of the list")
+
+
+def where(client: PerceptionClient, args: Namespace) -> Iterator[str]:
+    """Say where objects are, or where they were seen last.
+
+    Print a line about each: those in view first, then those that were seen last. "unknown" if there is none.
+    """
+    if args.picture is not None:
+        prepare_output(args.picture)
+    target = args.target
+    if target is not None and target.isdecimal():
+        target = int(target)
+    places = client.where(target, camera=args.camera)
+    if args.json:
+        yield json.dumps([asdict(place) for place in places], indent=2, ensure_ascii=False)
+    else:
+        yield from map(_describe_place, places)
+        if not places:
+            yield "unknown"
+    if args.picture is not None:
+        if not places:
+            raise RequestError("--picture: expected an object that the node knows, found none")
+        first = places[0]
+        picture = client.picture(first.id, camera=first.camera, epoch=first.epoch)
+        write_output(args.picture, picture.jpeg)
+
+
+def _describe_place(place: Place) -> str:
+    """Return one line: camera, id, label, state, when it was seen, where, and what may have moved or covered it."""
+    seen = "not seen yet"
+    if place.in_view:
+        seen = "in view"
+    elif place.age_s is not None:
+        seen = f"seen {place.age_s:.1f} s ago"
+    parts = [f"{seen:<18}"]
+    if place.position_m is not None:
+        position = " ".join(f"{length:.3f}" for length in place.position_m)
+        parts.append(f"at {position} m in {printable(place.frame or '?')}")
+    elif place.box is not None:
+        parts.append(f"box {','.join(map(str, place.box))}")
+    if place.held:
+        parts.append("held")
+    if place.hidden_by is not None:
+        parts.append(f"hidden by {printable(place.hidden_by)}")
+    line = f"{printable(place.camera):<12} {place.id:>4}  {printable(place.label):<24} {place.state:<10} "
+    return (line + "  ".join(parts)).rstrip()
 
 
 def _add_segment(commands: Commands) -> None:

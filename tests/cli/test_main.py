@@ -530,6 +530,72 @@ def test_the_list_of_objects_names_their_cameras() -> None:
     assert printed[0].endswith("age 12  unseen for 3")
 
 
+LOST = {
+    **{
+        "camera": "left",
+        "epoch": 1,
+        "id": 3,
+        "label": "mug",
+        "state": "lost",
+        "in_view": False,
+        "age_s": 12.5,
+    },
+    **{"seq": 9, "capture_ns": 17, "box": [1, 2, 3, 4], "frame": "base", "position_m": [0.5, 0.0, 0.125]},
+    **{"held": True, "hidden_by": "robot", "has_picture": True},
+}
+
+
+def test_places_are_printed_a_line_each() -> None:
+    seen = {"in_view": True, "state": "tracked", "held": False, "hidden_by": None, "position_m": None}
+    never = {"id": 5, "age_s": None, "box": None, "state": "tentative"}
+    objects = [LOST | {"id": 4} | seen, LOST, LOST | seen | never | {"in_view": False}]
+    request, printed = run_against_server({"objects": objects}, "where", "mug", "--camera", "left")
+    assert (request.op, request.args) == ("where", {"label": "mug", "camera": "left"})
+    assert [" ".join(line.split()) for line in printed.splitlines()] == [
+        "left 4 mug tracked in view box 1,2,3,4",
+        "left 3 mug lost seen 12.5 s ago at 0.500 0.000 0.125 m in base held hidden by robot",
+        "left 5 mug tentative not seen yet",
+    ]
+
+
+def test_places_of_an_id_are_json_and_none_are_unknown() -> None:
+    request, printed = run_against_server({"objects": [LOST]}, "where", "3", "--json")
+    assert request.args == {"id": 3}
+    (shown,) = json.loads(printed)
+    assert LOST.items() <= shown.items()
+    assert run_against_server({"objects": []}, "where")[1] == "unknown\n"
+
+
+def test_the_picture_of_the_first_place_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Request] = []
+    objects = [LOST]
+    picture = {"id": 3, "camera": "left", "seq": 9, "capture_ns": 17, "box": [0, 0, 9, 9], "jpeg": b"JPEG"}
+
+    def answer(request: Request) -> Reply:
+        asked.append(request)
+        return Reply(request.id, picture if request.op == "picture" else {"objects": objects})
+
+    endpoint = f"ipc://{tmp_path}/control"
+    command = ["where", "mug", "--picture", str(tmp_path / "mug.jpg"), "--transport.control", endpoint]
+    with ControlServer(endpoint, answer):
+        assert cli.main(command) == 0
+        assert (tmp_path / "mug.jpg").read_bytes() == b"JPEG"
+        assert asked[1].args == {"id": 3, "camera": "left", "epoch": 1}
+        objects.clear()
+        assert cli.main(command) == 2
+    assert "unknown" in capsys.readouterr().out
+
+
+def test_an_object_is_added_by_looks() -> None:
+    reply = {"id": 4, "camera": "wrist", "epoch": 1}
+    looks = ("--like", "3", "--like-camera", "left", "--camera", "wrist")
+    request, printed = run_against_server(reply, "object", "add", *looks)
+    assert (request.op, printed) == ("add_like", "4\n")
+    assert request.args == {"like": 3, "like_camera": "left", "camera": "wrist"}
+
+
 def test_adding_prints_the_id_and_refining_the_mask() -> None:
     assert run_against_server({"id": 4, "camera": "cam0"}, "object", "add", "--point", "5,6")[1] == "4\n"
     mask = encode_mask(Mask.from_full(np.ones((4, 6), dtype=np.bool_)))
