@@ -245,7 +245,7 @@ def _parse_address(text: str) -> Address:
 
 
 def mcp(args: Namespace, settings: Settings) -> None:
-    """Offer tools to an agent over the Model Context Protocol: find, look, points.
+    """Offer tools to an agent over the Model Context Protocol: find, look, points, where.
 
     stdout carries the protocol alone, and all else goes to stderr.
     """

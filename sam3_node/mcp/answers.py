@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from ..client import SurfacePoints
+from ..client import Place, SurfacePoints
 from ..types import Instance, MaskFrame
 
 MAX_OBJECTS = 100
@@ -122,6 +122,33 @@ def describe_place(masks: MaskFrame, instance: Instance) -> Facts:
     }
     facts = describe_object(masks, instance) | {"seq": masks.seq}
     return facts | {name: value for name, value in optional.items() if value is not None}
+
+
+def describe_last_place(place: Place) -> Facts:
+    """Return where an object is, or where it was seen last, and how long ago."""
+    facts: Facts = {
+        "id": place.id,
+        "label": place.label,
+        "camera": place.camera,
+        "epoch": place.epoch,
+        "state": place.state,
+        "in_view": place.in_view,
+        "age_s": place.age_s,
+    }
+    optional: Facts = {
+        "seq": place.seq,
+        "box": None if place.box is None else list(place.box),
+        "confidence": round_share(place.confidence),
+        "frame": place.frame,
+        "position_m": round_lengths(place.position_m),
+        "camera_position_m": round_lengths(place.camera_position_m),
+        "longest_side_m": None if place.size_m is None else round(place.size_m, LENGTH_DIGITS),
+        "hidden_by": place.hidden_by,
+    }
+    facts |= {name: value for name, value in optional.items() if value is not None}
+    if place.held:
+        facts["held"] = True
+    return facts
 
 
 def describe_points(surface: SurfacePoints) -> Facts:

@@ -148,6 +148,22 @@ class PointsArguments(ToolArguments):
     epoch: Whole | None = Field(None, description=EPOCH)
 
 
+class WhereArguments(ToolArguments):
+    """Say where an object was seen last, also one that is out of view or that was lost: those in view first, each with
+    `age_s`, the seconds since then, its position in metres and its box at that time. It may have been moved since: look
+    at `held` and `hidden_by`. An empty list: the node does not know."""
+
+    name: Name | None = Field(
+        None, description="Label to look for, as the node writes it. Leave it out for all objects."
+    )
+    id: Whole | None = Field(None, description="Id of one object, in place of a name.")
+    camera: Name | None = Field(
+        None, description="Name of the camera. Needed with an id if the node serves several."
+    )
+    epoch: Whole | None = Field(None, description=EPOCH)
+    picture: bool = Field(False, description="true: also the last picture of the first object of the list.")
+
+
 class AddArguments(ToolArguments):
     """Track a new object, marked by points or a box in pixels. Without `seq` the marks are those of the next frame that
     arrives, so use the `seq` of the picture in which you have read them."""

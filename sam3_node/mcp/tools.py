@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from ..client import PerceptionClient
 from ..client.values import find_frame
 from ..errors import (
+    ForbiddenError,
     NoAnswerError,
     NodeRestarted,
     RequestError,
@@ -31,6 +32,7 @@ from .answers import (
     Facts,
     SeenCamera,
     describe_frame,
+    describe_last_place,
     describe_object,
     describe_place,
     describe_points,
@@ -45,6 +47,7 @@ from .arguments import (
     PointsArguments,
     RemoveArguments,
     ToolArguments,
+    WhereArguments,
 )
 from .pictures import draw, take_pair
 
@@ -109,6 +112,7 @@ class AgentTools(Closeable):
             AgentTool("find", FindArguments, self._find),
             AgentTool("look", LookArguments, self._look),
             AgentTool("points", PointsArguments, self._points),
+            AgentTool("where", WhereArguments, self._where),
         ]
         if allow_edits:
             tools[1] = AgentTool("look", KeepingLookArguments, self._look)
@@ -234,6 +238,45 @@ class AgentTools(Closeable):
             masks = same
             instance = _find_instance(masks, given.id)
         return Answer(describe_place(masks, instance) | describe_points(surface))
+
+    def _where(self, given: WhereArguments) -> Answer:
+        status = self._ask_status()
+        if given.id is not None and given.name is not None:
+            raise RequestError("where: expected a name or an id, found both")
+        if given.id is None:
+            places = self._client.where(given.name, camera=given.camera)
+        else:
+            camera = _choose_camera(status, given.camera)
+            self._client.newest(camera)  # notes a restart, if there was one
+            self._refuse_untold(given.epoch)
+            places = self._client.where(given.id, camera=camera, epoch=given.epoch)
+        notes: list[str] = []
+        if not places:
+            notes.append(self._explain_unknown(given))
+        if len(places) > MAX_OBJECTS:
+            notes.append(f"{len(places) - MAX_OBJECTS} more objects are left out; ask for a name or a camera")
+        jpeg = None
+        if given.picture and places:
+            # the places are good without
+            try:
+                first = places[0]
+                picture = self._client.picture(first.id, camera=first.camera, epoch=first.epoch)
+                jpeg = picture.jpeg
+            except (RequestError, ForbiddenError) as error:
+                notes.append(f"there is no picture: {error}")
+        objects = [describe_last_place(place) for place in places[:MAX_OBJECTS]]
+        return Answer({"objects": objects, "notes": notes}, jpeg)
+
+    def _explain_unknown(self, given: WhereArguments) -> str:
+        """Return a note that says what the node knows instead."""
+        labels = sorted({place.label for place in self._client.where(camera=given.camera)})
+        wanted = f"object {given.id}"
+        hint = ""
+        if given.name is not None:
+            wanted = repr(given.name)
+            hint = did_you_mean(given.name, labels)
+        known = ", ".join(labels[:MAX_LISTED]) or "no objects"
+        return f"it is unknown where {wanted} is; the node knows of {known}{hint}"
 
     def _add(self, given: AddArguments) -> Answer:
         status = self._ask_status()

@@ -167,9 +167,9 @@ def test_a_restart_is_noted_once_and_old_ids_are_refused(node: PlayedNode, tools
     assert tools.call("points", {"id": 1, "epoch": 6, "count": 0}).facts["id"] == 1
 
 
-@pytest.mark.parametrize("tool", ["points", "remove"])
+@pytest.mark.parametrize("tool", ["points", "remove", "where"])
 def test_an_id_of_before_never_names_another_object(node: PlayedNode, tools: AgentTools, tool: str) -> None:
-    node.answers["remove_object"] = {}
+    node.answers |= {"remove_object": {}, "where": {"objects": [SEEN | {"epoch": 6}]}}
     show(node, tools, masks_of(make_instance(), epoch=5))
     tools.call("find", {})
     # the agent has not been told, so it means the object of before, whether or not it gives the epoch
@@ -177,8 +177,9 @@ def test_an_id_of_before_never_names_another_object(node: PlayedNode, tools: Age
     given = {"id": 1} | ({"count": 0} if tool == "points" else {})
     with pytest.raises(NodeRestarted, match="forget the ids from before"):
         tools.call(tool, given)
-    assert not [request for request in node.requests if request.op == "remove_object"]
-    assert tools.call(tool, given).facts["camera"] == "cam0"
+    assert not [request for request in node.requests if request.op in ("remove_object", "where")]
+    facts = tools.call(tool, given).facts
+    assert (facts.get("objects") or [facts])[0]["camera"] == "cam0"
 
 
 def test_points_are_of_the_frame_whose_masks_are_shown(node: PlayedNode, tools: AgentTools) -> None:
@@ -189,6 +190,42 @@ def test_points_are_of_the_frame_whose_masks_are_shown(node: PlayedNode, tools: 
     facts = tools.call("points", {"id": 1}).facts
     assert facts["points_m"] == [[0.1, 0.2, 0.3], [3.1416, 0, 1]]
     assert (facts["points_seq"], facts["seq"], facts["frame"], facts["doubtful"]) == (2, 2, "base", True)
+
+
+SEEN = {
+    **{
+        "camera": "cam0",
+        "epoch": 5,
+        "id": 1,
+        "label": "mug",
+        "state": "lost",
+        "in_view": False,
+        "age_s": 62.5,
+    },
+    **{"seq": 2, "capture_ns": 17, "box": [1, 2, 3, 4], "frame": "base", "position_m": [0.5, 0.0, 0.123456]},
+    **{"held": True, "hidden_by": None, "has_picture": True},
+}
+CROP = {"id": 1, "camera": "cam0", "seq": 2, "capture_ns": 17, "box": [0, 0, 9, 9], "jpeg": b"JPEG"}
+
+
+def test_a_place_says_how_long_ago_and_has_a_picture(node: PlayedNode, tools: AgentTools) -> None:
+    node.answers |= {"where": {"objects": [SEEN]}, "picture": CROP}
+    answer = tools.call("where", {"name": "mug"})
+    (place,) = answer.facts["objects"]
+    assert (place["age_s"], place["in_view"], place["held"], place["state"]) == (62.5, False, True, "lost")
+    assert (place["position_m"], place["frame"]) == ([0.5, 0.0, 0.1235], "base")
+    assert answer.jpeg is None
+    assert tools.call("where", {"id": 1, "picture": True}).jpeg == b"JPEG"
+    assert node.requests[-1].args == {"id": 1, "camera": "cam0", "epoch": 5}
+    with pytest.raises(RequestError, match="found both"):
+        tools.call("where", {"id": 1, "name": "mug"})
+
+
+def test_an_unknown_place_names_what_is_known(node: PlayedNode, tools: AgentTools) -> None:
+    node.answers["where"] = {"objects": []}
+    facts = tools.call("where", {"name": "cup"}).facts
+    assert (facts["objects"], len(facts["notes"])) == ([], 1)
+    assert "unknown where 'cup' is" in facts["notes"][0]
 
 
 def test_a_picture_without_masks_says_why(node: PlayedNode, tools: AgentTools, monkeypatch: Any) -> None:
