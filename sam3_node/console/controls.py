@@ -130,13 +130,15 @@ def _read_phrases(path: Path) -> tuple[str, ...]:
 
 
 def _to_json(result: Any) -> dict[str, Any]:
-    """Return a result of the node with its masks as the page reads them: box, size, and bits in base64."""
+    """Return a result of the node as the page reads it: masks as box, size and bits in base64, pictures in base64."""
     shown: dict[str, Any] = {}
     if isinstance(result, dict):
         shown = result
     # new maps, because the result may be kept by its caller
     if "masks" in shown:
         shown = shown | {"masks": [_to_json(entry) for entry in shown["masks"]]}
+    if "jpeg" in shown:
+        shown = shown | {"jpeg": base64.b64encode(shown["jpeg"]).decode()}
     if "mask" in shown:
         mask = decode_mask(shown["mask"])
         bits = base64.b64encode(pack_bits(mask)).decode()

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..client.diagnosis import Wanted, diagnose, find_sending_camera
+from ..client.values import read_places
 from ..errors import Sam3NodeError, TransportError, WireError
 from ..resources import Closeable, closed_on_error
 from ..settings import Settings
@@ -25,7 +26,8 @@ from ..transport import ControlClient, Security
 from ..transport.mask_pairing import MAX_CAMERAS, MaskPairing
 from ..transport.tap import StreamTap
 from ..types import Buffer, Frame, Instance, Mask, MaskFrame, keep_newest
-from ..wire import EVENTS_TOPIC, Event, decode_image, encode_image, unpack_event
+from ..wire import EVENTS_TOPIC, Event, Fields, decode_image, encode_image, unpack_event
+from ..wire.operations import FindObjects
 
 JPEG_QUALITY = 85
 """Quality of pictures that are not compressed already, 1 to 100."""
@@ -41,9 +43,13 @@ MAX_EVENTS = 100
 """Newest events that the page lists."""
 MAX_TEXT = 200
 """Characters of an event's value that the page shows."""
-EVENT_FIELDS = ("camera", "id", "label", "prompts", "error", "seq", "episode", "keep")
+MAX_LOST = 32
+"""Lost objects that the page lists, those that were seen last."""
+EVENT_FIELDS = ("camera", "id", "ids", "label", "prompts", "error", "seq", "episode", "keep", "absent_s")
 """Arguments of an event that the page shows."""
 _COMPRESSED = ("jpeg", "png")
+LOST_FIELDS = ("camera", "epoch", "id", "label", "age_s", "held", "hidden_by", "has_picture")
+"""What the page shows of a lost object."""
 _FIELDS = ("id", "label", "score", "state", "doubtful", "confidence", "name_confidence", "age", "area", "box")
 
 Listener = Callable[[], None]
@@ -180,6 +186,7 @@ class LiveViews(Closeable):
         self._event_number = 0  # of the newest event
         self._malformed = 0  # messages that could not be read
         self._status: dict[str, Any] | None = None
+        self._lost: list[dict[str, Any]] = []
         self._description: dict[str, Any] | None = None
         self._problem = "connecting"
         self._connected = False
@@ -214,13 +221,14 @@ class LiveViews(Closeable):
         return None
 
     def state(self) -> dict[str, Any]:
-        """Return connection, status, what is wrong, and the last events."""
+        """Return connection, status, what is wrong, the last events, and the objects that were lost."""
         with self._lock:
             return {
                 "connected": self._connected and self._status is not None,
                 "status": self._status,
                 "problem": self._problem,
                 "events": list(self._events),
+                "lost": self._lost,
                 "marks_s": self._settings("tracker").get("feature_cache_s"),
                 "malformed": self._malformed,
                 "dropped": self._tap.dropped,
@@ -293,6 +301,7 @@ class LiveViews(Closeable):
                     node = status.get("node")
                     self._description = dict(self._control.call("describe"))
                 found = self._explain({**self._description, **status})
+                self._lost = self._find_lost()
             except TransportError:
                 status = {}
                 found = diagnose(None, self._wanted, self._endpoint in self._tap.connected)
@@ -303,6 +312,16 @@ class LiveViews(Closeable):
                 self._status = status or None
                 self._problem = found
             self._on_change()
+
+    def _find_lost(self) -> list[dict[str, Any]]:
+        """Return the objects that the node tracks no longer and remembers, those first that were seen last."""
+        # the answer comes between two frames, and an earlier version of the node has none
+        try:
+            reply = self._control.call(FindObjects.op)
+            places = [place for place in read_places(Fields(reply, FindObjects.op)) if place.state == "lost"]
+        except Sam3NodeError:
+            return self._lost
+        return [{name: getattr(place, name) for name in LOST_FIELDS} for place in places[:MAX_LOST]]
 
     def _explain(self, description: dict[str, Any]) -> str:
         """Return one line that says what keeps masks from arriving; "" if nothing does."""

@@ -2,6 +2,7 @@
 
 import { LabelPlacer } from "./labels.js";
 import { Watch, describeEvent } from "./messages.js";
+import { Lost } from "./panels.js";
 import { Pins, describeMarks } from "./pins.js";
 import { encodeLabels, paintIds } from "./png.js";
 import { Prompts } from "./prompts.js";
@@ -206,6 +207,35 @@ export async function eventsAreWordsForPeople() {
   const nameOf = (camera, id) => `cup ${id} of ${camera}`;
   equal(describeEvent({ op: "remove_object", camera: "cam0", id: "2" }, nameOf), "Removed cup 2 of cam0.");
   equal(describeEvent({ op: "pin_frame", camera: "cam0", seq: "2" }, nameOf), null);
+  const recalled = { op: "recalled", camera: "cam0", id: "2", absent_s: "12.4" };
+  equal(describeEvent(recalled, nameOf), "Knows cup 2 of cam0 again, after 12 s.");
+  const ambiguous = { op: "ambiguous", camera: "cam0", id: "2", ids: "2, 3" };
+  equal(describeEvent(ambiguous, nameOf), "Something came into view that may be any of the objects 2, 3.");
+}
+
+export async function lostObjectsShowTheirLastPictureOnAClick() {
+  const host = document.body.appendChild(Object.assign(document.createElement("ul"), { id: "lost" }));
+  const asked = [];
+  const lost = new Lost(async (object) => {
+    asked.push(object.id);
+    return new Blob(["JPEG"]);
+  });
+  const cup = { epoch: 1, id: 2, label: "cup", age_s: 12.4, held: true, hidden_by: "robot", has_picture: true };
+  lost.update([cup, { epoch: 1, id: 3, label: "", age_s: 400, has_picture: false }], true);
+  const texts = [...host.children].map((row) => row.textContent);
+  equal(texts, ["cup (2) · seen 12 s ago · held · hidden by robot", "unnamed (3) · seen 7 min ago"]);
+  const [button, other] = host.querySelectorAll("button");
+  check(other.disabled, "expected no picture of the other");
+  button.click();
+  await new Promise((resolve) => setTimeout(resolve, 20));
+  equal([asked, host.querySelectorAll("img").length], [[2], 1]);
+  lost.update([{ ...cup, age_s: 13.4 }], true);
+  equal(host.querySelectorAll("img").length, 1, "a picture that stays:");
+  button.click();
+  equal(host.querySelectorAll("img").length, 0);
+  lost.update([], true);
+  equal(host.children.length, 0);
+  host.remove();
 }
 
 /** Return an instance that covers a box but for its corners. */

@@ -1,6 +1,21 @@
 """Tests of the console's requests that need no browser."""
 
-from sam3_node.console.controls import MAX_BEGUN, MAX_LINE, RESULT, RecorderLines
+from pathlib import Path
+
+from sam3_node.console.controls import MAX_BEGUN, MAX_LINE, RESULT, Controls, RecorderLines
+from sam3_node.settings import Settings
+from sam3_node.transport.control_server import ControlServer
+from sam3_node.wire import Reply
+
+
+def test_a_picture_is_text_for_the_page(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/control"
+    settings = Settings(transport={"control": endpoint})  # type: ignore[arg-type]
+    with (
+        ControlServer(endpoint, lambda request: Reply(request.id, {"id": 1, "jpeg": b"JPEG"})),
+        Controls(settings, dict, lambda: None) as controls,
+    ):
+        assert controls.call("picture", {"id": 1}) == {"id": 1, "jpeg": "SlBFRw=="}
 
 
 def test_the_output_of_a_long_recording_is_not_kept() -> None:

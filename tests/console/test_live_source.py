@@ -15,8 +15,9 @@ import pytest
 from sam3_node.console.views import FrameView, LiveViews, pack_view
 from sam3_node.settings import Settings
 from sam3_node.transport import FramePublisher, MaskPublisher
+from sam3_node.transport.control_server import ControlServer
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
-from sam3_node.wire import Event, unpack_masks
+from sam3_node.wire import Event, Reply, Request, unpack_masks
 from tests.support.node_rig import until
 from tests.support.wire_examples import golden
 
@@ -127,6 +128,27 @@ def test_events_are_listed_without_masks(peers: Peers) -> None:
     assert (event["op"], event["label"], "mask" in event) == ("add_object", "mug", False)
 
 
+def test_lost_objects_are_listed_those_first_that_were_seen_last(tmp_path: Path) -> None:
+    place = {"camera": "cam0", "epoch": 1, "id": 1, "label": "mug", "state": "tracked", "in_view": True}
+    lost = place | {"id": 2, "state": "lost", "in_view": False, "age_s": 12.5, "has_picture": True}
+    replies = {"where": {"objects": [place, lost]}, "status": {"paused": False, "cameras": {}}}
+    endpoint = f"ipc://{tmp_path}/control"
+    transport = {
+        "masks": f"ipc://{tmp_path}/masks",
+        "frames": (f"ipc://{tmp_path}/frames",),
+        "control": endpoint,
+    }
+
+    def answer(request: Request) -> Reply:
+        return Reply(request.id, replies.get(request.op, {"settings": {"transport": transport}}))
+
+    transport["delivery"] = "newest"
+    settings = Settings(transport=transport)  # type: ignore[arg-type]
+    with ControlServer(endpoint, answer), LiveViews(settings, lambda: None) as source:
+        (found,) = until(lambda: source.state()["lost"], "the lost object")
+    assert (found["id"], found["age_s"], found["has_picture"]) == (2, 12.5, True)
+
+
 @pytest.fixture
 def modules(browser: Any) -> Iterator[Any]:
     """A page without content, which can import the console's modules and the cases for them."""
@@ -134,10 +156,13 @@ def modules(browser: Any) -> Iterator[Any]:
 
     def serve(route: Any) -> None:
         name = route.request.url.split("/")[-1]
+        if name == "blank.html":
+            route.fulfill(content_type="text/html", body="<!doctype html><title>blank</title>")
+            return
         route.fulfill(path=CASES if name == CASES.name else STATIC / name)
 
     page.route("http://console.test/*", serve)
-    page.goto("http://console.test/icon.svg")
+    page.goto("http://console.test/blank.html")
     yield page
     page.close()
 

@@ -4,11 +4,11 @@ import { Cameras } from "./cameras.js";
 import { make, setText } from "./dom.js";
 import { Keys } from "./keys.js";
 import { CLICK_FIRST, Watch, describeEvent, isTouch } from "./messages.js";
-import { Stages, Tracks, describeNode, showEvents, showNames, showPairs, showVocabulary } from "./panels.js";
+import { Lost, Stages, Tracks, describeNode, showEvents, showNames, showPairs, showVocabulary } from "./panels.js";
 import { Pins, describeMarks } from "./pins.js";
 import { Player } from "./player.js";
 import { Prompts } from "./prompts.js";
-import { call, isAllowed, logIn, lookFor, suggest } from "./requests.js";
+import { call, fetchPicture, isAllowed, logIn, lookFor, suggest } from "./requests.js";
 import { Timeline, isDifferent, isDoubtful } from "./timeline.js";
 
 const REFRESH_MS = 200;
@@ -94,6 +94,13 @@ const tracks = new Tracks({
   select: (id) => select(cameras.main.camera, id),
   rename: (id) => askLabel(id),
   remove: (id) => removeObject(id),
+});
+const lost = new Lost(async (object) => {
+  let picture = null;
+  await prompts.try(async () => {
+    picture = await fetchPicture(object);
+  });
+  return picture;
 });
 const watch = new Watch(({ kind, camera, id, label }) => {
   const name = `${label} (${id})`;
@@ -384,6 +391,7 @@ function describePlace() {
 function showView() {
   const view = shownView();
   tracks.update(view?.masks, getSelected(cameras.main?.camera), canChange());
+  lost.update((state?.lost ?? []).filter(({ camera }) => camera === cameras.main?.camera), canChange());
   stages.update();
   if (state?.against) showComparison();
 }

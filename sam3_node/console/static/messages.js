@@ -23,11 +23,26 @@ export function describeError(error) {
   return /[.?!]$/.test(message) ? message : `${message}.`;
 }
 
+/** Return a time in words: "12 s", "5 min" or "2 h". */
+export function describeAge(seconds) {
+  if (seconds < 120) return `${seconds.toFixed(0)} s`;
+  if (seconds < 7200) return `${(seconds / 60).toFixed(0)} min`;
+  return `${(seconds / 3600).toFixed(0)} h`;
+}
+
+/** Return the words for an object that was lost. */
+export function describeLost({ id, label, age_s, held, hidden_by }) {
+  const seen = age_s == null ? "" : ` · seen ${describeAge(age_s)} ago`;
+  const why = [held && "held", hidden_by && `hidden by ${hidden_by}`].filter(Boolean);
+  return `${label || "unnamed"} (${id})${seen}${why.map((text) => ` · ${text}`).join("")}`;
+}
+
 /** Return the words of an event of the node, null for one that people need not read. `nameOf(camera, id)` names an object. */
-export function describeEvent({ op, camera, id, label, prompts, error, seq, episode, keep }, nameOf) {
+export function describeEvent({ op, camera, id, label, prompts, error, seq, episode, keep, ids, absent_s }, nameOf) {
   const name = () => label || nameOf(camera, Number(id));
   const words = {
     add_object: () => `Added ${label || "an object"}.`,
+    add_like: () => `Added ${label || "an object"} by its looks.`,
     refine_object: () => `Corrected ${name()}.`,
     remove_object: () => `Removed ${name()}.`,
     rename_object: () => `Object ${id} is now called ${label}.`,
@@ -41,6 +56,8 @@ export function describeEvent({ op, camera, id, label, prompts, error, seq, epis
     caught_up: () => (error ? `Could not follow ${name()} from its ${CLICK}: ${error}.` : `Follows ${name()} now.`),
     grasped: () => `The gripper holds ${name()}.`,
     released: () => `The gripper has released ${name()}.`,
+    recalled: () => `Knows ${name()} again, after ${describeAge(Number(absent_s))}.`,
+    ambiguous: () => `Something came into view that may be any of the objects ${ids}.`,
     served: () => `Camera ${camera} has joined.`,
     dropped: () => `Camera ${camera} has lost its place to another one.`,
     failed: () => `Frame ${seq} of ${camera} failed: ${error}.`,

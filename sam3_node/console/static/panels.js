@@ -2,6 +2,7 @@
 // the page's memory stays flat.
 
 import { make, setText } from "./dom.js";
+import { describeLost } from "./messages.js";
 import { MARKS, cssColour, nameState } from "./palette.js";
 
 const WINDOW = 300;
@@ -75,6 +76,47 @@ export class Tracks {
     state.dataset.state = name;
     setText(score, instance.area ? instance.score.toFixed(2) : "–");
     row.dataset.area = instance.area;
+  }
+}
+
+/** The objects that were lost, each a button that shows its last picture. `fetchPicture(object)` returns a Blob. */
+export class Lost {
+  constructor(fetchPicture) {
+    this.fetchPicture = fetchPicture;
+    this.host = document.querySelector("#lost");
+  }
+
+  update(objects, canAsk) {
+    keepRows(
+      this.host,
+      objects.map((object) => [`${object.epoch} ${object.id}`, object]),
+      () => this.build(),
+      (row, object) => {
+        row.object = object;
+        setText(row.firstChild, describeLost(object));
+        row.firstChild.disabled = !(canAsk && object.has_picture);
+      },
+    );
+  }
+
+  build() {
+    const button = make("button", { type: "button", title: "Show its last picture, or hide it" });
+    const row = make("li", {}, button);
+    button.onclick = () => this.toggle(row);
+    return row;
+  }
+
+  async toggle(row) {
+    const shown = row.querySelector("img");
+    if (shown) {
+      shown.remove();
+      return;
+    }
+    const blob = await this.fetchPicture(row.object);
+    if (!blob || row.querySelector("img")) return;
+    const image = make("img", { src: URL.createObjectURL(blob), alt: `Last picture of ${row.object.label || "it"}` });
+    image.onload = image.onerror = () => URL.revokeObjectURL(image.src);
+    row.append(image);
   }
 }
 

@@ -20,6 +20,12 @@ export async function lookFor(names, status) {
   return call("set_prompts", { prompts: names, ...Object.fromEntries(limits) });
 }
 
+/** Return the last picture of an object as a Blob. Throws RequestFailed. */
+export async function fetchPicture({ camera, epoch, id }) {
+  const { jpeg } = await call("picture", { camera, epoch, id });
+  return new Blob([Uint8Array.from(atob(jpeg), (letter) => letter.charCodeAt(0))], { type: "image/jpeg" });
+}
+
 /** Return phrases of the node's vocabulary that resemble what was typed, all of them for "". */
 export async function suggest(typed) {
   const answer = await fetch(`api/words?typed=${encodeURIComponent(typed)}`);
