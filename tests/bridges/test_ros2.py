@@ -18,7 +18,7 @@ from sam3_node_ros import link
 from sam3_node_ros.link import MAX_HEADERS, Ros2Bridge, Ros2Settings
 from sam3_node_ros.messages import Header
 
-from sam3_node.client import PerceptionClient
+from sam3_node.client import PerceptionClient, Place
 from sam3_node.errors import SettingsError, TransportError, WireError
 from sam3_node.transport import FrameSubscriber, MaskPublisher
 from sam3_node.transport.tap import PoseSubscriber
@@ -565,6 +565,56 @@ def test_boxes_of_an_image_or_a_photo_become_an_exemplar(site: Site, monkeypatch
     ]
 
 
+def make_place(**fields: Any) -> Place:
+    return Place("cam0", 7, "mug", "lost", False, epoch=31, **fields)
+
+
+def test_places_have_the_stamp_of_the_image_that_showed_them(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stamp_ns = time.time_ns()
+    site.bridge.take(IMAGE, image(stamp_ns))
+    position = {"position_m": (0.5, 0.25, 0.125), "size_m": 0.1, "covariance_m2": (1e-6, 0, 0, 2e-6, 0, 3e-6)}
+    places = [
+        make_place(seq=0, capture_ns=stamp_ns, age_s=1.5, frame="camera", confidence=0.75, **position),
+        make_place(seq=9, capture_ns=3 * 10**9 + 4, age_s=20.0, frame="base", held=True, **position),
+        make_place(seq=8, capture_ns=17, age_s=30.0, hidden_by="robot"),
+        make_place(),
+    ]
+    asked: list[tuple[Any, ...]] = []
+
+    def where(_: PerceptionClient, wanted: Any = None, **given: Any) -> list[Place]:
+        asked.append((wanted, given))
+        return places
+
+    monkeypatch.setattr(PerceptionClient, "where", where)
+    kind = import_type("sam3_node_msgs/srv/Where")
+    answer = site.bridge.services["where"](kind.Request(name="mug"), kind.Response())
+    assert answer.success, answer.message
+    seen, earlier, flat, never = answer.detections
+    stamps = [(one.header.stamp.sec, one.header.stamp.nanosec) for one in answer.detections]
+    assert stamps == [divmod(stamp_ns, 10**9), (3, 4), (0, 17), (0, 0)]
+    assert (seen.header.frame_id, earlier.header.frame_id) == (make_header(0).frame_id, "base_link")
+    (result,) = seen.results
+    assert (result.hypothesis.class_id, result.hypothesis.score, seen.id) == ("mug", 0.75, "7@1f")
+    assert (result.pose.pose.position.x, result.pose.covariance[7]) == (0.5, 2e-6)
+    assert seen.bbox.size.x == 0.1
+    assert not any(one.results[0].pose.covariance.any() for one in (flat, never))
+    assert (list(answer.ages), list(answer.has_position)) == (
+        [1.5, 20.0, 30.0, -1.0],
+        [True, True, False, False],
+    )
+    assert (list(answer.held), list(answer.hidden_by)) == ([False, True, False, False], ["", "", "robot", ""])
+    assert (list(answer.states), list(answer.in_view)) == (["lost"] * 4, [False] * 4)
+    site.bridge.services["where"](kind.Request(id="7@1f"), kind.Response())
+    site.bridge.services["where"](kind.Request(), kind.Response())
+    assert asked == [
+        ("mug", {"camera": "cam0"}),
+        (7, {"camera": "cam0", "epoch": 31}),
+        (None, {"camera": "cam0"}),
+    ]
+
+
 def test_requests_that_cannot_be_meant_are_answered(site: Site) -> None:
     request = import_type("sam3_node_msgs/srv/AddObject").Request()
     request.stamp.sec = 5
@@ -572,6 +622,7 @@ def test_requests_that_cannot_be_meant_are_answered(site: Site) -> None:
         ("add_object", request, "unknown_frame"),
         ("remove_object", SimpleNamespace(id="cup"), "bad_request"),
         ("set_prompts", SimpleNamespace(prompts=["cup"], scores=[0.1, 0.2]), "bad_request"),
+        ("where", SimpleNamespace(name="cup", id="7"), "bad_request"),
         ("remove_object", SimpleNamespace(), "internal"),
     ):
         response = import_type("sam3_node_msgs/srv/AddObject").Response()

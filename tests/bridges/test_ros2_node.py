@@ -90,6 +90,29 @@ def test_an_object_by_name_comes_back_with_the_stamp_of_its_image(robot: Robot) 
     assert all(one.header == found.header for one in found.detections)
 
 
+def test_it_says_where_the_mug_is(robot: Robot) -> None:
+    found, _ = find_mug(robot)
+
+    def ask() -> Any:
+        robot.show()
+        answer = robot.call("where", name=LABEL)
+        assert answer.success, answer.message
+        return any(answer.in_view) and answer
+
+    answer = until(ask, "the mug's place")
+    mug = answer.detections[0]
+    assert answer.in_view[0]
+    assert answer.states[0] == "tracked"
+    assert mug.header.frame_id == found.header.frame_id
+    assert stamp_ns(mug) in robot.sent
+    assert 0 <= answer.ages[0] < PATIENCE_S
+    if answer.has_position[0]:
+        assert abs(mug.results[0].pose.pose.position.z - 1.0) < 0.01
+    assert [one.id for one in robot.call("where", id=mug.id).detections] == [mug.id]
+    nowhere = robot.call("where", name="no such thing")
+    assert (nowhere.success, list(nowhere.detections)) == (True, [])
+
+
 def test_the_joint_states_of_the_graph_reach_the_endpoint_of_the_robot(robot: Robot) -> None:
     kind = import_type("sensor_msgs/msg/JointState")
     publisher = robot.ros.create_publisher(kind, "/joint_states", 10)

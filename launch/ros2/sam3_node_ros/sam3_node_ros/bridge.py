@@ -30,6 +30,7 @@ from sam3_node_msgs.srv import (
     Segment,
     SegmentEverything,
     SetPrompts,
+    Where,
 )
 from sensor_msgs.msg import Image, PointCloud2
 from tf2_msgs.msg import TFMessage
@@ -137,6 +138,7 @@ class Sam3Bridge(LifecycleNode):
             (SetPrompts, "~/set_prompts", "set_prompts"),
             (AddExemplar, "~/add_exemplar", "add_exemplar"),
             (Segment, "~/segment", "segment"),
+            (Where, "~/where", "where"),
             (AddObjects, "add_objects", "isaac_add_objects"),
             (RemoveNamedObject, "remove_object", "isaac_remove_object"),
         ]

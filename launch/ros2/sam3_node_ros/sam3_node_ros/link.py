@@ -20,7 +20,7 @@ from sam3_node.bags.discovery import Camera, find_cameras
 from sam3_node.bags.messages.ros_images import MessageError, read_payload, read_stamp
 from sam3_node.bags.pairing import Pairing
 from sam3_node.bags.samples import CameraInfo, Colour, Joints, Payload, Sample, Topic
-from sam3_node.client import PerceptionClient, Security, Segmentation
+from sam3_node.client import PerceptionClient, Place, Security, Segmentation
 from sam3_node.errors import (
     BagError,
     MissingExtraError,
@@ -33,7 +33,7 @@ from sam3_node.errors import (
 )
 from sam3_node.resources import Closeable
 from sam3_node.transport import FramePublisher, PosePublisher
-from sam3_node.types import Clock, Depth, FrameKey, Instance, JointState, MaskFrame
+from sam3_node.types import NANOSECONDS, Clock, Depth, FrameKey, Instance, JointState, MaskFrame
 from sam3_node.wire import frame_topic, joints_topic
 from sam3_node.wire.images import MAX_FRAME_PIXELS
 
@@ -218,6 +218,7 @@ class Ros2Bridge(Closeable):
             "add_exemplar": self._answering(self._add_exemplar),
             "segment": self._answering(self._segment),
             "segment_everything": self._answering(self._segment_everything),
+            "where": self._answering(self._where),
             "isaac_add_objects": self._answering(self._add_objects),
             "isaac_remove_object": self._answering(self._remove_named),
         }
@@ -596,6 +597,31 @@ class Ros2Bridge(Closeable):
             )
         masks = make_mask_frame(self._settings.camera, found, found[0].mask.size)
         self._messages.fill_masks(response, masks, header, bool(request.with_label_image))
+
+    def _where(self, request: Any, response: Any) -> None:
+        camera = self._settings.camera
+        if request.name and request.id:
+            raise RequestError("expected a name or an id, found both")
+        if request.id:
+            object_id, epoch = parse_id(request.id)
+            places = self._client.where(object_id, camera=camera, epoch=epoch)
+        else:
+            places = self._client.where(str(request.name) or None, camera=camera)
+        self._messages.fill_places(response, places, [self._find_header(place) for place in places])
+
+    def _find_header(self, place: Place) -> Header:
+        """Return the header of the image that showed an object last; made of its time if that was sent long ago."""
+        if place.seq is None or place.capture_ns is None:
+            return Header(0, 0, "")
+        with self._lock:
+            sent = self._headers.get(FrameKey(place.camera, place.seq, place.capture_ns))
+            newest = next(reversed(self._headers.values()), None)
+        if sent is not None:
+            return sent
+        frame_id = ""
+        if newest is not None:
+            frame_id = newest.frame_id
+        return Header(*divmod(place.capture_ns, NANOSECONDS), frame_id)
 
     def _answering(self, serve: Callable[[Any, Any], None]) -> Callable[[Any, Any], Any]:
         """Return a service that gives success, or the code and text of an error. It never raises."""

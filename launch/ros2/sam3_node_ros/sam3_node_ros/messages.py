@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from sam3_node.bags.messages.ros_images import MessageError, read_payload
 from sam3_node.bags.samples import Colour
-from sam3_node.client import PhotoMask, Segmentation
+from sam3_node.client import PhotoMask, Place, Segmentation
 from sam3_node.errors import BagError, RequestError
 from sam3_node.types import Frame, Instance, MaskFrame
 from sam3_node.wire import MAX_EPOCH, decode_image, encode_image
@@ -47,6 +47,8 @@ MAX_BOXES = 64
 NO_POSE = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0)
 """Position and quaternion of a pose of which nothing is known"""
 NO_COVARIANCE = (0.0,) * 36
+UNSEEN_AGE = -1.0
+"""Age, in an answer of Where, of an object that no sure mask has shown yet"""
 
 # Marker.CUBE, .TEXT_VIEW_FACING and .DELETEALL
 _CUBE = 1
@@ -149,7 +151,7 @@ class MaskMessages:
             self._make(
                 "vision_msgs/msg/Detection2D",
                 header=self._header(header),
-                results=[self._hypothesis(instance)],
+                results=[self._hypothesis(instance.label, instance.score)],
                 bbox=self._box_2d(instance),
                 id=format_id(instance.id, masks.epoch),
             )
@@ -171,7 +173,9 @@ class MaskMessages:
             self._make(
                 "vision_msgs/msg/Detection3D",
                 header=self._header(header),
-                results=[self._hypothesis(instance, self._pose_with_covariance(instance))],
+                results=[
+                    self._hypothesis(instance.label, instance.score, self._pose_with_covariance(instance))
+                ],
                 bbox=self._box_3d(instance),
                 id=format_id(instance.id, masks.epoch),
             )
@@ -179,6 +183,35 @@ class MaskMessages:
         ]
         return self._make(
             "vision_msgs/msg/Detection3DArray", header=self._header(header), detections=detections
+        )
+
+    def fill_places(self, response: Any, places: Sequence[Place], headers: Sequence[Header]) -> None:
+        """Fill in the answer of Where. `headers` are those of the images that showed the objects last."""
+        response.detections = [
+            self._make_place(place, header) for place, header in zip(places, headers, strict=True)
+        ]
+        response.states = [place.state for place in places]
+        response.in_view = [place.in_view for place in places]
+        response.has_position = [place.position_m is not None for place in places]
+        response.ages = [UNSEEN_AGE if place.age_s is None else place.age_s for place in places]
+        response.held = [place.held for place in places]
+        response.hidden_by = [place.hidden_by or "" for place in places]
+
+    def _make_place(self, place: Place, header: Header) -> Any:
+        """Return the Detection3D of an object that was seen at a place, or at none that is known."""
+        if place.frame == "base":
+            header = header._replace(frame_id=self._base_frame)
+        pose = None
+        if place.position_m is not None:
+            pose = self._pose_with_covariance(place)
+        centre = self._pose(place.position_m or (0.0, 0.0, 0.0), None)
+        size = self._xyz("Vector3", [place.size_m or 0.0] * 3)
+        return self._make(
+            "vision_msgs/msg/Detection3D",
+            header=self._header(header),
+            results=[self._hypothesis(place.label, place.confidence or 0.0, pose)],
+            bbox=self._make("vision_msgs/msg/BoundingBox3D", center=centre, size=size),
+            id=format_id(place.id, place.epoch),
         )
 
     def make_label_image(self, masks: MaskFrame, header: Header) -> Any:
@@ -332,11 +365,9 @@ class MaskMessages:
         stamp = self._make("builtin_interfaces/msg/Time", sec=header.sec, nanosec=header.nanosec)
         return self._make("std_msgs/msg/Header", stamp=stamp, frame_id=header.frame_id)
 
-    def _hypothesis(self, instance: Instance, pose: Any = None) -> Any:
+    def _hypothesis(self, label: str, score: float, pose: Any = None) -> Any:
         pose = pose or self._with_covariance(self._pose((0.0, 0.0, 0.0), None), np.zeros(36))
-        hypothesis = self._make(
-            "vision_msgs/msg/ObjectHypothesis", class_id=instance.label, score=float(instance.score)
-        )
+        hypothesis = self._make("vision_msgs/msg/ObjectHypothesis", class_id=label, score=float(score))
         return self._make("vision_msgs/msg/ObjectHypothesisWithPose", hypothesis=hypothesis, pose=pose)
 
     def _box_2d(self, instance: Instance) -> Any:
@@ -354,13 +385,16 @@ class MaskMessages:
         size = self._xyz("Vector3", instance.extent_m or (0.0, 0.0, 0.0))
         return self._make("vision_msgs/msg/BoundingBox3D", center=centre, size=size)
 
-    def _pose_with_covariance(self, instance: Instance) -> Any:
+    def _pose_with_covariance(self, placed: Instance | Place) -> Any:
         covariance = np.zeros((6, 6))
-        if instance.covariance_m2 is not None:
-            xx, xy, xz, yy, yz, zz = instance.covariance_m2
+        if placed.covariance_m2 is not None:
+            xx, xy, xz, yy, yz, zz = placed.covariance_m2
             covariance[:3, :3] = [[xx, xy, xz], [xy, yy, yz], [xz, yz, zz]]
             covariance[3:, 3:] = np.eye(3) * ROTATION_VARIANCE_RAD2
-        pose = self._pose(instance.position_m or (), instance.extent_quaternion_xyzw)
+        quaternion = None
+        if isinstance(placed, Instance):
+            quaternion = placed.extent_quaternion_xyzw
+        pose = self._pose(placed.position_m or (), quaternion)
         return self._with_covariance(pose, covariance.ravel())
 
     def _with_covariance(self, pose: Any, covariance: Any) -> Any:
