@@ -335,11 +335,14 @@ def test_a_policy_and_a_reader_without_this_package_run(tmp_path: Path) -> None:
             policy = policy.replace(written, used)
         run(policy)
         examples = [
-            block_with("docs/python-api.md", text) for text in ("wait_for(", "on_masks(", "async for")
+            block_with("docs/python-api.md", text)
+            for text in ("wait_for(", "node.where(", "on_masks(", "async for")
         ]
         client = f"PerceptionClient({rig.masks!r}, {rig.control!r})"
         printed = run("\n".join(examples).replace("PerceptionClient()", client), 200)
-        expected = r"red mug: \d+ pixels, \d+ ms old\n(hold still\n)?True False\nthe mug is there\n"
+        places = r"(red mug \w+ (True|False) .*\n(\d+ bytes\n)?)+"
+        shown_lines = r"red mug: \d+ pixels, \d+ ms old\n(hold still\n)?"
+        expected = rf"{shown_lines}{places}True False\nthe mug is there\n"
         assert re.fullmatch(expected, printed)
         reader = block_with("docs/wire-v1.md", "def read_masks")
         run(f"{reader}\nseq, masks = next(read_masks({rig.masks!r}))\nassert masks[1].shape == (240, 320)")
