@@ -1,0 +1,125 @@
+"""Where objects are, asked over the control socket of a real node with the bundled weights and recording."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from sam3_node.client import PerceptionClient, Place
+from sam3_node.errors import RequestError, UnknownObjectError
+from tests.support.node_rig import Rig, until
+from tests.support.patience import PATIENCE_MS, PATIENCE_S
+from tests.support.refuses import refuses
+from tests.support.tabletop import true_instance
+
+LABEL = "red mug"
+CLIP_FRAMES = 225
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    with Rig(tmp_path_factory.mktemp("where")) as rig:
+        rig.environment |= {"SAM3_MODEL__NAME": "nano", "SAM3_CAMERA__FPS": "5", "SAM3_CAMERA__LOOP": "true"}
+        rig.node()
+        rig.start("camera", "scene:tabletop")
+        yield rig
+
+
+@pytest.fixture
+def client(rig: Rig) -> Iterator[PerceptionClient]:
+    with rig.client() as client:
+        client.wait_for_camera(PATIENCE_MS)
+        client.reset()
+        yield client
+
+
+def add_mug(client: PerceptionClient) -> int:
+    """Track the mug, and wait until the node has seen it by a sure mask."""
+    masks = client.latest(PATIENCE_MS)
+    assert masks is not None
+    box = true_instance(masks.seq % CLIP_FRAMES, LABEL).box
+    added = client.add_object(box=box, label=LABEL, seq=masks.seq)
+    client.wait_until_seen(added.id, PATIENCE_MS)
+    return added.id
+
+
+def find_place(client: PerceptionClient, object_id: int) -> Place:
+    """Return the place of an object that the node has seen."""
+
+    def look() -> Place | None:
+        (place,) = client.where(object_id)
+        return place if place.has_picture else None
+
+    return until(look, "a place with a picture")
+
+
+def test_a_tracked_object_is_where_its_mask_is(client: PerceptionClient) -> None:
+    object_id = add_mug(client)
+    place = find_place(client, object_id)
+    assert (place.id, place.label, place.camera, place.state) == (object_id, LABEL, "cam0", "tracked")
+    assert place.age_s is not None
+    assert place.age_s < PATIENCE_S
+    assert place.seq is not None
+    true_box = true_instance(place.seq % CLIP_FRAMES, LABEL).box
+    assert place.box is not None
+    assert np.abs(np.subtract(place.box, true_box)).max() < 60
+    assert [each.id for each in client.where(LABEL)] == [object_id]
+    assert client.where("no such thing") == []
+    assert client.where(object_id + 1000) == []
+
+
+def test_a_picture_shows_the_object(client: PerceptionClient) -> None:
+    object_id = add_mug(client)
+    find_place(client, object_id)
+    picture = client.picture(object_id)
+    pixels = cv2.imdecode(np.frombuffer(picture.jpeg, np.uint8), cv2.IMREAD_COLOR)
+    assert pixels is not None
+    assert max(pixels.shape[:2]) <= 128
+    x0, y0, x1, y1 = picture.box
+    assert pixels.shape[1] / pixels.shape[0] == pytest.approx((x1 - x0) / (y1 - y0), rel=0.1)
+    # it is the red one
+    blue, _, red = pixels.reshape(-1, 3).mean(axis=0)
+    assert red > blue
+    with refuses(UnknownObjectError):
+        client.picture(object_id + 1000)
+
+
+def test_an_object_that_was_removed_is_unknown(client: PerceptionClient) -> None:
+    object_id = add_mug(client)
+    find_place(client, object_id)
+    client.remove_object(object_id)
+    assert client.where(object_id) == []
+    with refuses(UnknownObjectError):
+        client.picture(object_id)
+
+
+def test_an_object_is_not_looked_for_on_its_own_camera(client: PerceptionClient) -> None:
+    object_id = add_mug(client)
+    with refuses(RequestError, field=("cam0", "another camera")):
+        client.add_object(like=object_id, like_camera="cam0", camera="cam0")
+
+
+def test_the_shell_prints_the_place_and_writes_the_picture(
+    rig: Rig, client: PerceptionClient, tmp_path: Path
+) -> None:
+    object_id = add_mug(client)
+    find_place(client, object_id)
+    command = [sys.executable, "-m", "sam3_node", "where", "--transport.control", rig.control]
+    command += ["--transport.masks", rig.masks, "--timeout", str(PATIENCE_S)]
+    printed = _run(*command, LABEL, "--picture", str(tmp_path / "mug.jpg"))
+    assert printed.split()[:4] == ["cam0", str(object_id), *LABEL.split()]
+    assert (tmp_path / "mug.jpg").read_bytes()[:2] == b"\xff\xd8"
+    (place,) = json.loads(_run(*command, str(object_id), "--json"))
+    assert (place["id"], place["label"]) == (object_id, LABEL)
+    assert _run(*command, "no such thing") == "unknown\n"
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
