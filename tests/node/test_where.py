@@ -4,29 +4,35 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 
-from sam3_node.client import PerceptionClient, Place
+from sam3_node.client import AddedObject, PerceptionClient, Place
 from sam3_node.errors import RequestError, UnknownObjectError
-from tests.support.node_rig import Rig, until
+from tests.support.node_rig import Rig, masks_where, until
 from tests.support.patience import PATIENCE_MS, PATIENCE_S
 from tests.support.refuses import refuses
-from tests.support.tabletop import true_instance
+from tests.support.tabletop import iou, true_instance
 
 LABEL = "red mug"
 CLIP_FRAMES = 225
 
 
+def start(rig: Rig) -> None:
+    """Start a node and a camera that plays the recording again and again."""
+    rig.environment |= {"SAM3_MODEL__NAME": "nano", "SAM3_CAMERA__FPS": "5", "SAM3_CAMERA__LOOP": "true"}
+    rig.node()
+    rig.start("camera", "scene:tabletop", TRANSPORT__FRAMES=rig.frames[0])
+
+
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     with Rig(tmp_path_factory.mktemp("where")) as rig:
-        rig.environment |= {"SAM3_MODEL__NAME": "nano", "SAM3_CAMERA__FPS": "5", "SAM3_CAMERA__LOOP": "true"}
-        rig.node()
-        rig.start("camera", "scene:tabletop")
+        start(rig)
         yield rig
 
 
@@ -39,12 +45,11 @@ def client(rig: Rig) -> Iterator[PerceptionClient]:
 
 
 def add_mug(client: PerceptionClient) -> int:
-    """Track the mug, and wait until the node has seen it by a sure mask."""
-    masks = client.latest(PATIENCE_MS)
-    assert masks is not None
+    """Track the mug of camera cam0, and wait until the node has seen it by a sure mask."""
+    masks = masks_where(client, lambda masks: masks.camera == "cam0", "masks of cam0")
     box = true_instance(masks.seq % CLIP_FRAMES, LABEL).box
-    added = client.add_object(box=box, label=LABEL, seq=masks.seq)
-    client.wait_until_seen(added.id, PATIENCE_MS)
+    added = client.add_object(box=box, label=LABEL, seq=masks.seq, camera="cam0")
+    client.wait_until_seen(added.id, PATIENCE_MS, camera="cam0")
     return added.id
 
 
@@ -52,7 +57,7 @@ def find_place(client: PerceptionClient, object_id: int) -> Place:
     """Return the place of an object that the node has seen."""
 
     def look() -> Place | None:
-        (place,) = client.where(object_id)
+        (place,) = client.where(object_id, camera="cam0")
         return place if place.has_picture else None
 
     return until(look, "a place with a picture")
@@ -102,6 +107,30 @@ def test_an_object_is_not_looked_for_on_its_own_camera(client: PerceptionClient)
     object_id = add_mug(client)
     with refuses(RequestError, field=("cam0", "another camera")):
         client.add_object(like=object_id, like_camera="cam0", camera="cam0")
+
+
+def test_an_object_begins_on_a_second_camera_by_its_looks(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        start(rig)
+        rig.start("camera", "scene:tabletop", TRANSPORT__FRAMES=rig.frames[1], CAMERA__NAME="side")
+        with rig.client() as client:
+            masks_where(client, lambda masks: masks.camera == "side", "masks of the second camera")
+            object_id = add_mug(client)
+            find_place(client, object_id)
+
+            def begin() -> AddedObject | None:
+                # a frame on which it is hidden does not show it for sure
+                with suppress(RequestError):
+                    return client.add_object(like=object_id, like_camera="cam0", camera="side")
+                return None
+
+            added = until(begin, "the mug on the second camera")
+            assert added.camera == "side"
+            assert added.segmentation is not None
+            true_mask = true_instance(added.segmentation.seq % CLIP_FRAMES, LABEL).mask
+            assert iou(added.segmentation.mask.full(), true_mask.full()) > 0.3
+            assert [place.label for place in client.where(added.id, camera="side")] == [LABEL]
+            assert {place.camera for place in client.where(LABEL)} == {"cam0", "side"}
 
 
 def test_the_shell_prints_the_place_and_writes_the_picture(
