@@ -28,7 +28,7 @@ from .parser import ANSWER_TIMEOUT_S, CommandParser, Commands, parse_box, parse_
 from .progress import printable
 
 if TYPE_CHECKING:
-    from ..client import PerceptionClient, Place, Segmentation
+    from ..client import ObjectPlace, PerceptionClient, Segmentation
 
 Ask = Callable[["PerceptionClient", Namespace], Any]
 """Sends the request of a command. Yields the lines to print, if there are any."""
@@ -263,7 +263,7 @@ def where(client: PerceptionClient, args: Namespace) -> Iterator[str]:
         write_output(args.picture, picture.jpeg)
 
 
-def _describe_place(place: Place) -> str:
+def _describe_place(place: ObjectPlace) -> str:
     """Return one line: camera, id, label, state, when it was seen, where, and what may have moved or covered it."""
     seen = "not seen yet"
     if place.in_view:

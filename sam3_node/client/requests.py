@@ -168,7 +168,7 @@ class ClientRequests(SocketOwner):
 
     def where(
         self, name_or_id: int | str | None = None, *, camera: str | None = None, epoch: int | None = None
-    ) -> list[values.Place]:
+    ) -> list[values.ObjectPlace]:
         """Return where the objects of a name are, or the one of an id; all for None. Empty: unknown.
 
         Those in view come first, then those that were seen last. The list also has the objects that were lost: the node
@@ -186,7 +186,7 @@ class ClientRequests(SocketOwner):
             self._report(self._epochs.meet(place.camera, place.epoch))
         return places
 
-    def picture(self, id: int, *, camera: str | None = None, epoch: int | None = None) -> values.Picture:
+    def picture(self, id: int, *, camera: str | None = None, epoch: int | None = None) -> values.LastPicture:
         """Return the last picture of an object, also of one that was lost.
 
         Raises RequestError if there is none: no sure mask has shown it, or `tracker.pictures` is false.

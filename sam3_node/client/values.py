@@ -57,7 +57,7 @@ class TrackedObject:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ObjectPlace:
     """Where an object is, or where it was seen last: by a mask that was not doubtful.
 
     What is not known is None. An object that no sure mask has shown yet has no age, box and position.
@@ -104,7 +104,7 @@ class Place:
     """of the camera's ids"""
 
 
-class Picture(NamedTuple):
+class LastPicture(NamedTuple):
     """The last picture of an object: a crop of a frame around it, at most 128 pixels wide and high."""
 
     seq: int
@@ -448,14 +448,16 @@ def with_doubt(tracked: TrackedObject, masks: MaskFrame | None) -> TrackedObject
     return replace(tracked, **{name: getattr(seen, name) for name in names})
 
 
-def read_places(fields: Fields) -> list[Place]:
+def read_places(fields: Fields) -> list[ObjectPlace]:
     """Read the places of objects in a reply."""
-    return [Place(**Fields(value, "where: object").read(_PLACE)) for value in fields.sequence("objects")]
+    return [
+        ObjectPlace(**Fields(value, "where: object").read(_PLACE)) for value in fields.sequence("objects")
+    ]
 
 
-def read_picture(fields: Fields) -> Picture:
+def read_picture(fields: Fields) -> LastPicture:
     """Read the picture of an object in a reply."""
-    return Picture(**fields.read(_PICTURE))
+    return LastPicture(**fields.read(_PICTURE))
 
 
 def check_target(name_or_id: int | str) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from ..client import Place, SurfacePoints
+from ..client import ObjectPlace, SurfacePoints
 from ..types import Instance, MaskFrame
 
 MAX_OBJECTS = 100
@@ -124,7 +124,7 @@ def describe_place(masks: MaskFrame, instance: Instance) -> Facts:
     return facts | {name: value for name, value in optional.items() if value is not None}
 
 
-def describe_last_place(place: Place) -> Facts:
+def describe_last_place(place: ObjectPlace) -> Facts:
     """Return where an object is, or where it was seen last, and how long ago."""
     facts: Facts = {
         "id": place.id,

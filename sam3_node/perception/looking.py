@@ -26,8 +26,8 @@ from .remembering import (
     MARGIN,
     Arrival,
     LookLimits,
+    LookVerdict,
     ObjectMemory,
-    Verdict,
     measure_overlap_of_boxes,
 )
 from .step import ObjectEvent, StepFrame
@@ -44,7 +44,7 @@ COVERED = 0.3
 """Share of a place that tracked objects cover, from which on it is not searched."""
 
 
-class Place(NamedTuple):
+class LikePlace(NamedTuple):
     """A place on a frame, in parts of its width and height."""
 
     peak: tuple[float, float]
@@ -53,7 +53,7 @@ class Place(NamedTuple):
     """around the region that resembles it"""
 
 
-class Scene(NamedTuple):
+class FrameLooks(NamedTuple):
     """One frame, as far as looks go."""
 
     features: Features
@@ -64,7 +64,7 @@ class Scene(NamedTuple):
     """bool [h, w] of a mask's size: where objects in view are"""
 
     @classmethod
-    def from_step(cls, step: StepFrame, away: Collection[int] = ()) -> Scene:
+    def from_step(cls, step: StepFrame, away: Collection[int] = ()) -> FrameLooks:
         """Build it from a step whose objects are tracked. Masks of those that are `away` cover nothing."""
         tracks = step.tracks
         present = torch.tensor(
@@ -74,7 +74,7 @@ class Scene(NamedTuple):
         return cls(step.features, step.image, step.scaling, step.frame.capture_ns, inside.any(dim=0))
 
     @classmethod
-    def from_cached(cls, cached: CachedFrame, image: Image, tracker: Tracker) -> Scene:
+    def from_cached(cls, cached: CachedFrame, image: Image, tracker: Tracker) -> FrameLooks:
         """Build it from a cached frame and its image."""
         device = tracker.model.device
         covered = torch.zeros(tracker.model.mask_size, dtype=torch.bool, device=device)
@@ -83,7 +83,7 @@ class Scene(NamedTuple):
         features = cached.features_on(device)
         return cls(features, image, cached.scaling, cached.capture_ns, covered)
 
-    def list_places(self, gallery: Gallery, most: int) -> list[Place]:
+    def list_places(self, gallery: Gallery, most: int) -> list[LikePlace]:
         """Return up to `most` places that resemble a gallery, the best first.
 
         No place is covered, and none is beside a better one.
@@ -107,7 +107,7 @@ class Scene(NamedTuple):
         host = likeness.cpu().numpy()
         return [_measure_place(host, cell // width, cell % width) for cell in best]
 
-    def propose(self, tracker: Tracker, place: Place, sides: tuple[float, float] | None) -> Decoded:
+    def propose(self, tracker: Tracker, place: LikePlace, sides: tuple[float, float] | None) -> Decoded:
         """Return the masks that a place may mean: by a click, by its own box, and by a box with `sides` around it.
 
         Sides are parts of the frame's width and height; None: not known.
@@ -153,12 +153,12 @@ class Found(NamedTuple):
     box: Box
 
 
-def _measure_place(likeness: npt.NDArray[np.float32], row: int, column: int) -> Place:
+def _measure_place(likeness: npt.NDArray[np.float32], row: int, column: int) -> LikePlace:
     """Return the place of a peak of likeness [h, w] of cells."""
     height, width = likeness.shape
     _, labels = cv2.connectedComponents((likeness >= REGION * likeness[row, column]).astype(np.uint8))
     rows, columns = np.nonzero(labels == labels[row, column])
-    return Place(
+    return LikePlace(
         ((column + 0.5) / width, (row + 0.5) / height),
         (
             float(columns.min()) / width,
@@ -169,7 +169,7 @@ def _measure_place(likeness: npt.NDArray[np.float32], row: int, column: int) -> 
     )
 
 
-def find_like(scene: Scene, tracker: Tracker, gallery: Gallery, limits: LookLimits) -> Found:
+def find_like(scene: FrameLooks, tracker: Tracker, gallery: Gallery, limits: LookLimits) -> Found:
     """Return what surely has the looks of a gallery on a frame.
 
     Raises RequestError if nothing has, or if several things at different places do.
@@ -204,7 +204,7 @@ def find_like(scene: Scene, tracker: Tracker, gallery: Gallery, limits: LookLimi
     return first
 
 
-def report(step: StepFrame, verdict: Verdict, memory: ObjectMemory) -> None:
+def report(step: StepFrame, verdict: LookVerdict, memory: ObjectMemory) -> None:
     """Add an event for an object that is known again, or for something that may be any of several."""
     if verdict.kind == "ambiguous":
         step.events.append(ObjectEvent(AMBIGUOUS, verdict.ids[0], {"ids": list(verdict.ids)}))

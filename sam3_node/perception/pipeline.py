@@ -21,7 +21,7 @@ from ..tracking.looks import Gallery
 from ..tracking.names import is_calibrated as is_name_calibrated
 from ..types import Frame, Instance, Mask, MaskFrame, RobotState, State
 from ..wire.frame_prompt import FramePrompt
-from .looking import Scene, find_like
+from .looking import FrameLooks, find_like
 from .objects import Objects
 from .output_masks import copy_masks, to_prompt_results
 from .prompting import Prompting
@@ -124,42 +124,53 @@ class Pipeline(Prompting):
             )
         measuring = list(make_spatial_stages(self.registry, surroundings))
         self._measured = next(stage for stage in measuring if isinstance(stage, MeasureObjects))
-        places = Places(self.registry)
+        limits = find_limits(model, settings, detector, detection)
+        self.stages = self._list_stages(settings, surroundings, measuring, limits)
+        """What each frame goes through, in this order."""
 
-        self.stages: list[Stage] = [
+    def _list_stages(
+        self,
+        settings: TrackerSettings,
+        surroundings: Surroundings,
+        measuring: list[Stage],
+        limits: ConfidenceLimits,
+    ) -> list[Stage]:
+        """Return the stages; `measuring` are those of `make_spatial_stages`."""
+        model = self._model
+        places = Places(self.registry)
+        stages: list[Stage] = [
             DecodeImage(model, settings.max_frame_pixels),
             Preprocess(model),
             EncodeImage(model),
         ]
-        """What each frame goes through, in this order."""
         if surroundings.robot is not None:
             # before the objects that the robot may cover; so depth is read early, which else may not be needed at all
-            self.stages.append(measuring.pop(0))
+            stages.append(measuring.pop(0))
             how = surroundings.robot_settings
-            self.stages.append(FindRobot(surroundings.robot, how, model, places, settings.exclude_robot))
+            stages.append(FindRobot(surroundings.robot, how, model, places, settings.exclude_robot))
         # on the device
         if self._detection is not None:
-            self.stages.append(PlanDetection(self._detection))
-        self.stages.append(TrackObjects(camera, self._tracker, self.registry, self._pending, self.catch_ups))
+            stages.append(PlanDetection(self._detection))
+        stages.append(TrackObjects(self.camera, self._tracker, self.registry, self._pending, self.catch_ups))
         if self._detection is not None:
-            self.stages.append(self._detection)
+            stages.append(self._detection)
         if settings.recall:
-            self.stages.append(RecallObjects(self._tracker, self.registry, self.memory, self._confidence))
-        takes_exemplars = isinstance(detector, ExemplarDetector)
-        self.stages.append(KeepFrame(self._frame_cache, self.catch_ups, takes_exemplars))
+            stages.append(RecallObjects(self._tracker, self.registry, self.memory, self._confidence))
+        takes_exemplars = isinstance(self._detector, ExemplarDetector)
+        stages.append(KeepFrame(self._frame_cache, self.catch_ups, takes_exemplars))
         # on the host
-        limits = find_limits(model, settings, detector, detection)
-        self.stages += [CopyToHost(), MakeMasks(self._confidence), HideUnsure(limits.hide_below)]
+        stages += [CopyToHost(), MakeMasks(self._confidence), HideUnsure(limits.hide_below)]
         if self.finds_robot:
-            self.stages.append(CutRobot(places))
+            stages.append(CutRobot(places))
         if self._detection is not None:
-            self.stages.append(FollowDetected(self._detection))
+            stages.append(FollowDetected(self._detection))
         is_stranger = self.memory.is_stranger if settings.recall else lambda _: False
-        self.stages.append(JudgeDoubt(limits.min_mask, limits.min_name, is_stranger))
-        self.stages.append(UpdateStatus(self.registry))
-        self.stages += measuring
+        stages.append(JudgeDoubt(limits.min_mask, limits.min_name, is_stranger))
+        stages.append(UpdateStatus(self.registry))
+        stages += measuring
         # after all that says where the objects are
-        self.stages.append(RememberObjects(self.memory))
+        stages.append(RememberObjects(self.memory))
+        return stages
 
     @torch.inference_mode()
     def step(self, given: StepFrame | Frame) -> MaskFrame:
@@ -240,7 +251,7 @@ class Pipeline(Prompting):
         cached = self.find()
         image = self._frame_cache.latest_image
         assert image is not None  # as there is a frame
-        scene = Scene.from_cached(cached, image, self._tracker)
+        scene = FrameLooks.from_cached(cached, image, self._tracker)
         found = find_like(scene, self._tracker, gallery, self.memory.limits)
         track = self._tracker.adopt(
             scene.features, cached.frame_number, object_id, found.decoded, found.choice

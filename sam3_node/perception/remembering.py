@@ -72,7 +72,7 @@ OTHER_LIMITS = LookLimits(1.65, 1.4)
 """Limits of all other models, measured with SAM 2 tiny"""
 
 
-class Sighting(NamedTuple):
+class LastSighting(NamedTuple):
     """Where an object was seen last, by a mask that was not doubtful."""
 
     seq: int
@@ -93,7 +93,7 @@ class Sighting(NamedTuple):
     """the camera in the base at that time"""
 
 
-class Picture(NamedTuple):
+class ObjectPicture(NamedTuple):
     """A crop of a frame around an object."""
 
     seq: int
@@ -108,8 +108,8 @@ class Memory:
     """What is remembered of one object."""
 
     gallery: Gallery = field(default_factory=Gallery)
-    sighting: Sighting | None = None
-    picture: Picture | None = None
+    sighting: LastSighting | None = None
+    picture: ObjectPicture | None = None
     held: bool = False
     """True if the gripper held it when it was seen last, or holds it hidden"""
     hidden_by: str | None = None
@@ -145,7 +145,7 @@ class LostObject:
     """capture time of the frame on which it was given up"""
 
 
-class Verdict(NamedTuple):
+class LookVerdict(NamedTuple):
     """Which object something is that came into view.
 
     known: `ids` has the one object. unsure: it may be this one, or a new one. ambiguous: it may be any of these. new:
@@ -157,7 +157,7 @@ class Verdict(NamedTuple):
     similarity: float = 0.0
 
 
-NEW = Verdict("new")
+NEW = LookVerdict("new")
 
 
 class Arrival(NamedTuple):
@@ -170,7 +170,7 @@ class Arrival(NamedTuple):
     """in pixels of the frame"""
     overlap: float = 0.0
     """share of it that objects in view cover"""
-    sighting: Sighting | None = None
+    sighting: LastSighting | None = None
     """its place, where that is measured"""
 
 
@@ -327,7 +327,7 @@ class ObjectMemory:
         here = [i for i in hidden if label is None or i not in named or self._objects.label(i) == label]
         return [*here, *lost]
 
-    def judge(self, arrival: Arrival, away: Collection[int]) -> Verdict:
+    def judge(self, arrival: Arrival, away: Collection[int]) -> LookVerdict:
         """Say which of the objects that are away something is.
 
         What looks as much like any other object, also like one in view, is ambiguous: one of them may be the other.
@@ -340,13 +340,13 @@ class ObjectMemory:
         if similarity < self.limits.maybe:
             return NEW
         if similarity < self.limits.sure:
-            return Verdict("unsure", (best,), similarity)
+            return LookVerdict("unsure", (best,), similarity)
         # its place tells it from a stranger, but not from a look-alike, which may have taken the place
         looks = {i: self._measure_similarity(arrival, memory) for i, memory in self._list_all(away)}
         rivals = [i for i in looks if i != best and looks[i] > looks[best] - MARGIN]
         if rivals:
-            return Verdict("ambiguous", (best, *rivals), similarity)
-        return Verdict("known", (best,), similarity)
+            return LookVerdict("ambiguous", (best, *rivals), similarity)
+        return LookVerdict("known", (best,), similarity)
 
     def _compare(self, arrival: Arrival, away: Iterable[int]) -> dict[int, float]:
         """Return how much something looks like each of the objects that it may be."""
@@ -389,11 +389,11 @@ class ObjectMemory:
             del self.lost[next(iter(self.lost))]
 
 
-def make_sighting(instance: Instance, seq: int, capture_ns: int, pose: FramePose | None) -> Sighting:
+def make_sighting(instance: Instance, seq: int, capture_ns: int, pose: FramePose | None) -> LastSighting:
     """Return where an instance with a mask is."""
     if instance.position_m is None:
-        return Sighting(seq, capture_ns, instance.box, instance.confidence)
-    return Sighting(
+        return LastSighting(seq, capture_ns, instance.box, instance.confidence)
+    return LastSighting(
         seq,
         capture_ns,
         instance.box,
@@ -407,7 +407,7 @@ def make_sighting(instance: Instance, seq: int, capture_ns: int, pose: FramePose
     )
 
 
-def is_worse(sighting: Sighting, before: Sighting | None, size: tuple[int, int]) -> bool:
+def is_worse(sighting: LastSighting, before: LastSighting | None, size: tuple[int, int]) -> bool:
     """Return True if a sighting shows a part of an object that was whole just before, in a frame of `size`.
 
     The middle of a part that the frame's edge cuts off is not where the object is.
@@ -425,7 +425,7 @@ def _is_cut(box: Box, size: tuple[int, int]) -> bool:
 def describe_memory(memory: Memory, now_ns: int) -> dict[str, Any]:
     """Return where an object was seen last, as a reply has it. Without a sighting, all of it is None."""
     sighting = memory.sighting
-    reply: dict[str, Any] = dict.fromkeys(("age_s", *Sighting._fields))
+    reply: dict[str, Any] = dict.fromkeys(("age_s", *LastSighting._fields))
     if sighting is not None:
         reply |= sighting._asdict()
         # a camera's clock may begin again
@@ -436,7 +436,7 @@ def describe_memory(memory: Memory, now_ns: int) -> dict[str, Any]:
     return reply
 
 
-def may_be(sighting: Sighting | None, arrival: Arrival) -> bool:
+def may_be(sighting: LastSighting | None, arrival: Arrival) -> bool:
     """Return False if something is too large or too small for an object, or too far from where that was."""
     found = arrival.sighting
     if sighting is None:
@@ -461,7 +461,7 @@ def measure_overlap_of_boxes(first: Box, second: Box) -> float:
     return shared / max(1, _measure_area(first) + _measure_area(second) - shared)
 
 
-def take_picture(image: Image, box: Box, seq: int, capture_ns: int) -> Picture:
+def take_picture(image: Image, box: Box, seq: int, capture_ns: int) -> ObjectPicture:
     """Return a picture of the object in a box that is not empty."""
     height, width = image.shape[:2]
     x0, y0, x1, y1 = box
@@ -473,7 +473,7 @@ def take_picture(image: Image, box: Box, seq: int, capture_ns: int) -> Picture:
     if scale < 1:
         crop = cv2.resize(crop, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
     _, jpeg = cv2.imencode(".jpg", crop, [cv2.IMWRITE_JPEG_QUALITY, PICTURE_QUALITY])
-    return Picture(seq, capture_ns, (left, top, right, bottom), jpeg.tobytes())
+    return ObjectPicture(seq, capture_ns, (left, top, right, bottom), jpeg.tobytes())
 
 
 def _measure_area(box: Box) -> int:

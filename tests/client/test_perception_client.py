@@ -20,9 +20,9 @@ import pytest
 from sam3_node import errors
 from sam3_node.client import (
     AddedObject,
+    LastPicture,
+    ObjectPlace,
     PerceptionClient,
-    Picture,
-    Place,
     Segmentation,
     SurfacePoints,
     TrackedObject,
@@ -361,12 +361,12 @@ def test_places_are_asked_for_by_name_id_or_all() -> None:
     places, op, args = call(reply, lambda client: client.where("mug"))
     assert (op, args) == ("where", {"label": "mug"})
     pose = FramePose("camera", "base", 17, (0.5, 0.0, 0.5), (1.0, 0.0, 0.0, 0.0))
-    assert places[0] == Place(
+    assert places[0] == ObjectPlace(
         **PLACE
         | {"box": (1, 2, 3, 4), "position_m": (0.5, 0.0, 0.1), "camera_position_m": (0.0, 0.0, 0.4)}
         | {"covariance_m2": (1e-6, 0.0, 0.0, 1e-6, 0.0, 4e-6), "camera_pose": pose}
     )
-    assert places[1] == Place("cam0", 8, "", "tracked", False, epoch=1)
+    assert places[1] == ObjectPlace("cam0", 8, "", "tracked", False, epoch=1)
     found, _, args = call({"objects": []}, lambda client: client.where(7, camera="cam0", epoch=2))
     assert (found, args) == ([], {"id": 7, "camera": "cam0", "epoch": 2})
     assert call({"objects": []}, lambda client: client.where())[2] == {}
@@ -399,7 +399,7 @@ def test_the_epoch_of_places_is_that_of_later_requests() -> None:
 def test_a_picture_is_bytes_with_its_frame() -> None:
     reply = {"id": 7, "camera": "cam0", "epoch": 1, "seq": 9, "capture_ns": 17, "box": [1, 2, 30, 40]}
     picture, op, args = call(reply | {"jpeg": b"JPEG"}, lambda client: client.picture(7, camera="cam0"))
-    assert (picture, op) == (Picture(9, 17, (1, 2, 30, 40), b"JPEG"), "picture")
+    assert (picture, op) == (LastPicture(9, 17, (1, 2, 30, 40), b"JPEG"), "picture")
     assert args == {"id": 7, "camera": "cam0"}
 
 

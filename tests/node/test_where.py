@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 import pytest
 
-from sam3_node.client import AddedObject, PerceptionClient, Place
+from sam3_node.client import AddedObject, ObjectPlace, PerceptionClient
 from sam3_node.errors import RequestError, UnknownObjectError
 from tests.support.node_rig import Rig, masks_where, until
 from tests.support.patience import PATIENCE_MS, PATIENCE_S
@@ -53,10 +53,10 @@ def add_mug(client: PerceptionClient) -> int:
     return added.id
 
 
-def find_place(client: PerceptionClient, object_id: int) -> Place:
+def find_place(client: PerceptionClient, object_id: int) -> ObjectPlace:
     """Return the place of an object that the node has seen."""
 
-    def look() -> Place | None:
+    def look() -> ObjectPlace | None:
         (place,) = client.where(object_id, camera="cam0")
         return place if place.has_picture else None
 

@@ -17,9 +17,9 @@ from sam3_node.perception.remembering import (
     STRANGE_LOOKS,
     TURNED_LOOKS,
     Arrival,
+    LastSighting,
     Memory,
     ObjectMemory,
-    Sighting,
     may_be,
 )
 from sam3_node.perception.step import StepFrame
@@ -277,7 +277,7 @@ def arrive(view: torch.Tensor, box: tuple[int, int, int, int] = (0, 0, 10, 10), 
     sighting = None
     if known:
         position = (known.get("x", 0.0), 0.0, 0.5)
-        sighting = Sighting(9, 9 * NANOSECONDS, box, 0.9, "base", position, size_m=known.get("size", 0.1))
+        sighting = LastSighting(9, 9 * NANOSECONDS, box, 0.9, "base", position, size_m=known.get("size", 0.1))
     return Arrival(view, 9 * NANOSECONDS, box, sighting=sighting)
 
 
@@ -287,7 +287,7 @@ def remember(
     objects.add(object_id, label)
     memory.begin(object_id, Gallery(view[None]))
     kept = memory.require(object_id)
-    kept.sighting = Sighting(1, NANOSECONDS, (0, 0, 10, 10), 0.9, "base", (0.0, 0.0, 0.5), size_m=0.1)
+    kept.sighting = LastSighting(1, NANOSECONDS, (0, 0, 10, 10), 0.9, "base", (0.0, 0.0, 0.5), size_m=0.1)
     return kept
 
 
@@ -315,7 +315,7 @@ def test_what_looks_like_two_objects_is_ambiguous_also_if_one_is_in_view() -> No
 
 
 def test_size_and_way_must_fit() -> None:
-    sighting = Sighting(1, NANOSECONDS, (0, 0, 10, 10), 0.9, "base", (0.0, 0.0, 0.5), size_m=0.1)
+    sighting = LastSighting(1, NANOSECONDS, (0, 0, 10, 10), 0.9, "base", (0.0, 0.0, 0.5), size_m=0.1)
     assert may_be(sighting, arrive(direction(1), size=0.12, x=2.0))
     assert not may_be(sighting, arrive(direction(1), size=0.15))
     # eight seconds are not enough for 100 m

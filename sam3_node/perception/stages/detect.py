@@ -29,9 +29,9 @@ from ...tracking.association import (
 from ...tracking.confidence import ConfidenceEstimator
 from ...tracking.names import estimate_name, is_calibrated, measure_names
 from ...types import Detection, Priority
-from ..looking import Scene, report
+from ..looking import FrameLooks, report
 from ..objects import Objects
-from ..remembering import NEW, ObjectMemory, Verdict
+from ..remembering import NEW, LookVerdict, ObjectMemory
 from ..shedding import stretch_detection
 from ..stage import Clock, Stage
 from ..step import Seen, StepFrame
@@ -305,10 +305,10 @@ class DetectObjects(Stage):
         if not found or not (hidden or memory.lost):
             return association._replace(recovered=recovered, new=found), {}
         arrivals = dict(
-            zip(found, Scene.from_step(step).describe(candidates.proposals.pick_all(found)), strict=True)
+            zip(found, FrameLooks.from_step(step).describe(candidates.proposals.pick_all(found)), strict=True)
         )
 
-        def judge(index: int) -> Verdict:
+        def judge(index: int) -> LookVerdict:
             arrival = arrivals[index]
             if arrival is None:
                 return NEW

@@ -12,9 +12,9 @@ from ...geometry import Scaling
 from ...models.sam.stages import Decoded
 from ...tracking import Track, Tracker
 from ...tracking.confidence import ConfidenceEstimator
-from ..looking import Scene, report
+from ..looking import FrameLooks, report
 from ..objects import Objects
-from ..remembering import Memory, ObjectMemory, Verdict
+from ..remembering import LookVerdict, Memory, ObjectMemory
 from ..stage import Clock, Stage
 from ..step import StepFrame
 
@@ -54,7 +54,7 @@ class RecallObjects(Stage):
         away = list(self._list_away(step))
         # in turns, the next id after the last one
         self._last_id = min((i for i in away if i > self._last_id), default=min(away))
-        scene = Scene.from_step(step, away)
+        scene = FrameLooks.from_step(step, away)
         memory = self._memory.require(self._last_id)
         places = scene.list_places(memory.gallery, 1)
         if not places:
@@ -105,10 +105,10 @@ class RecallObjects(Stage):
 
 
 def find_best(
-    memory: ObjectMemory, scene: Scene, decoded: Decoded, away: Collection[int]
-) -> tuple[int, Verdict]:
+    memory: ObjectMemory, scene: FrameLooks, decoded: Decoded, away: Collection[int]
+) -> tuple[int, LookVerdict]:
     """Return the index of the mask that looks most like an object that is away, and which object it is."""
-    best = 0, Verdict("new")
+    best = 0, LookVerdict("new")
     for index, arrival in enumerate(scene.describe(decoded)):
         if arrival is None or arrival.overlap > MAX_OVERLAP:
             continue

@@ -20,7 +20,7 @@ from sam3_node.bags.discovery import Camera, find_cameras
 from sam3_node.bags.messages.ros_images import MessageError, read_payload, read_stamp
 from sam3_node.bags.pairing import Pairing
 from sam3_node.bags.samples import CameraInfo, Colour, Joints, Payload, Sample, Topic
-from sam3_node.client import PerceptionClient, Place, Security, Segmentation
+from sam3_node.client import ObjectPlace, PerceptionClient, Security, Segmentation
 from sam3_node.errors import (
     BagError,
     MissingExtraError,
@@ -609,7 +609,7 @@ class Ros2Bridge(Closeable):
             places = self._client.where(str(request.name) or None, camera=camera)
         self._messages.fill_places(response, places, [self._find_header(place) for place in places])
 
-    def _find_header(self, place: Place) -> Header:
+    def _find_header(self, place: ObjectPlace) -> Header:
         """Return the header of the image that showed an object last; made of its time if that was sent long ago."""
         if place.seq is None or place.capture_ns is None:
             return Header(0, 0, "")

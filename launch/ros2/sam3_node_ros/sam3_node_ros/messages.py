@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from sam3_node.bags.messages.ros_images import MessageError, read_payload
 from sam3_node.bags.samples import Colour
-from sam3_node.client import PhotoMask, Place, Segmentation
+from sam3_node.client import ObjectPlace, PhotoMask, Segmentation
 from sam3_node.errors import BagError, RequestError
 from sam3_node.types import Frame, Instance, MaskFrame
 from sam3_node.wire import MAX_EPOCH, decode_image, encode_image
@@ -185,7 +185,7 @@ class MaskMessages:
             "vision_msgs/msg/Detection3DArray", header=self._header(header), detections=detections
         )
 
-    def fill_places(self, response: Any, places: Sequence[Place], headers: Sequence[Header]) -> None:
+    def fill_places(self, response: Any, places: Sequence[ObjectPlace], headers: Sequence[Header]) -> None:
         """Fill in the answer of Where. `headers` are those of the images that showed the objects last."""
         response.detections = [
             self._make_place(place, header) for place, header in zip(places, headers, strict=True)
@@ -197,7 +197,7 @@ class MaskMessages:
         response.held = [place.held for place in places]
         response.hidden_by = [place.hidden_by or "" for place in places]
 
-    def _make_place(self, place: Place, header: Header) -> Any:
+    def _make_place(self, place: ObjectPlace, header: Header) -> Any:
         """Return the Detection3D of an object that was seen at a place, or at none that is known."""
         if place.frame == "base":
             header = header._replace(frame_id=self._base_frame)
@@ -385,7 +385,7 @@ class MaskMessages:
         size = self._xyz("Vector3", instance.extent_m or (0.0, 0.0, 0.0))
         return self._make("vision_msgs/msg/BoundingBox3D", center=centre, size=size)
 
-    def _pose_with_covariance(self, placed: Instance | Place) -> Any:
+    def _pose_with_covariance(self, placed: Instance | ObjectPlace) -> Any:
         covariance = np.zeros((6, 6))
         if placed.covariance_m2 is not None:
             xx, xy, xz, yy, yz, zz = placed.covariance_m2
