@@ -149,6 +149,8 @@ class RecallState(StatePart):
 
     since: Count
     last_id: Count
+    tentative_id: Count
+    tentative_box: Annotated[list[Whole], Field(min_length=4, max_length=4)]
 
 
 class StagesState(StatePart):

@@ -4,7 +4,7 @@ Every few frames, one hidden object is searched for: where the features of the f
 gives masks, and the one that looks most like it is compared with all objects that are away.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
@@ -14,12 +14,14 @@ from ...tracking import Track, Tracker
 from ...tracking.confidence import ConfidenceEstimator
 from ..looking import FrameLooks, report
 from ..objects import Objects
-from ..remembering import LookVerdict, Memory, ObjectMemory
+from ..remembering import Arrival, LookVerdict, Memory, ObjectMemory, measure_overlap_of_boxes
 from ..stage import Clock, Stage
 from ..step import StepFrame
 
 EVERY = 3
 """Frames from one search to the next. A search costs about as much as tracking one object."""
+SAME_IOU = 0.3
+"""IoU of the boxes at which an object is found on two frames in a row, from which on it is there."""
 MAX_OVERLAP = 0.3
 """Share of a mask that objects in view may cover."""
 
@@ -29,7 +31,7 @@ class RecallObjects(Stage):
 
     name = "recall"
     timed = "device"
-    SAVED = ("_since", "_last_id")
+    SAVED = ("_since", "_last_id", "_tentative_id", "_tentative_box")
 
     def __init__(
         self, tracker: Tracker, objects: Objects, memory: ObjectMemory, confidence: ConfidenceEstimator
@@ -40,6 +42,10 @@ class RecallObjects(Stage):
         self._confidence = confidence
         self._since = 0
         self._last_id = 0
+        self._tentative_id = 0
+        """the object that was found on the last search, and is to be found again on the next frame; 0: none"""
+        self._tentative_box = [0, 0, 0, 0]
+        """where it was found"""
 
     def clock(self, step: StepFrame) -> Clock | None:
         """Return the clock of frames on which something is searched for."""
@@ -52,8 +58,10 @@ class RecallObjects(Stage):
             return
         self._since = 0
         away = list(self._list_away(step))
-        # in turns, the next id after the last one
-        self._last_id = min((i for i in away if i > self._last_id), default=min(away))
+        self._last_id = self._choose(away)
+        # found once is not found: it must be there on the next frame, too
+        again = self._last_id == self._tentative_id
+        self._tentative_id = 0
         scene = FrameLooks.from_step(step, away)
         memory = self._memory.require(self._last_id)
         places = scene.list_places(memory.gallery, 1)
@@ -62,11 +70,22 @@ class RecallObjects(Stage):
         decoded = scene.propose(self._tracker, places[0], measure_sides(memory, step.scaling))
         if step.cover is not None:
             decoded = step.cover.cut(decoded)
-        index, verdict = find_best(self._memory, scene, decoded, away)
-        report(step, verdict, self._memory)
-        if verdict.kind != "known":
+        arrivals = scene.describe(decoded)
+        index, verdict = find_best(self._memory, arrivals, away)
+        found = arrivals[index]
+        if verdict.kind == "ambiguous":
+            report(step, verdict, self._memory)
+        if verdict.kind != "known" or found is None:
             return
         object_id = verdict.ids[0]
+        x0, y0, x1, y1 = self._tentative_box
+        near = measure_overlap_of_boxes((x0, y0, x1, y1), found.box) >= SAME_IOU
+        if not (again and near and object_id == self._last_id):
+            self._tentative_id = object_id
+            self._tentative_box = list(found.box)
+            self._since = EVERY
+            return
+        report(step, verdict, self._memory)
         changed = self._clear(step, decoded, index, [i for i in away if i != object_id])
         changed[object_id] = self._tracker.adopt(
             step.features, step.frame_number, object_id, decoded, index, is_back=True
@@ -75,6 +94,12 @@ class RecallObjects(Stage):
             self._confidence.remove(each)
         self._memory.confirm(object_id)
         step.tracks = self._tracker.updated(step.tracks, changed)
+
+    def _choose(self, away: Sequence[int]) -> int:
+        """Return the object to search for: one that was found on the last search, else the next one in turn."""
+        if self._tentative_id in away:
+            return self._tentative_id
+        return min((i for i in away if i > self._last_id), default=min(away))
 
     def _clear(
         self, step: StepFrame, decoded: Decoded, index: int, others: Collection[int]
@@ -105,11 +130,11 @@ class RecallObjects(Stage):
 
 
 def find_best(
-    memory: ObjectMemory, scene: FrameLooks, decoded: Decoded, away: Collection[int]
+    memory: ObjectMemory, arrivals: Sequence[Arrival | None], away: Collection[int]
 ) -> tuple[int, LookVerdict]:
     """Return the index of the mask that looks most like an object that is away, and which object it is."""
     best = 0, LookVerdict("new")
-    for index, arrival in enumerate(scene.describe(decoded)):
+    for index, arrival in enumerate(arrivals):
         if arrival is None or arrival.overlap > MAX_OVERLAP:
             continue
         verdict = memory.judge(arrival, away)
