@@ -37,7 +37,7 @@ from .stages.held import FindHeld
 from .stages.keep import KeepFrame
 from .stages.masks import CopyToHost, MakeMasks
 from .stages.recall import RecallObjects
-from .stages.remember import RememberObjects
+from .stages.remember import DescribeLooks, RememberObjects
 from .stages.robot import CutRobot, FindRobot, Places
 from .stages.spatial import MeasuredPoints, MeasureObjects
 from .stages.status import UpdateStatus
@@ -158,6 +158,7 @@ class Pipeline(Prompting):
             stages.append(RecallObjects(self._tracker, self.registry, self.memory, self._confidence))
         takes_exemplars = isinstance(self._detector, ExemplarDetector)
         stages.append(KeepFrame(self._frame_cache, self.catch_ups, takes_exemplars))
+        stages.append(DescribeLooks(self.memory))
         # on the host
         stages += [CopyToHost(), MakeMasks(self._confidence), HideUnsure(limits.hide_below)]
         if self.finds_robot:

@@ -128,6 +128,11 @@ class Memory:
     """looks in a row at which its mask showed something else"""
 
     @property
+    def is_unproven(self) -> bool:
+        """True if it has been away, and nothing since then has shown that its mask is that of the same thing."""
+        return self.was_away and len(self.gallery) > 0
+
+    @property
     def is_away(self) -> bool:
         """True if it is not where its mask is, or has none: it is to be searched for."""
         return self.hidden_frames >= HIDDEN_FRAMES or self.strange_looks >= STRANGE_LOOKS
@@ -225,8 +230,8 @@ class ObjectMemory:
             if not in_view:
                 memory.held = instance.held
                 memory.hidden_by = instance.hidden_by or memory.hidden_by
-            # what a strange mask shows is not where the object is
-            elif not instance.doubtful and not memory.strange_looks:
+            # what a strange mask shows is not where the object is, and what is back may be another thing
+            elif not instance.doubtful and not memory.strange_looks and not memory.is_unproven:
                 memory.held = instance.held
                 memory.hidden_by = None
                 memory.seen_ns = capture_ns
@@ -234,10 +239,11 @@ class ObjectMemory:
                 if not is_worse(sighting, memory.sighting, instance.mask.size):
                     memory.sighting = sighting
 
-    def choose(self, instances: Iterable[Instance]) -> Instance | None:
-        """Return the object in view that was not looked at for longest; None if none is in view."""
-        seen = [each for each in instances if each.mask.crop.size]
-        return min(seen, key=lambda each: self._memories[each.id].looked_ns, default=None)
+    def choose(self, tracked: Iterable[int]) -> int | None:
+        """Return the object to look at, of those in view: one that has come back, or that was not seen for longest."""
+        known = {i: self._memories[i] for i in tracked if i in self._memories}
+        seen = [i for i, memory in known.items() if not memory.hidden_frames]
+        return min(seen, key=lambda i: (not known[i].was_away, known[i].looked_ns), default=None)
 
     def look(self, instance: Instance, view: Tensor, image: Image, seq: int, capture_ns: int) -> None:
         """Compare a view [C + COLOURS] of an object in view with its gallery. Keep it, and a picture, if it is sure."""

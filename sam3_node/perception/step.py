@@ -15,6 +15,7 @@ from torch import Tensor
 from ..geometry import Scaling
 from ..models import Features
 from ..tracking import Tracks
+from ..tracking.host_copy import HostCopy
 from ..tracking.tracks import Cover
 from ..types import Frame, FramePose, Image, Instance, Intrinsics, Mask, Plane, RobotState, Shed
 from .output_masks import HostTracks
@@ -116,6 +117,12 @@ class StepFrame:
     frame_number: int = field(init=False)
     """the tracker's step"""
     tracks: Tracks = field(init=False)
+
+    # filled by describe
+    looked_at: int | None = None
+    """the object whose looks are compared on this frame"""
+    look: HostCopy | None = None
+    """its features [1, C], on their way to the host"""
 
     # filled by masks, doubt and status
     host: HostTracks = field(init=False)

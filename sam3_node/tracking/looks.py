@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import cv2
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -67,8 +68,8 @@ def describe_colours(image: Image, mask: Mask) -> Tensor:
 
 
 def make_views(features: Tensor, colours: Sequence[Tensor]) -> Tensor:
-    """Return views [N, C + COLOURS] of their halves, on the host."""
-    return torch.cat([features.cpu(), torch.stack(list(colours))], dim=1)
+    """Return views [N, C + COLOURS] of their halves, all on the host."""
+    return torch.cat([features, torch.stack(list(colours))], dim=1)
 
 
 @dataclass(slots=True)
@@ -103,16 +104,18 @@ class Gallery:
             return
         views = torch.cat([self.views, view[None]])
         if len(views) > MAX_VIEWS:
-            alike = views @ views.T
-            alike.fill_diagonal_(-1.0)
+            alike = views.numpy() @ views.numpy().T
+            np.fill_diagonal(alike, -1.0)
             # of the two that resemble each other most, the older one goes
-            redundant = int(alike.amax(dim=1).argmax())
+            redundant = int(alike.max(axis=1).argmax())
             views = torch.cat([views[:redundant], views[redundant + 1 :]])
         self.views = views
 
-    def compare(self, views: Tensor) -> Tensor:
+    def compare(self, views: Tensor) -> npt.NDArray[np.float32]:
         """Return the similarity [N] of views [N, C + COLOURS] to the nearest one of the gallery, -2 if it is empty."""
         # views of other features are not comparable
         if not len(self.views) or self.views.shape[1] != views.shape[1]:
-            return torch.full((len(views),), -2.0)
-        return (views @ self.views.T).amax(dim=1)
+            return np.full(len(views), -2.0, np.float32)
+        # arrays, because torch may take a number of a tensor for one that the device has yet to compute
+        similarity: npt.NDArray[np.float32] = (views.numpy() @ self.views.numpy().T).max(axis=1)
+        return similarity

@@ -249,7 +249,7 @@ def test_a_pipeline_whose_device_makes_the_masks_gives_the_same(
     assert play(model) == expected
 
 
-def test_a_step_makes_two_copies_of_bits_and_nothing_else_waits(
+def test_a_step_makes_three_copies_and_nothing_else_waits(
     model: TrackerModel, copies: Copies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = Pipeline(model, TrackerSettings(max_objects=4), "cam0")
@@ -267,7 +267,8 @@ def test_a_step_makes_two_copies_of_bits_and_nothing_else_waits(
     side = model.mask_size[0]
     row = 4 * (1 + 1 + model.hidden) + 1
     bits_of_levels = 3 * side * side // 8
-    table, regions = copies.sizes
+    table, regions, *looks = copies.sizes
+    assert looks == []
     assert table == 3 * (bits_of_levels + 4 * 2 + row)
     assert regions <= 3 * SIZE[0] * SIZE[1] // 8
     assert any(instance.mask.area for instance in masks.instances)
