@@ -12,7 +12,7 @@ from tests.support.node_rig import Process, Rig, ids, masks_where
 from tests.support.paths import SHARED
 
 VIDEO = SHARED / "data/video/16_robotarm.mp4"
-STAGES = {"decode", "preprocess", "encode", "track", "masks", "pack"}
+STAGES = {"decode", "preprocess", "encode", "track", "masks", "remember", "pack"}
 GRIPPER = (640, 360)
 FRAMES = 25
 
@@ -48,7 +48,8 @@ def successive(client: PerceptionClient, count: int) -> list[MaskFrame]:
 def test_every_processed_frame_comes_out_with_its_times(client: PerceptionClient) -> None:
     for masks in successive(client, FRAMES):
         assert (masks.camera, masks.width, masks.height) == ("cam0", 1280, 720)
-        assert set(masks.stages_us) == STAGES
+        # an object that is away is searched for on some frames
+        assert set(masks.stages_us) - {"recall"} == STAGES
         assert masks.capture_ns <= masks.received_ns <= masks.published_ns
         assert (
             sum(masks.stages_us.values()) - masks.stages_us["pack"]

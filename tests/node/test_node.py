@@ -45,7 +45,7 @@ def test_masks_flow_with_times_and_identity(client: PerceptionClient) -> None:
     later = masks_where(client, lambda masks: masks.seq > first.seq, "later masks")
     assert (later.width, later.height, later.model) == (320, 240, "tiny")
     assert later.capture_ns <= later.received_ns <= later.published_ns
-    assert list(later.stages_us) == ["decode", "preprocess", "encode", "track", "masks", "pack"]
+    assert list(later.stages_us) == ["decode", "preprocess", "encode", "track", "masks", "remember", "pack"]
     assert later.stages_us["pack"] > 0
 
 
@@ -483,5 +483,5 @@ def test_a_silent_camera_gives_its_place_to_another(near: NearNode, monkeypatch:
 
 
 def test_every_operation_that_users_need_has_a_method_of_the_client() -> None:
-    internal = {"describe", "pin_frame", "read_snapshot", "hand_over", "confirm_hand_over"}
+    internal = {"add_like", "describe", "pin_frame", "read_snapshot", "hand_over", "confirm_hand_over"}
     assert all(hasattr(PerceptionClient, op) for op in OPERATIONS.keys() - internal)

@@ -6,7 +6,7 @@ import { describeLost } from "./messages.js";
 import { MARKS, cssColour, nameState } from "./palette.js";
 
 const WINDOW = 300;
-const STAGES = ["decode", "preprocess", "encode", "track", "detect", "masks", "pack"];
+const STAGES = ["decode", "preprocess", "encode", "track", "detect", "recall", "masks", "remember", "pack"];
 
 /** Keep one element for each key: `build` makes a missing one, `update` changes it, the others are removed. */
 function keepRows(host, entries, build, update) {
