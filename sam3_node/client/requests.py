@@ -98,6 +98,8 @@ class ClientRequests(SocketOwner):
         if like is not None or like_camera is not None:
             given = (points, labels, box, mask, seq, priority, choice)
             add = _make_like(like, like_camera, camera, label, given)
+            known = self._epochs.find(add.like_camera)
+            add = replace(add, like_epoch=known.epoch if known else None)
         else:
             values.check_begins(points, labels, box, mask)
             prompt = values.make_prompt(points, labels, box, mask)

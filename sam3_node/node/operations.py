@@ -107,7 +107,7 @@ def describe_change(request: Request, reply: Reply) -> dict[str, Any] | None:
     if request.op not in ops.CHANGES or was_refused:
         return None
     # another session gives other epochs, so an old one would refuse the repeated request
-    args = {name: value for name, value in request.args.items() if name != "epoch"}
+    args = {name: value for name, value in request.args.items() if name not in ("epoch", "like_epoch")}
     # what the node chose here depends on its load and cameras: a repetition has to be told
     if isinstance(reply.result, dict):
         args |= {name: reply.result[name] for name in ("camera", "stride") if name in reply.result}
@@ -230,7 +230,7 @@ def _add_object(perception: Perception, operation: ops.AddObject) -> dict[str, A
 
 def _add_like(perception: Perception, operation: ops.AddLike) -> dict[str, Any]:
     """Begin an object where the latest frame of one camera surely shows what another camera has tracked."""
-    source = _find_pipeline(perception, operation.like_camera)
+    source = _find_pipeline(perception, operation.like_camera, operation.like_epoch, names_object=True)
     pipeline = _find_pipeline(perception, operation.camera, operation.epoch)
     if source is pipeline:
         raise RequestError(

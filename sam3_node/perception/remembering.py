@@ -297,14 +297,14 @@ class ObjectMemory:
         """
         found = []
         for status in self._objects:
-            if object_id in (None, status.id) and label in (None, status.label):
+            if object_id in (None, status.id) and _is_called(status.label, label):
                 memory = self._memories.get(status.id) or Memory()
                 place = {"id": status.id, "label": status.label, "state": status.state}
                 # an object that is in view by a doubtful mask only may be elsewhere
                 in_view = status.frames_since_seen == 0 and memory.seen_ns == now_ns
                 found.append({**place, "in_view": in_view, **describe_memory(memory, now_ns)})
         for lost in self.lost.values():
-            if object_id in (None, lost.id) and label in (None, lost.label):
+            if object_id in (None, lost.id) and _is_called(lost.label, label):
                 place = {"id": lost.id, "label": lost.label, "state": "lost", "in_view": False}
                 found.append({**place, **describe_memory(lost.memory, now_ns)})
         return found
@@ -411,6 +411,11 @@ def make_sighting(instance: Instance, seq: int, capture_ns: int, pose: FramePose
         None if instance.extent_m is None else max(instance.extent_m),
         pose,
     )
+
+
+def _is_called(label: str, wanted: str | None) -> bool:
+    """Return True if a label is the wanted one, whatever its capitals; None is any."""
+    return wanted is None or label.casefold() == wanted.casefold()
 
 
 def is_worse(sighting: LastSighting, before: LastSighting | None, size: tuple[int, int]) -> bool:

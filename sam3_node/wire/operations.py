@@ -247,6 +247,8 @@ class AddLike(Operation):
     """the object's id"""
     like_camera: str
     """the object's camera"""
+    like_epoch: int | None = None
+    """of that camera's ids"""
     label: str | None = None
     """None for the object's own"""
     camera: str | None = None

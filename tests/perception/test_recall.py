@@ -208,10 +208,13 @@ def test_where_says_what_is_in_view_and_what_was(nano: TrackerModel) -> None:
     cup, box = desk.pipeline.where(None, None)
     assert (cup["in_view"], cup["state"], cup["age_s"], cup["seq"]) == (False, "occluded", 1.0, 6)
     assert (box["in_view"], box["age_s"]) == (True, 0.0)
-    assert desk.pipeline.where(2, None) == [box]
-    assert desk.pipeline.where(None, "nothing") == []
     # without depth there is no position
     assert (cup["position_m"], cup["frame"], cup["camera_pose"]) == (None, None, None)
+    assert desk.pipeline.where(2, None) == [box]
+    assert desk.pipeline.where(None, "BOX") == [box]
+    assert desk.pipeline.where(None, "nothing") == []
+    desk.pipeline.reset()
+    assert desk.pipeline.where(None, None) == []
 
 
 def test_the_picture_shows_the_object(nano: TrackerModel) -> None:

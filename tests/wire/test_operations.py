@@ -31,7 +31,7 @@ from tests.support.wire_examples import EXAMPLES, golden
 # required arguments, then optional ones; * stands for those of a prompt
 WIRE_1 = {
     "add_object": ("*", "camera choice epoch label priority seq stride"),
-    "add_like": ("like like_camera", "camera epoch label"),
+    "add_like": ("like like_camera", "camera epoch label like_epoch"),
     "refine_object": ("* id", "camera epoch seq stride"),
     "pin_frame": ("seq", "camera epoch lease_s"),
     "remove_object": ("id", "camera epoch"),
