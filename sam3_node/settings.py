@@ -337,6 +337,9 @@ class TrackerSettings(Section):
     read: Literal["exact", "pooled", "sparse"] = "exact"
     """Attention to memories, with engine.kind torch: exact (as in the model), or approximations with less than half the
     arithmetic: pooled (older frames at half their resolution), sparse (a quarter of the positions of older frames)."""
+    window: Literal["off", "auto"] = "off"
+    """Follow up to 4 objects of a camera in windows that go with them, too, each of which takes about as long as a
+    frame with one object: off, or auto (where the model's input is smaller than the frame, and nothing is shed)."""
     mask_encoding: MaskEncoding = "bits+zstd"
     """Encoding of masks in messages: bits+zstd (fast) or rle (COCO compressed counts)."""
     feature_cache: int = Field(4, ge=1, le=64)

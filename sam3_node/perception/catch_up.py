@@ -296,8 +296,15 @@ class CatchUps(SavedByType):
     _failed: list[CaughtUp]
 
     def __init__(
-        self, tracker: Tracker, frames: FrameCache, objects: Objects, confidence: ConfidenceEstimator
+        self,
+        tracker: Tracker,
+        frames: FrameCache,
+        objects: Objects,
+        confidence: ConfidenceEstimator,
+        on_join: Callable[[int], None] = lambda _: None,
     ) -> None:
+        """`on_join` is called with the id of each object that joins the tracked ones."""
+        self._on_join = on_join
         self._tracker = tracker
         self._frames = frames
         self._objects = objects
@@ -444,6 +451,7 @@ class CatchUps(SavedByType):
         self._tracker.join(object_id)
         self._confidence.rename(catching_key(object_id), object_id)
         self._objects.catch_up(object_id, place.frames if is_new else 0, place.hidden)
+        self._on_join(object_id)
         return True
 
     def _give_up(self, object_id: int) -> None:

@@ -43,6 +43,7 @@ from .stages.spatial import MeasuredPoints, MeasureObjects
 from .stages.status import UpdateStatus
 from .stages.table import DescribeOnTable, FindTable
 from .stages.track import TrackObjects
+from .stages.window import FollowWindows
 from .step import StepFrame
 
 
@@ -156,6 +157,9 @@ class Pipeline(Prompting):
             stages.append(self._detection)
         if settings.recall:
             stages.append(RecallObjects(self._tracker, self.registry, self.memory, self._confidence))
+        # after all that decides which object has which mask
+        if self._windows is not None:
+            stages.append(FollowWindows(model, self._tracker, self._windows))
         takes_exemplars = isinstance(self._detector, ExemplarDetector)
         stages.append(KeepFrame(self._frame_cache, self.catch_ups, takes_exemplars))
         stages.append(DescribeLooks(self.memory))

@@ -12,7 +12,9 @@ from ..settings import TrackerSettings
 from ..tracking import Tracker
 from ..tracking.confidence import ConfidenceEstimator
 from ..tracking.everything import Census, EverythingOptions, segment_everything
+from ..tracking.memory import get_rule
 from ..tracking.tracks import PromptTensors
+from ..tracking.windows import Windows
 from ..types import Priority
 from ..wire.frame_prompt import FramePrompt
 from .catch_up import MAX_CORRECTIONS, CachedFrame, CacheLimits, CatchUps, CaughtUp, FrameCache
@@ -45,13 +47,19 @@ class Prompting:
             history=1,
             corrections=MAX_CORRECTIONS,
         )
+        self._windows: Windows | None = None
+        if settings.window == "auto" and model.has_memory and model.slots == 1:
+            self._windows = Windows(model, settings.bank_size, get_rule(settings.selection))
+            self.registry.on_remove(self._windows.forget)
         self._confidence = ConfidenceEstimator(
             settings.max_objects + MAX_CORRECTIONS, model.mask_size[0], model.hidden
         )
         self._frame_cache = FrameCache(camera, CacheLimits.from_settings(settings, model.device))
         self._pending = self.registry.register(PerObject("pending", PromptTensors))
         # rows of memory are given again in the order in which they become free, which the order here decides
-        self.catch_ups = CatchUps(self._tracker, self._frame_cache, self.registry, self._confidence)
+        self.catch_ups = CatchUps(
+            self._tracker, self._frame_cache, self.registry, self._confidence, self._close_window
+        )
         self.registry.on_remove(self._frame_cache.remove_object)
         self.registry.on_remove(self._confidence.remove)
         self.registry.on_remove(self._stop_tracking)
@@ -69,7 +77,8 @@ class Prompting:
             "pinned_frames": sum(frame.lease_ns > 0 for frame in self._frame_cache),
             "cached_bytes": self._frame_cache.nbytes,
             "catching_up": len(self.catch_ups),
-            "bank_bytes": self._tracker.bank.nbytes,
+            "bank_bytes": self._tracker.bank.nbytes
+            + (self._windows.nbytes if self._windows is not None else 0),
         }
 
     def warm_up_reads(self) -> None:
@@ -199,12 +208,18 @@ class Prompting:
         if is_latest and prompt.object_id not in self.catch_ups:
             features = cached.features_on(self._model.device)
             logits, score = self._tracker.prompt_at(features, cached.frame_number, prompt)
+            self._close_window(prompt.object_id)
             self._confidence.start(prompt.object_id, copy_masks(logits[None])[0].levels)
         else:
             logits, score = self.catch_ups.begin(cached, prompt, stride)
         # later points on this frame correct this mask
         cached.set_logits(prompt.object_id, logits)
         return to_prompt_results(cached.seq, cached.scaling, logits[None], score)[0]
+
+    def _close_window(self, object_id: int) -> None:
+        """Let an object that a prompt has corrected have a new window, which begins with its next mask."""
+        if self._windows is not None:
+            self._windows.forget(object_id)
 
     def _stop_tracking(self, object_id: int) -> None:
         # an object that waits for its first frame, or is new and catches up, is not tracked yet

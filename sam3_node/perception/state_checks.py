@@ -16,6 +16,7 @@ from torch import Tensor
 from ..errors import ReplayError
 from ..settings import describe_faults
 from ..tracking.tracks import catching_key
+from ..tracking.windows import MOST_WINDOWS
 from ..types import Priority, State, TrackState
 from ..wire.codec import MAX_INT
 from ..wire.messages import MAX_EPOCH
@@ -153,6 +154,40 @@ class RecallState(StatePart):
     tentative_box: Annotated[list[Whole], Field(min_length=4, max_length=4)]
 
 
+class BankState(StatePart):
+    """State of `MemoryBank` or `LastMasks`."""
+
+    used: list[Count]
+
+
+class FollowedState(StatePart):
+    """State of an object in `Windows`."""
+
+    id: Positive
+    row: Annotated[int, Field(strict=True, ge=0, lt=MOST_WINDOWS)]
+    frame: Whole
+    mask: Tensor
+    centre: tuple[Number, Number]
+    size: Size
+    widths: tuple[Size, Size]
+    overruled: Count
+
+
+class WindowsState(StatePart):
+    """State of `Windows`."""
+
+    frame: Whole
+    grey: Tensor | None
+    bank: BankState
+    objects: Annotated[list[FollowedState], Field(max_length=MOST_WINDOWS)]
+
+
+class WindowState(StatePart):
+    """State of the stage FollowWindows."""
+
+    windows: WindowsState
+
+
 class StagesState(StatePart):
     """The stages that save something, by their names. One is absent if the settings did not have it."""
 
@@ -160,6 +195,7 @@ class StagesState(StatePart):
     remember: RememberState | None = None
     recall: RecallState | None = None
     table: TableState | None = None
+    window: WindowState | None = None
 
 
 class RowsState(StatePart):
@@ -167,12 +203,6 @@ class RowsState(StatePart):
 
     rows: list[tuple[Whole, Count]]
     free: list[Count]
-
-
-class BankState(StatePart):
-    """State of `MemoryBank` or `LastMasks`."""
-
-    used: list[Count]
 
 
 class TrackerState(StatePart):
@@ -374,6 +404,11 @@ def _check_camera(name: str, camera: CameraState) -> None:
         _require_known(
             f"{name}: lives", [life_id for life_id, _ in camera.stages.detect.lifecycle.lives], objects
         )
+    if camera.stages.window is not None:
+        followed = camera.stages.window.windows.objects
+        _require_known(f"{name}: windows", [each.id for each in followed], objects)
+        _require_unique(f"{name}: windows", [each.id for each in followed])
+        _require_unique(f"{name}: rows of windows", [each.row for each in followed])
 
     _require_unique(f"{name}: confidence", camera.confidence.ids)
     # prompts find their frame by its step, and the next step comes after all of them

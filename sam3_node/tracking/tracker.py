@@ -250,6 +250,10 @@ class Tracker(SavedFields):
         if self.model.slots == 1:
             self.bank.forget_recent(self._rows[object_id])
 
+    def was_prompted(self, object_id: int, frame_number: int) -> bool:
+        """Return True if an object's mask was given or detected on a frame: it is a conditioning frame."""
+        return self.bank.is_conditioning(self._rows[object_id], frame_number)
+
     def take_moved(self) -> list[int]:
         """Return the ids of objects that share their memory with others than before, since the last call."""
         return self._propagation.take_moved()

@@ -32,3 +32,5 @@ class MakeMasks(Stage):
         confidences = self._confidence.observe(evidence)  # while a GPU makes the masks
         columns = zip(evidence.ids, read_masks(), evidence.scores, evidence.visible, confidences, strict=True)
         step.seen = [Seen(*values) for values in columns]
+        for seen in step.seen:
+            seen.mask = step.window_masks.get(seen.id, seen.mask)

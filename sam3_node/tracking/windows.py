@@ -1,0 +1,445 @@
+"""Follow objects in windows, too: views of the frame that keep each object at its first place and size.
+
+Weights whose input is small see little of a small object, and the memory of SAM 2 compares places, so that an object
+that comes nearer resembles its memories less and less. A window is a square around the object that goes with it. The
+encoder sees it as an image of its own, and it has a memory of its own, which begins with the object's first mask.
+
+A window that follows the mask of its own drifts with it: a mask that grows makes the window grow, and with it the next
+mask. So the window moves with the pixels alone: corners within the last mask are followed by sparse optical flow (Lucas
+and Kanade), forward and back, and a similarity transform of those that return to their place moves and scales it.
+
+The masks of frame and window are averaged where they agree. Where they do not, the one with the better score stands,
+and a window that is overruled for some frames begins again from the frame's mask. The tracker's memory is not touched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..models import Features, TrackerModel
+from ..types import Image, Mask, State
+from .memory import MemoryBank, SelectionRule
+from .propagation import MemoryPropagation
+from .tracks import Track, Tracks, split_tracks
+
+Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+Logits = npt.NDArray[np.float32]
+
+MOST_WINDOWS = 4
+"""Objects of a camera that have windows. Each takes about as long as the frame with one object."""
+WIDTH = 2.5
+"""Sides of a window in longer sides of the object's first box."""
+MAX_WIDTH = 1.5
+"""Sides of an object's first window in those of the frame, at most."""
+MIN_SIZE_PX = 12.0
+"""Least size of an object in pixels that decides its window's size."""
+MAX_SIZE = 3.0
+"""Greatest size of an object in longer sides of the frame that decides its window's size."""
+AGREED_IOU = 0.5
+"""IoU from which the masks of frame and window are averaged."""
+OUTSIDE_LOGIT = -10.0
+"""Logit of places that a window does not see."""
+MOST_OVERRULED = 3
+"""Frames in a row on which the frame's mask stands against the window's, after which the window begins again."""
+# optical flow
+FLOW_SIDE = 640
+"""Longer side in pixels of the grey image in which corners are followed. A larger one takes longer."""
+CORNERS = 120
+CORNER_QUALITY = 0.01
+CORNER_DISTANCE_PX = 3
+FLOW_WINDOW_PX = 21
+FLOW_LEVELS = 4
+MIN_CORNERS = 6
+"""Corners that return to their place, and those of the transform, from which it counts."""
+RETURNED_PX = 1.0
+"""Greatest distance to its place at which a corner has returned."""
+INLIER_PX = 3.0
+"""Greatest distance of a corner from where the transform takes it."""
+INLIER_SHARE = 0.4
+"""Share of the corners near to the transform, from which it counts."""
+SCALE_LIMITS = (0.85, 1.18)
+"""Bounds of a window's growth in a frame."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A rectangle in whole pixels of a frame, which may reach beyond it."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+
+    def crop(self, image: Image) -> Image:
+        """Return what the window sees; beyond the frame, its border is repeated."""
+        seen = image[self._rows(image.shape), self._columns(image.shape)]
+        if seen.shape[:2] == (self.height, self.width):
+            return np.ascontiguousarray(seen)
+        bordered = cv2.copyMakeBorder(seen, *self._missing(image.shape), cv2.BORDER_REPLICATE)
+        return np.asarray(bordered, np.uint8)
+
+    def crop_mask(self, mask: Bools) -> Bools:
+        """Return a mask as the window sees it; beyond the frame there is nothing."""
+        seen = mask[self._rows(mask.shape), self._columns(mask.shape)]
+        missing = self._missing(mask.shape)
+        return np.pad(seen, (missing[:2], missing[2:]))
+
+    def paste(self, low: Logits, canvas: Logits) -> None:
+        """Write logits [h, w] of the window into those of a frame."""
+        high = cv2.resize(low, (self.width, self.height), interpolation=cv2.INTER_LINEAR)
+        top, _, left, _ = self._missing(canvas.shape)
+        part = canvas[self._rows(canvas.shape), self._columns(canvas.shape)]
+        part[:] = high[top : top + part.shape[0], left : left + part.shape[1]]
+
+    def average(self, low: Logits, canvas: Logits) -> None:
+        """Average logits [h, w] of the window with those of a frame, where the window sees it."""
+        pasted = canvas.copy()
+        self.paste(low, pasted)
+        canvas += pasted
+        canvas *= 0.5
+
+    def _rows(self, shape: tuple[int, ...]) -> slice:
+        return _clip(self.top, self.height, shape[0])
+
+    def _columns(self, shape: tuple[int, ...]) -> slice:
+        return _clip(self.left, self.width, shape[1])
+
+    def _missing(self, shape: tuple[int, ...]) -> tuple[int, int, int, int]:
+        """Return the rows above and below, and the columns left and right, that lie beyond the frame."""
+        rows = self._rows(shape)
+        columns = self._columns(shape)
+        above = rows.start - self.top
+        before = columns.start - self.left
+        below = self.height - above - (rows.stop - rows.start)
+        after = self.width - before - (columns.stop - columns.start)
+        return above, below, before, after
+
+
+def _clip(start: int, length: int, size: int) -> slice:
+    """Return the part of a span that lies in 0..size; at least one pixel."""
+    first = min(max(start, 0), size - 1)
+    return slice(first, max(min(start + length, size), first + 1))
+
+
+class Motion(NamedTuple):
+    """The similarity transform of an object's pixels from one frame to the next."""
+
+    matrix: Floats
+    """[2, 3], of pixels of the frame"""
+
+    @property
+    def scale(self) -> float:
+        """How much the object has grown."""
+        return math.hypot(self.matrix[0, 0], self.matrix[1, 0])
+
+
+def measure_motion(before: Image, now: Image, mask: Bools) -> Motion | None:
+    """Follow corners within a mask from one grey image to the next; None if too few of them move alike.
+
+    The mask [h, w] may be larger than the images.
+    """
+    scale = before.shape[1] / mask.shape[1]
+    within = cv2.resize(mask.astype(np.uint8), before.shape[::-1], interpolation=cv2.INTER_NEAREST)
+    corners = cv2.goodFeaturesToTrack(before, CORNERS, CORNER_QUALITY, CORNER_DISTANCE_PX, mask=within)
+    if corners is None or len(corners) < MIN_CORNERS:
+        return None
+    size = (FLOW_WINDOW_PX, FLOW_WINDOW_PX)
+    there, found, _ = cv2.calcOpticalFlowPyrLK(before, now, corners, None, winSize=size, maxLevel=FLOW_LEVELS)
+    back, returned, _ = cv2.calcOpticalFlowPyrLK(now, before, there, None, winSize=size, maxLevel=FLOW_LEVELS)
+    near = np.linalg.norm((back - corners)[:, 0], axis=1) < RETURNED_PX
+    kept = near & (found[:, 0] > 0) & (returned[:, 0] > 0)
+    if kept.sum() < MIN_CORNERS:
+        return None
+    matrix, inliers = cv2.estimateAffinePartial2D(
+        corners[kept, 0] / scale,
+        there[kept, 0] / scale,
+        ransacReprojThreshold=INLIER_PX / scale,
+        maxIters=200,
+    )
+    if matrix is None or inliers.sum() < MIN_CORNERS or inliers.mean() < INLIER_SHARE:
+        return None
+    return Motion(np.asarray(matrix, np.float64))
+
+
+@dataclass(slots=True)
+class Followed:
+    """An object that has a window."""
+
+    row: int
+    """of the windows' memory"""
+    frame: int
+    """the tracker's step on which `mask` was found"""
+    mask: Bools
+    """[H, W], the last one that was shown"""
+    centre: tuple[float, float]
+    """of the window, (x, y) in pixels"""
+    size: float
+    """of the object, in pixels"""
+    widths: tuple[float, float]
+    """of the window, as multiples of `size`"""
+    overruled: int = 0
+    """frames in a row on which the frame's mask stood against the window's"""
+
+    @classmethod
+    def begin(cls, row: int, frame: int, mask: Bools) -> Followed:
+        """Begin with a mask, which is not empty."""
+        x0, y0, x1, y1 = Mask.from_full(mask).box
+        size = max(float(max(x1 - x0, y1 - y0)), MIN_SIZE_PX)
+        height, width = mask.shape
+        widths = min(WIDTH, MAX_WIDTH * width / size), min(WIDTH, MAX_WIDTH * height / size)
+        return cls(row, frame, mask, ((x0 + x1) / 2, (y0 + y1) / 2), size, widths)
+
+    def is_stale(self, image: Image, frame: int) -> bool:
+        """Return True if the last mask is not of the frame before this one, or of another size."""
+        return self.frame != frame - 1 or self.mask.shape != image.shape[:2]
+
+    def window(self) -> Window:
+        """Return the window around the centre."""
+        width, height = (max(round(share * self.size), 1) for share in self.widths)
+        x, y = self.centre
+        return Window(round(x - width / 2), round(y - height / 2), width, height)
+
+    def move(self, motion: Motion) -> None:
+        """Move and scale the window as the pixels of the object have moved."""
+        height, width = self.mask.shape
+        x, y = motion.matrix @ (*self.centre, 1.0)
+        self.centre = min(max(float(x), 0.0), float(width)), min(max(float(y), 0.0), float(height))
+        grown = self.size * min(max(motion.scale, SCALE_LIMITS[0]), SCALE_LIMITS[1])
+        self.size = min(max(grown, MIN_SIZE_PX), MAX_SIZE * max(height, width))
+
+
+class WindowResult(NamedTuple):
+    """What windows have changed on a frame."""
+
+    tracks: Tracks
+    masks: dict[int, Mask]
+    """by object: masks at the frame's size, finer than the logits of `tracks`"""
+
+
+class Windows:
+    """The windows of up to MOST_WINDOWS objects of one camera."""
+
+    def __init__(self, model: TrackerModel, bank_size: int, rule: SelectionRule) -> None:
+        self._model = model
+        self._bank = MemoryBank(model, MOST_WINDOWS, bank_size, rule)
+        self._propagation = MemoryPropagation(model, self._bank)
+        self._followed: dict[int, Followed] = {}
+        self._grey: Image | None = None
+        self._frame = 0
+        """The tracker's step of `_grey`."""
+
+    def __contains__(self, object_id: int) -> bool:
+        return object_id in self._followed
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory in bytes. It never changes."""
+        return self._bank.nbytes
+
+    def forget(self, object_id: int) -> None:
+        """Close an object's window, if it has one; a new one begins with its next mask."""
+        followed = self._followed.pop(object_id, None)
+        if followed is not None:
+            self._bank.clear(followed.row)
+
+    def forget_all(self) -> None:
+        """Close all windows."""
+        for object_id in list(self._followed):
+            self.forget(object_id)
+        self._grey = None
+
+    @torch.inference_mode()
+    def step(
+        self, image: Image, frame: int, tracks: Tracks, was_prompted: Callable[[int], bool]
+    ) -> WindowResult:
+        """Follow the objects of a frame in their windows, and begin windows of those that have none.
+
+        frame: the tracker's step. `was_prompted` says whether an object's mask was given on this frame.
+        """
+        now = _make_grey(image)
+        before = self._grey
+        if before is None or self._frame != frame - 1 or before.shape != now.shape:
+            before = None
+        self._grey = now
+        self._frame = frame
+        for object_id in self._followed.keys() - set(tracks.ids):
+            self.forget(object_id)
+        changed: dict[int, Track] = {}
+        masks: dict[int, Mask] = {}
+        columns = (tracks.logits, tracks.scores, tracks.visible, tracks.presence, tracks.pointers)
+        for object_id, *values in zip(tracks.ids, *columns, strict=True):
+            track = Track(*values)
+            followed = self._followed.get(object_id)
+            # a window that has missed a frame does not know where it is, and a prompt replaces what was known
+            if followed is not None and (followed.is_stale(image, frame) or was_prompted(object_id)):
+                self.forget(object_id)
+                followed = None
+            if followed is None or before is None:
+                self.forget(object_id)
+                self._begin(image, frame, object_id, track)
+            else:
+                found = self._follow(image, frame, followed, track, before, now)
+                if found is not None:
+                    changed[object_id], masks[object_id] = found
+                if followed.overruled >= MOST_OVERRULED:
+                    self.forget(object_id)
+                    self._begin(image, frame, object_id, track)
+        return WindowResult(_replace_tracks(tracks, changed), masks)
+
+    def _begin(self, image: Image, frame: int, object_id: int, track: Track) -> None:
+        """Begin a window with an object's mask, unless that is empty, or all windows are taken."""
+        free = set(range(MOST_WINDOWS)) - {followed.row for followed in self._followed.values()}
+        mask = _enlarge(track.logits, image.shape) > 0
+        if not free or not mask.any():
+            return
+        followed = self._followed[object_id] = Followed.begin(min(free), frame, mask)
+        window = followed.window()
+        side = (self._model.image_size, self._model.image_size)
+        covered = cv2.resize(window.crop_mask(mask).astype(np.float32), side, interpolation=cv2.INTER_AREA)
+        inside = covered >= min(0.5, float(covered.max()))
+        prompt = torch.from_numpy(inside).to(self._model.device, torch.float32)[None, None]
+        features = self._encode(image, window)
+        prompted = self._propagation.decode_mask(features, prompt)
+        self._propagation.start(features, followed.row, frame, frame, prompted)
+
+    def _follow(
+        self, image: Image, frame: int, followed: Followed, track: Track, before: Image, now: Image
+    ) -> tuple[Track, Mask] | None:
+        """Follow an object in its window; return its track and mask, None where the frame's mask stands."""
+        last = followed.mask
+        motion = measure_motion(before, now, last) if last.any() else None
+        if motion is not None:
+            followed.move(motion)
+        window = followed.window()
+        features = self._encode(image, window)
+        rows = np.array([followed.row], dtype=np.int64)
+        decoded = self._propagation.follow(features, rows, frame, np.zeros(1, np.bool_), None)
+        seen = split_tracks(decoded, 1)[0]
+        low = seen.logits.float().cpu().numpy()
+        canvas = np.full(image.shape[:2], OUTSIDE_LOGIT, np.float32)
+        window.paste(low, canvas)
+        whole = _enlarge(track.logits, image.shape)
+        inside = whole > 0
+        near = canvas > 0
+        followed.frame = frame
+        if not inside.any() and not near.any():
+            followed.mask = inside
+            return None
+        if _iou(inside, near) >= AGREED_IOU:
+            window.average(low, whole)
+            followed.mask = whole > 0
+            followed.overruled = 0
+            return _show(track, whole), Mask.from_full(followed.mask)
+        if seen.score < track.score:
+            followed.mask = inside
+            followed.overruled += bool(inside.any())
+            return None
+        followed.mask = near
+        followed.overruled = 0
+        return _show(seen, canvas), Mask.from_full(near)
+
+    def _encode(self, image: Image, window: Window) -> Features:
+        return self._model.encode(self._model.preprocess(window.crop(image)))
+
+    @torch.inference_mode()
+    def state(self) -> State:
+        """Return the state that `restore` takes."""
+        return {
+            "frame": self._frame,
+            "grey": None if self._grey is None else torch.from_numpy(self._grey),
+            "bank": self._bank.state(),
+            "objects": [
+                {
+                    "id": object_id,
+                    "row": each.row,
+                    "frame": each.frame,
+                    "mask": torch.from_numpy(each.mask.copy()),
+                    "centre": list(each.centre),
+                    "size": each.size,
+                    "widths": list(each.widths),
+                    "overruled": each.overruled,
+                }
+                for object_id, each in self._followed.items()
+            ],
+        }
+
+    @torch.inference_mode()
+    def restore(self, state: State) -> None:
+        """Replace everything by what `state` returned, with the same bank."""
+        self.forget_all()
+        self._frame = state["frame"]
+        self._grey = None if state["grey"] is None else state["grey"].to(torch.uint8).numpy()
+        self._bank.restore(state["bank"])
+        self._followed = {
+            each["id"]: Followed(
+                each["row"],
+                each["frame"],
+                each["mask"].bool().numpy(),
+                (each["centre"][0], each["centre"][1]),
+                each["size"],
+                (each["widths"][0], each["widths"][1]),
+                each["overruled"],
+            )
+            for each in state["objects"]
+        }
+
+
+def suits(model: TrackerModel, image: Image) -> bool:
+    """Return True if windows may show the model more than the frame does: its input is smaller than the frame.
+
+    Weights without a memory, and those whose objects share one, have no windows; nor have weights whose shapes are
+    fixed when they are loaded.
+    """
+    can_follow = model.has_memory and model.slots == 1 and not (model.static_shapes or model.is_compiled)
+    return can_follow and max(image.shape[:2]) > model.image_size
+
+
+def _make_grey(image: Image) -> Image:
+    """Return a grey image of at most FLOW_SIDE pixels a side."""
+    grey = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
+    scale = FLOW_SIDE / max(grey.shape)
+    if scale < 1:
+        grey = cv2.resize(grey, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
+    return np.asarray(grey, np.uint8)
+
+
+def _enlarge(logits: Tensor, shape: tuple[int, ...]) -> Logits:
+    """Return logits [h, w] at the size of a frame of this shape."""
+    low = logits.float().cpu().numpy()
+    return np.asarray(cv2.resize(low, (shape[1], shape[0]), interpolation=cv2.INTER_LINEAR), np.float32)
+
+
+def _show(track: Track, canvas: Logits) -> Track:
+    """Return a track whose logits are those of a canvas at the frame's size."""
+    side = track.logits.shape[::-1]
+    low = cv2.resize(np.maximum(canvas, OUTSIDE_LOGIT), (side[0], side[1]), interpolation=cv2.INTER_AREA)
+    return track._replace(logits=torch.from_numpy(low).to(track.logits))
+
+
+def _replace_tracks(tracks: Tracks, changed: dict[int, Track]) -> Tracks:
+    """Return tracks in which some are others."""
+    if not changed:
+        return tracks
+    columns = (tracks.logits, tracks.scores, tracks.visible, tracks.presence, tracks.pointers)
+    kept = zip(tracks.ids, map(Track, *columns), strict=True)
+    rows = [changed.get(object_id, track) for object_id, track in kept]
+    logits, scores, visible, presence, pointers = (torch.stack(column) for column in zip(*rows, strict=True))
+    return replace(
+        tracks, logits=logits, scores=scores, visible=visible, presence=presence, pointers=pointers
+    )
+
+
+def _iou(mask: Bools, other: Bools) -> float:
+    """Return the IoU of masks [h, w]; 1 if both are empty."""
+    either = np.count_nonzero(mask | other)
+    return np.count_nonzero(mask & other) / either if either else 1.0

@@ -1,0 +1,130 @@
+"""Windows in the pipeline: what they improve, when they rest, and that a state goes on with them."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import cv2
+import numpy as np
+import pytest
+
+from sam3_node.bags.native.reader import TABLETOP, LabelledClip
+from sam3_node.models import TrackerModel
+from sam3_node.perception.checkpoint import pack_state, unpack_state
+from sam3_node.perception.pipeline import Pipeline
+from sam3_node.perception.step import StepFrame
+from sam3_node.settings import TrackerSettings
+from sam3_node.types import Frame, Mask, MaskFrame
+from sam3_node.wire import pack_masks
+from sam3_node.wire.frame_prompt import FramePrompt
+
+SIZE = (480, 640)
+FRAMES = 12
+GROWTH = 1.09
+"""By which all that is seen grows from frame to frame."""
+OFF = TrackerSettings()
+AUTO = TrackerSettings(window="auto")
+
+
+@pytest.fixture(scope="module")
+def approach() -> list[tuple[Frame, np.ndarray]]:
+    """The recording's first frame as a camera sees it that comes nearer to one object, and the object's true masks."""
+    clip = LabelledClip.load(TABLETOP)
+    image = clip.image(0)
+    truth = clip.truth(0)
+    object_id = max(truth, key=lambda key: truth[key].sum())
+    y, x = np.nonzero(truth[object_id])
+    middle = np.array([x.mean(), y.mean()])
+    found = []
+    for seq in range(FRAMES):
+        scale = GROWTH**seq
+        # the object goes from where it is to the middle
+        place = middle + (np.array(image.shape[1::-1]) / 2 - middle) * seq / FRAMES
+        affine = np.column_stack([scale * np.eye(2), place - scale * middle])
+        size = image.shape[1::-1]
+        seen = cv2.warpAffine(image, affine, size, borderMode=cv2.BORDER_REFLECT_101)
+        mask = cv2.warpAffine(truth[object_id].astype(np.uint8), affine, size, flags=cv2.INTER_NEAREST) > 0
+        frame = Frame("cam0", seq, seq * 40_000_000, *size, "bgr8", np.ascontiguousarray(seen).tobytes())
+        found.append((frame, mask))
+    return found
+
+
+def run(
+    model: TrackerModel, settings: TrackerSettings, approach: list[tuple[Frame, np.ndarray]], **given: int
+) -> tuple[Pipeline, list[MaskFrame]]:
+    """Follow the object from its true mask on the first frame."""
+    pipeline = Pipeline(model, settings, "cam0")
+    pipeline.step(approach[0][0])
+    pipeline.add(FramePrompt(mask=Mask.from_full(approach[0][1])), seq=0)
+    return pipeline, [pipeline.step(StepFrame(frame, **given)) for frame, _ in approach[1:]]
+
+
+def exactly(masks: Iterator[MaskFrame] | list[MaskFrame]) -> list[object]:
+    return [pack_masks(replace(each, stages_us={})) for each in masks]
+
+
+def mean_iou(found: list[MaskFrame], approach: list[tuple[Frame, np.ndarray]]) -> float:
+    ious = []
+    for masks, (_, truth) in zip(found, approach[1:], strict=True):
+        mask = masks.instances[0].mask.full()
+        ious.append(np.count_nonzero(mask & truth) / np.count_nonzero(mask | truth))
+    return float(np.mean(ious))
+
+
+def test_windows_follow_better_what_comes_nearer(
+    nano: TrackerModel, approach: list[tuple[Frame, np.ndarray]]
+) -> None:
+    _, plain = run(nano, OFF, approach)
+    _, windowed = run(nano, AUTO, approach)
+    assert mean_iou(windowed, approach) > mean_iou(plain, approach) + 0.01
+
+
+def test_no_window_while_the_node_sheds(nano: TrackerModel, approach: list[tuple[Frame, np.ndarray]]) -> None:
+    _, plain = run(nano, OFF, approach, shed_level=1)
+    _, windowed = run(nano, AUTO, approach, shed_level=1)
+    assert exactly(windowed) == exactly(plain)
+
+
+def test_no_window_where_the_frame_is_no_larger_than_the_input(nano: TrackerModel) -> None:
+    side = nano.image_size
+    noise = np.random.default_rng(0).integers(0, 255, (side, side, 3), np.uint8)
+    frame = Frame("cam0", 0, 0, side, side, "bgr8", noise.tobytes())
+    mask = np.zeros((side, side), np.bool_)
+    mask[40:90, 40:90] = True
+    approach = [(replace(frame, seq=seq), mask) for seq in range(3)]
+    assert exactly(run(nano, AUTO, approach)[1]) == exactly(run(nano, OFF, approach)[1])
+
+
+def test_a_state_goes_on_bit_for_bit(nano: TrackerModel, approach: list[tuple[Frame, np.ndarray]]) -> None:
+    half = FRAMES // 2
+    pipeline, _ = run(nano, AUTO, approach[:half])
+    saved = unpack_state(pack_state(pipeline.state()))
+    expected = [pipeline.step(frame) for frame, _ in approach[half:]]
+    other = Pipeline(nano, AUTO, "cam0")
+    other.restore(saved)
+    assert exactly([other.step(frame) for frame, _ in approach[half:]]) == exactly(expected)
+
+
+def test_a_correction_begins_a_new_window(
+    nano: TrackerModel, approach: list[tuple[Frame, np.ndarray]]
+) -> None:
+    pipeline, _ = run(nano, AUTO, approach[:4])
+    wrong = np.roll(approach[3][1], 120, axis=1)
+    object_id = pipeline.objects[0].id
+    pipeline.refine(object_id, FramePrompt(mask=Mask.from_full(wrong)), seq=3)
+    found = pipeline.step(approach[4][0]).instances[0].mask.full()
+    assert np.count_nonzero(found & wrong) > np.count_nonzero(found & approach[4][1])
+
+
+def test_more_objects_than_windows_and_removed_ones(
+    nano: TrackerModel, approach: list[tuple[Frame, np.ndarray]]
+) -> None:
+    pipeline = Pipeline(nano, AUTO, "cam0")
+    pipeline.step(approach[0][0])
+    masks = [np.roll(approach[0][1], 60 * place, axis=1) for place in range(6)]
+    ids = [pipeline.add(FramePrompt(mask=Mask.from_full(mask)), seq=0).id for mask in masks]
+    assert [item.id for item in pipeline.step(approach[1][0]).instances] == ids
+    for object_id in ids[:3]:
+        pipeline.remove(object_id)
+    assert [item.id for item in pipeline.step(approach[2][0]).instances] == ids[3:]
+    pipeline.reset()
+    assert not pipeline.step(approach[3][0]).instances
