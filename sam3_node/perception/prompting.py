@@ -208,7 +208,8 @@ class Prompting:
         if is_latest and prompt.object_id not in self.catch_ups:
             features = cached.features_on(self._model.device)
             logits, score = self._tracker.prompt_at(features, cached.frame_number, prompt)
-            self._close_window(prompt.object_id)
+            if self._windows is not None:
+                self._windows.begin(cached.frame_number, prompt.object_id, logits)
             self._confidence.start(prompt.object_id, copy_masks(logits[None])[0].levels)
         else:
             logits, score = self.catch_ups.begin(cached, prompt, stride)
@@ -217,7 +218,7 @@ class Prompting:
         return to_prompt_results(cached.seq, cached.scaling, logits[None], score)[0]
 
     def _close_window(self, object_id: int) -> None:
-        """Let an object that a prompt has corrected have a new window, which begins with its next mask."""
+        """Let an object that has caught up have a new window, which begins with its next mask."""
         if self._windows is not None:
             self._windows.forget(object_id)
 

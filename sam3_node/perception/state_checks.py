@@ -178,6 +178,7 @@ class WindowsState(StatePart):
 
     frame: Whole
     grey: Tensor | None
+    image: Tensor | None
     bank: BankState
     objects: Annotated[list[FollowedState], Field(max_length=MOST_WINDOWS)]
 

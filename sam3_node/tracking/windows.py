@@ -235,8 +235,10 @@ class Windows:
         self._propagation = MemoryPropagation(model, self._bank)
         self._followed: dict[int, Followed] = {}
         self._grey: Image | None = None
+        self._image: Image | None = None
+        """The last frame, on which a prompt may begin a window."""
         self._frame = 0
-        """The tracker's step of `_grey`."""
+        """The tracker's step of `_image` and `_grey`."""
 
     def __contains__(self, object_id: int) -> bool:
         return object_id in self._followed
@@ -256,7 +258,17 @@ class Windows:
         """Close all windows."""
         for object_id in list(self._followed):
             self.forget(object_id)
-        self._grey = None
+        self._grey = self._image = None
+
+    @torch.inference_mode()
+    def begin(self, frame: int, object_id: int, logits: Tensor) -> None:
+        """Begin an object's window anew with the mask of a prompt, logits [h, w], on the last frame.
+
+        On another frame, or if no window was followed there, it begins with the object's next mask.
+        """
+        self.forget(object_id)
+        if self._image is not None and frame == self._frame:
+            self._begin(self._image, frame, object_id, logits)
 
     @torch.inference_mode()
     def step(
@@ -271,6 +283,7 @@ class Windows:
         if before is None or self._frame != frame - 1 or before.shape != now.shape:
             before = None
         self._grey = now
+        self._image = image
         self._frame = frame
         for object_id in self._followed.keys() - set(tracks.ids):
             self.forget(object_id)
@@ -286,20 +299,20 @@ class Windows:
                 followed = None
             if followed is None or before is None:
                 self.forget(object_id)
-                self._begin(image, frame, object_id, track)
+                self._begin(image, frame, object_id, track.logits)
             else:
                 found = self._follow(image, frame, followed, track, before, now)
                 if found is not None:
                     changed[object_id], masks[object_id] = found
                 if followed.overruled >= MOST_OVERRULED:
                     self.forget(object_id)
-                    self._begin(image, frame, object_id, track)
+                    self._begin(image, frame, object_id, track.logits)
         return WindowResult(_replace_tracks(tracks, changed), masks)
 
-    def _begin(self, image: Image, frame: int, object_id: int, track: Track) -> None:
+    def _begin(self, image: Image, frame: int, object_id: int, logits: Tensor) -> None:
         """Begin a window with an object's mask, unless that is empty, or all windows are taken."""
         free = set(range(MOST_WINDOWS)) - {followed.row for followed in self._followed.values()}
-        mask = _enlarge(track.logits, image.shape) > 0
+        mask = _enlarge(logits, image.shape) > 0
         if not free or not mask.any():
             return
         followed = self._followed[object_id] = Followed.begin(min(free), frame, mask)
@@ -357,6 +370,7 @@ class Windows:
         return {
             "frame": self._frame,
             "grey": None if self._grey is None else torch.from_numpy(self._grey),
+            "image": None if self._image is None else torch.from_numpy(self._image.copy()),
             "bank": self._bank.state(),
             "objects": [
                 {
@@ -379,6 +393,7 @@ class Windows:
         self.forget_all()
         self._frame = state["frame"]
         self._grey = None if state["grey"] is None else state["grey"].to(torch.uint8).numpy()
+        self._image = None if state["image"] is None else state["image"].to(torch.uint8).numpy()
         self._bank.restore(state["bank"])
         self._followed = {
             each["id"]: Followed(
