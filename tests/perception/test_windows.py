@@ -1,6 +1,5 @@
 """Windows in the pipeline: what they improve, when they rest, and that a state goes on with them."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import cv2
@@ -58,7 +57,7 @@ def run(
     return pipeline, [pipeline.step(StepFrame(frame, **given)) for frame, _ in approach[1:]]
 
 
-def exactly(masks: Iterator[MaskFrame] | list[MaskFrame]) -> list[object]:
+def exactly(masks: list[MaskFrame]) -> list[object]:
     return [pack_masks(replace(each, stages_us={})) for each in masks]
 
 
@@ -94,14 +93,24 @@ def test_no_window_where_the_frame_is_no_larger_than_the_input(nano: TrackerMode
     assert exactly(run(nano, AUTO, approach)[1]) == exactly(run(nano, OFF, approach)[1])
 
 
-def test_a_state_goes_on_bit_for_bit(nano: TrackerModel, approach: list[tuple[Frame, np.ndarray]]) -> None:
+@pytest.mark.parametrize("seq", [FRAMES // 2 - 1, FRAMES // 2 - 3])
+def test_a_state_goes_on_bit_for_bit(
+    nano: TrackerModel, approach: list[tuple[Frame, np.ndarray]], seq: int
+) -> None:
+    """Prompts on the last frame, and on a past one from which the object catches up, come after the state."""
     half = FRAMES // 2
     pipeline, _ = run(nano, AUTO, approach[:half])
-    saved = unpack_state(pack_state(pipeline.state()))
-    expected = [pipeline.step(frame) for frame, _ in approach[half:]]
     other = Pipeline(nano, AUTO, "cam0")
-    other.restore(saved)
-    assert exactly([other.step(frame) for frame, _ in approach[half:]]) == exactly(expected)
+    other.restore(unpack_state(pack_state(pipeline.state())))
+    found = []
+    for each in (pipeline, other):
+        prompt = FramePrompt(mask=Mask.from_full(np.roll(approach[seq][1], 90, axis=1)))
+        each.add(prompt, seq=seq)
+        masks = [each.step(approach[half][0])]
+        each.end_catch_ups()
+        masks += [each.step(frame) for frame, _ in approach[half + 1 :]]
+        found.append(exactly(masks))
+    assert found[0] == found[1]
 
 
 def test_a_correction_begins_a_new_window(
@@ -128,3 +137,27 @@ def test_more_objects_than_windows_and_removed_ones(
     assert [item.id for item in pipeline.step(approach[2][0]).instances] == ids[3:]
     pipeline.reset()
     assert not pipeline.step(approach[3][0]).instances
+
+
+def test_what_moves_fast_has_a_window_from_its_prompt_on(nano: TrackerModel) -> None:
+    """A thing that goes by half its size a frame, among others like it, is not taken for one of these."""
+    rng = np.random.default_rng(1)
+    floor = cv2.resize(
+        rng.integers(60, 120, (30, 40, 3), np.uint8), SIZE[::-1], interpolation=cv2.INTER_CUBIC
+    )
+    thing = cv2.resize(rng.integers(0, 255, (6, 6, 3), np.uint8), (64, 64), interpolation=cv2.INTER_CUBIC)
+    approach = []
+    for seq in range(8):
+        image = floor.copy()
+        mask = np.zeros(SIZE, np.bool_)
+        for place in range(3):
+            x = 40 + 32 * seq + 130 * place
+            image[200:264, x : x + 64] = thing
+        mask[200:264, 40 + 32 * seq : 104 + 32 * seq] = True
+        frame = Frame(
+            "cam0", seq, seq * 40_000_000, *SIZE[::-1], "bgr8", np.ascontiguousarray(image).tobytes()
+        )
+        approach.append((frame, mask))
+    _, plain = run(nano, OFF, approach)
+    _, windowed = run(nano, AUTO, approach)
+    assert mean_iou(windowed, approach) > mean_iou(plain, approach) + 0.1
