@@ -67,9 +67,9 @@ class LookLimits(NamedTuple):
 
 
 LIMITS = {"nano": LookLimits(1.75, 1.55)}
-"""Limits by the name of a model. 1 % of the pairs of different objects in one real clip are above `sure`."""
+"""Limits by the name of a model. 3 % of the pairs of different things in one real clip are above `sure`."""
 OTHER_LIMITS = LookLimits(1.65, 1.4)
-"""Limits of all other models, measured with SAM 2 tiny"""
+"""Limits of all other models, chosen with SAM 2 tiny, whose features tell more than those of nano"""
 
 
 class LastSighting(NamedTuple):

@@ -238,6 +238,9 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=0, help="as model.image_size")
     parser.add_argument("--names", choices=("kind", "name"), default="kind", help="'mug' or 'red mug'")
     parser.add_argument("--recall", choices=("on", "off", "both"), default="both", help="as tracker.recall")
+    parser.add_argument(
+        "--scenario", default="", help="clips of this scenario alone, such as leave; empty: all"
+    )
     parser.add_argument("--clips", type=int, default=0, help="number of first clips; 0: all")
     parser.add_argument("--frames", type=int, default=0, help="number of first frames of each clip; 0: all")
     args: argparse.Namespace = parser.parse_args()
@@ -251,11 +254,14 @@ def main() -> None:
         detector = load_configured_detector(detection, models) if args.by == "names" else None
         can_find = (lambda _: True) if detector is None else partial(knows, detector)
         clips = [clip for clip in open_clips(args.path, can_find, args.names) if clip.named]
+        if args.scenario:
+            clips = [clip for clip in clips if clip.clip.meta.get("scenario") == args.scenario]
         clips = clips[: args.clips or None]
         for recall in (True, False) if args.recall == "both" else (args.recall == "on",):
             tracker = TrackerSettings(recall=recall)
             result = evaluate(clips, model, detector, (tracker, detection), args.frames)
-            what = f"{model.name} by {args.by}, recall {'on' if recall else 'off'}"
+            which = args.scenario or "all clips"
+            what = f"{which}, {model.name} by {args.by}, recall {'on' if recall else 'off'}"
             keep_figures(what, result, clips[0].fps, figures)
     figures.write(args.json)
 
