@@ -18,7 +18,7 @@ from sam3_node_ros import link
 from sam3_node_ros.link import MAX_HEADERS, Ros2Bridge, Ros2Settings
 from sam3_node_ros.messages import Header
 
-from sam3_node.client import PerceptionClient, Place
+from sam3_node.client import ObjectPlace, PerceptionClient
 from sam3_node.errors import SettingsError, TransportError, WireError
 from sam3_node.transport import FrameSubscriber, MaskPublisher
 from sam3_node.transport.tap import PoseSubscriber
@@ -565,8 +565,8 @@ def test_boxes_of_an_image_or_a_photo_become_an_exemplar(site: Site, monkeypatch
     ]
 
 
-def make_place(**fields: Any) -> Place:
-    return Place("cam0", 7, "mug", "lost", False, epoch=31, **fields)
+def make_place(**fields: Any) -> ObjectPlace:
+    return ObjectPlace("cam0", 7, "mug", "lost", False, epoch=31, **fields)
 
 
 def test_places_have_the_stamp_of_the_image_that_showed_them(
@@ -583,7 +583,7 @@ def test_places_have_the_stamp_of_the_image_that_showed_them(
     ]
     asked: list[tuple[Any, ...]] = []
 
-    def where(_: PerceptionClient, wanted: Any = None, **given: Any) -> list[Place]:
+    def where(_: PerceptionClient, wanted: Any = None, **given: Any) -> list[ObjectPlace]:
         asked.append((wanted, given))
         return places
 
