@@ -337,7 +337,8 @@ class PerceptionClient(ClientRequests):
         self._require_open()
         self._require_newest("wait_until_seen")
         values.check_target(name_or_id)
-        label, id = "", None
+        label = ""
+        id = None
         if isinstance(name_or_id, str):
             label = name_or_id
         else:

@@ -477,8 +477,10 @@ def take_picture(image: Image, box: Box, seq: int, capture_ns: int) -> ObjectPic
     height, width = image.shape[:2]
     x0, y0, x1, y1 = box
     margin = round(PICTURE_MARGIN * max(x1 - x0, y1 - y0))
-    left, top = max(0, x0 - margin), max(0, y0 - margin)
-    right, bottom = min(width, x1 + margin), min(height, y1 + margin)
+    left = max(0, x0 - margin)
+    top = max(0, y0 - margin)
+    right = min(width, x1 + margin)
+    bottom = min(height, y1 + margin)
     crop = image[top:bottom, left:right]
     scale = PICTURE_PX / max(crop.shape[:2])
     if scale < 1:

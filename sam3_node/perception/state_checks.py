@@ -152,6 +152,7 @@ class RecallState(StatePart):
     last_id: Count
     tentative_id: Count
     tentative_box: Annotated[list[Whole], Field(min_length=4, max_length=4)]
+    told_ids: list[Positive]
 
 
 class BankState(StatePart):

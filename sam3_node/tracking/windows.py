@@ -139,7 +139,7 @@ class Motion(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """How much the object has grown."""
+        """Return the factor by which the object has grown."""
         return math.hypot(self.matrix[0, 0], self.matrix[1, 0])
 
 

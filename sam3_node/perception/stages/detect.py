@@ -324,7 +324,6 @@ class DetectObjects(Stage):
             verdict = judge(index)
             if verdict.kind == "known" and self._passes_threshold(candidates.detections[index]):
                 known[verdict.ids[0]] = index
-                report(step, verdict, memory)
                 continue
             # another view of it may tell
             if verdict.kind == "unsure" and memory.may_wait(verdict.ids[0]):
@@ -358,14 +357,17 @@ class DetectObjects(Stage):
         if object_id in self._memory.lost:
             if not self._make_room(candidates.detections[index].score, candidates.step, results):
                 return
+            report(candidates.step, LookVerdict("known", (object_id,)), self._memory)
             self._memory.recall(object_id)
             self._mark_detected(object_id, index, candidates, anew=True)
             self._lifecycle.confirm(object_id)
         elif object_id not in self._objects:
             # a duplicate was dropped, or another object needed its slot
             return
-        elif object_id in self._lifecycle:
-            self._mark_detected(object_id, index, candidates, anew=True)
+        else:
+            report(candidates.step, LookVerdict("known", (object_id,)), self._memory)
+            if object_id in self._lifecycle:
+                self._mark_detected(object_id, index, candidates, anew=True)
         self._memory.confirm(object_id)
         results[object_id] = self._adopt(object_id, index, candidates, is_back=True)
 

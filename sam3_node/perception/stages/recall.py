@@ -15,11 +15,16 @@ from ...tracking.confidence import ConfidenceEstimator
 from ..looking import FrameLooks, report
 from ..objects import Objects
 from ..remembering import Arrival, LookVerdict, Memory, ObjectMemory, measure_overlap_of_boxes
+from ..shedding import stretch_detection
 from ..stage import Clock, Stage
 from ..step import StepFrame
 
 EVERY = 3
-"""Frames from one search to the next. A search costs about as much as tracking one object."""
+"""Frames from one search to the next while something has just left. A search takes half as long as a detection."""
+SLOW_EVERY = 15
+"""The same when all that is away has been away for RECENT_FRAMES: a return is noticed a second later then."""
+RECENT_FRAMES = 150
+"""Frames out of view up to which an object has just left: ten seconds at 15 Hz."""
 SAME_IOU = 0.3
 """IoU of the boxes at which an object is found on two frames in a row, from which on it is there."""
 MAX_OVERLAP = 0.3
@@ -31,7 +36,7 @@ class RecallObjects(Stage):
 
     name = "recall"
     timed = "device"
-    SAVED = ("_since", "_last_id", "_tentative_id", "_tentative_box")
+    SAVED = ("_since", "_last_id", "_tentative_id", "_tentative_box", "_told_ids")
 
     def __init__(
         self, tracker: Tracker, objects: Objects, memory: ObjectMemory, confidence: ConfidenceEstimator
@@ -46,6 +51,8 @@ class RecallObjects(Stage):
         """the object that was found on the last search, and is to be found again on the next frame; 0: none"""
         self._tentative_box = [0, 0, 0, 0]
         """where it was found"""
+        self._told_ids: set[int] = set()
+        """the objects of the last event `ambiguous`, which is not repeated on each search"""
 
     def clock(self, step: StepFrame) -> Clock | None:
         """Return the clock of frames on which something is searched for."""
@@ -73,7 +80,8 @@ class RecallObjects(Stage):
         arrivals = scene.describe(decoded)
         index, verdict = find_best(self._memory, arrivals, away)
         found = arrivals[index]
-        if verdict.kind == "ambiguous":
+        if verdict.kind == "ambiguous" and self._told_ids != set(verdict.ids):
+            self._told_ids = set(verdict.ids)
             report(step, verdict, self._memory)
         if verdict.kind != "known" or found is None:
             return
@@ -83,8 +91,8 @@ class RecallObjects(Stage):
         if not (again and near and object_id == self._last_id):
             self._tentative_id = object_id
             self._tentative_box = list(found.box)
-            self._since = EVERY
             return
+        self._told_ids = set()
         report(step, verdict, self._memory)
         changed = self._clear(step, decoded, index, [i for i in away if i != object_id])
         changed[object_id] = self._tracker.adopt(
@@ -117,7 +125,14 @@ class RecallObjects(Stage):
         return changed
 
     def _is_due(self, step: StepFrame) -> bool:
-        return self._since + 1 >= EVERY and any(True for _ in self._list_away(step))
+        """Return True if this frame is to be searched. Under load, fewer are."""
+        away = list(self._list_away(step))
+        # what was found once is looked for on the next frame
+        if self._tentative_id in away:
+            return True
+        has_just_left = any(self._memory.require(i).hidden_frames < RECENT_FRAMES for i in away)
+        every = EVERY if has_just_left else SLOW_EVERY
+        return bool(away) and self._since + 1 >= every * stretch_detection(step.shed_level)
 
     def _list_away(self, step: StepFrame) -> Iterator[int]:
         """Yield the tracked objects that are not where they were, and that have views."""
