@@ -13,24 +13,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import RequestError
-from ..geometry import Scaling
+from ..geometry import Scaling, matrix_of, transform_points
 from ..models import Features
 from ..models.sam.stages import Decoded
 from ..tracking import Tracker
 from ..tracking.looks import Gallery, describe_colours, describe_features, make_views
-from ..types import NANOSECONDS, Box, Image
+from ..types import NANOSECONDS, Box, FramePose, Image, Mask
 from ..wire import AMBIGUOUS, RECALLED
 from .catch_up import CachedFrame
 from .output_masks import rasterize
 from .remembering import (
     MARGIN,
     Arrival,
+    LastSighting,
     LookLimits,
     LookVerdict,
     ObjectMemory,
     measure_overlap_of_boxes,
 )
-from .step import ObjectEvent, StepFrame
+from .step import BASE, CAMERA, ObjectEvent, StepFrame
+from .surfaces import DepthMap, measure_surfaces
 
 MIN_PEAK = 0.5
 """Cosine of a place's features and a view, below which nothing there is worth a click."""
@@ -62,6 +64,11 @@ class FrameLooks(NamedTuple):
     capture_ns: int
     covered: Tensor
     """bool [h, w] of a mask's size: where objects in view are"""
+    seq: int = 0
+    depth: DepthMap | None = None
+    """None also where depth is read after the tracker, which is so without a robot"""
+    camera_pose: FramePose | None = None
+    """in the base"""
 
     @classmethod
     def from_step(cls, step: StepFrame, away: Collection[int] = ()) -> FrameLooks:
@@ -71,7 +78,10 @@ class FrameLooks(NamedTuple):
             [i not in away for i in tracks.ids], dtype=torch.bool, device=tracks.logits.device
         )
         inside = (tracks.logits > 0) & (tracks.visible & present)[:, None, None]
-        return cls(step.features, step.image, step.scaling, step.frame.capture_ns, inside.any(dim=0))
+        frame = step.frame
+        covered = inside.any(dim=0)
+        looks = cls(step.features, step.image, step.scaling, frame.capture_ns, covered, frame.seq)
+        return looks._replace(depth=step.depth, camera_pose=step.camera_pose)
 
     @classmethod
     def from_cached(cls, cached: CachedFrame, image: Image, tracker: Tracker) -> FrameLooks:
@@ -139,8 +149,25 @@ class FrameLooks(NamedTuple):
                 arrivals.append(None)
                 continue
             view = make_views(features[index : index + 1], [describe_colours(self.image, mask)])[0]
-            arrivals.append(Arrival(view, self.capture_ns, mask.box, overlap))
+            arrivals.append(Arrival(view, self.capture_ns, mask.box, overlap, self._measure(mask)))
         return arrivals
+
+    def _measure(self, mask: Mask) -> LastSighting | None:
+        """Return the place and the size of what a mask shows; None without depth there."""
+        if self.depth is None:
+            return None
+        surfaces = measure_surfaces([mask], self.depth)
+        if not surfaces.indices:
+            return None
+        x, y, z = surfaces.positions_m[0].tolist()
+        frame = CAMERA
+        if self.camera_pose is not None:
+            x, y, z = transform_points(matrix_of(self.camera_pose), [x, y, z]).tolist()
+            frame = BASE
+        size_m = float(surfaces.extents_m[0].max())
+        return LastSighting(
+            self.seq, self.capture_ns, mask.box, None, frame, position_m=(x, y, z), size_m=size_m
+        )
 
 
 class Found(NamedTuple):

@@ -7,8 +7,11 @@ import torch
 
 from sam3_node.detection.detectors import prepare_prompts
 from sam3_node.errors import RequestError, UnknownObjectError
+from sam3_node.geometry import Scaling
 from sam3_node.models import TrackerModel
+from sam3_node.models.sam.stages import Decoded
 from sam3_node.perception.checkpoint import pack_state, unpack_state
+from sam3_node.perception.looking import FrameLooks
 from sam3_node.perception.objects import Objects
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.remembering import (
@@ -23,9 +26,10 @@ from sam3_node.perception.remembering import (
     may_be,
 )
 from sam3_node.perception.step import StepFrame
+from sam3_node.perception.surfaces import DepthMap, RayMap
 from sam3_node.settings import DetectorSettings, TrackerSettings
 from sam3_node.tracking.looks import Gallery
-from sam3_node.types import NANOSECONDS, Instance, Mask, MaskFrame
+from sam3_node.types import NANOSECONDS, FramePose, Instance, Intrinsics, Mask, MaskFrame
 from sam3_node.wire import AMBIGUOUS, RECALLED
 from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.coloured_blocks import PERIOD_NS, ColourDetector, frame
@@ -394,3 +398,33 @@ def test_unknown_ids_are_refused() -> None:
         memory.require(5)
     with refuses(UnknownObjectError, field="5"):
         memory.label(5)
+
+
+def test_depth_tells_size_and_place_of_what_comes_into_view(nano: TrackerModel) -> None:
+    height, width = 240, 320
+    mask = np.zeros((height, width), bool)
+    mask[60:120, 100:180] = True
+    rays = RayMap().rays(Intrinsics(300.0, 300.0, 159.5, 119.5), (height, width))
+    depth = DepthMap(np.full((height, width), 600, np.uint16), 0.001, rays, 300.0)
+    features = nano.encode(nano.preprocess(np.zeros((height, width, 3), np.uint8)))
+    side = nano.mask_size[0]
+    low = cv2.resize(mask.astype(np.float32), (side, side), interpolation=cv2.INTER_AREA) - 0.5
+    decoded = Decoded(torch.from_numpy(low)[None], torch.ones(1), torch.ones(1), torch.zeros(1, nano.hidden))
+    pose = FramePose("camera", "base", 5, (1.0, 0.0, 0.0), (0.0, 0.0, 0.0, 1.0))
+    looks = FrameLooks(
+        features,
+        np.zeros((height, width, 3), np.uint8),
+        Scaling((height, width), nano.image_size),
+        5,
+        torch.zeros(side, side, dtype=torch.bool),
+    )
+    (without,) = looks.describe(decoded)
+    assert without is not None
+    assert without.sighting is None
+    (arrival,) = looks._replace(depth=depth, camera_pose=pose).describe(decoded)
+    assert arrival is not None
+    assert arrival.sighting is not None
+    # 80 by 60 pixels at 0.6 m, 20 px to the left of the middle and 30 px above it
+    assert arrival.sighting.position_m == pytest.approx((1.0 - 0.04, -0.06, 0.6), abs=0.005)
+    assert arrival.sighting.size_m == pytest.approx(0.16, rel=0.15)
+    assert arrival.sighting.frame == "base"

@@ -43,6 +43,8 @@ TURN_S = 0.5
 """Time in which it turns away, and back."""
 AWAY_S = 4.0
 """Time for which it looks away."""
+NEAR_MM = 10.0
+"""Error up to which an answer is right."""
 AWAY_RAD = 1.6
 """Angle by which it turns."""
 SWAY_M = 0.04
@@ -64,6 +66,8 @@ def main() -> None:
         print(f"{seed + 1} of {args.clips} clips", flush=True)
     figures.add("where, while the camera looks away: answers", len(found["mm"]), "")
     figures.add_percentiles("where, while the camera looks away: error", found["mm"], "mm", "10")
+    within = float(np.mean(np.array(found["mm"]) <= NEAR_MM))
+    figures.add(f"where, while the camera looks away: answers within {NEAR_MM:g} mm", within, "of 1")
     figures.add("where: error of the age at most", max(found["age"]), "s", "0")
     figures.add("where: objects in the answer for a name that was never seen", sum(found["strange"]), "", "0")
     figures.add("where: objects said to be in view that are not", sum(found["false"]), "", "0")
