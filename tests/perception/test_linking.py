@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sam3_node.perception.checkpoint import pack_state, unpack_state
-from sam3_node.perception.linking import LinkRules, WorldLinker
+from sam3_node.perception.linking import CameraObject, LinkRules, WorldLinker
 from sam3_node.types import Instance, Mask, MaskFrame
 from tests.support.repeats import repetitions
 
@@ -284,3 +284,35 @@ def test_nothing_else_of_the_masks_changes() -> None:
     assert found.key == masks.key
     assert [instance.id for instance in found.instances] == [5, 6]
     assert all(instance.mask is MASK for instance in found.instances)
+
+
+def test_an_object_that_is_back_has_its_world_id() -> None:
+    scene = Scene()
+    assert scene.turns(2, left=[thing(5), thing(6, (1.0, 0.0, 0.0))])["left"] == [1, 2]
+    scene.turns(3, left=[thing(6, (1.0, 0.0, 0.0))])
+    restored = WorldLinker(RULES)
+    restored.restore(unpack_state(pack_state(scene.linker.state())))
+    for linker in (scene.linker, restored):
+        back = linker.observe(frame("left", 900, [thing(5, (0.4, 0.0, 0.0)), thing(6, (1.0, 0.0, 0.0))]))
+        assert world_ids(back) == [1, 2]
+
+
+def test_a_camera_that_is_served_anew_gives_its_objects_new_world_ids() -> None:
+    scene = Scene()
+    scene.turn(left=[thing(5)])
+    scene.turn(left=[])
+    scene.linker.drop("left")
+    assert scene.turn(left=[thing(5)])["left"] == [2]
+
+
+def test_an_object_joined_by_its_looks_has_the_world_id_until_its_place_contradicts() -> None:
+    scene = Scene()
+    scene.turn(left=[thing(5)])
+    scene.linker.join(CameraObject("left", 5), CameraObject("right", 9))
+    near = [thing(9, (0.02, 0.0, 0.0))]
+    far = [thing(9, (0.5, 0.0, 0.0))]
+    assert scene.turn(left=[thing(5)], right=near) == {"left": [1], "right": [1]}
+    assert scene.turns(RULES.contradictions + 1, left=[thing(5)], right=far) == {"left": [1], "right": [2]}
+    # what is not known has nothing to join
+    scene.linker.join(CameraObject("left", 77), CameraObject("right", 78))
+    assert scene.turn(right=[thing(78, (0.5, 0.5, 0.0))])["right"] == [3]

@@ -297,16 +297,22 @@ class DetectObjects(Stage):
         """
         step = candidates.step
         # where there are views, they decide, and not the pointers
-        has_views = {row for row in association.recovered if self._has_views(memory, ids[row])}
-        recovered = {row: index for row, index in association.recovered.items() if row not in has_views}
-        found = sorted({*association.new, *(association.recovered[row] for row in has_views)})
+        recovered: dict[int, int] = {}
+        found = list(association.new)
+        for row, index in association.recovered.items():
+            remembered = memory.get(ids[row])
+            if remembered is not None and len(remembered.gallery):
+                found.append(index)
+            else:
+                recovered[row] = index
+        # the best detection first, as in the association
+        found.sort()
         taken = {ids[row] for row in association.matched} | {ids[row] for row in recovered}
         hidden = [i for i in self._list_hidden(ids) if i not in taken]
         if not found or not (hidden or memory.lost):
             return association._replace(recovered=recovered, new=found), {}
-        arrivals = dict(
-            zip(found, FrameLooks.from_step(step).describe(candidates.proposals.pick_all(found)), strict=True)
-        )
+        described = FrameLooks.from_step(step).describe(candidates.proposals.pick_all(found))
+        arrivals = dict(zip(found, described, strict=True))
 
         def judge(index: int) -> LookVerdict:
             arrival = arrivals[index]
@@ -333,21 +339,18 @@ class DetectObjects(Stage):
             new.append(index)
         return association._replace(recovered=recovered, new=sorted(new)), known
 
-    def _has_views(self, memory: ObjectMemory, object_id: int) -> bool:
-        remembered = memory.get(object_id)
-        return remembered is not None and len(remembered.gallery) > 0
-
     def _list_hidden(self, ids: list[int]) -> list[int]:
         """Return the tracked objects that are out of view, or that the detector has missed."""
-        return [
-            i
-            for i in ids
-            if (
-                self._lifecycle.is_lost(i)
-                if i in self._lifecycle
-                else self._objects.get(i).frames_since_seen > 1
-            )
-        ]
+        hidden = []
+        for object_id in ids:
+            if object_id in self._lifecycle:
+                is_hidden = self._lifecycle.is_lost(object_id)
+            else:
+                # an object that a user added has no record of detections
+                is_hidden = self._objects.get(object_id).frames_since_seen > 1
+            if is_hidden:
+                hidden.append(object_id)
+        return hidden
 
     def _bring_back(
         self, object_id: int, index: int, candidates: _Candidates, results: dict[int, Track]

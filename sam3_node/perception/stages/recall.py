@@ -64,11 +64,12 @@ class RecallObjects(Stage):
             self._since += 1
             return
         self._since = 0
+        # in turns, and what was found on the last search first
         away = list(self._list_away(step))
         self._last_id = self._choose(away)
-        # found once is not found: it must be there on the next frame, too
         again = self._last_id == self._tentative_id
         self._tentative_id = 0
+        # masks of what is away cover nothing: they may be on the very thing that is searched for
         scene = FrameLooks.from_step(step, away)
         memory = self._memory.require(self._last_id)
         places = scene.list_places(memory.gallery, 1)
@@ -85,6 +86,7 @@ class RecallObjects(Stage):
             report(step, verdict, self._memory)
         if verdict.kind != "known" or found is None:
             return
+        # found once is not found: it must be there on the next frame, too
         object_id = verdict.ids[0]
         x0, y0, x1, y1 = self._tentative_box
         near = measure_overlap_of_boxes((x0, y0, x1, y1), found.box) >= SAME_IOU
@@ -92,6 +94,7 @@ class RecallObjects(Stage):
             self._tentative_id = object_id
             self._tentative_box = list(found.box)
             return
+        # it goes on there; what has its mask meanwhile must let it go
         self._told_ids = set()
         report(step, verdict, self._memory)
         changed = self._clear(step, decoded, index, [i for i in away if i != object_id])
