@@ -111,6 +111,10 @@ class ForbiddenError(RequestError, code="forbidden"):
     """Raised when the role of a client's key does not permit a request."""
 
 
+class NoCameraError(RequestError, code="no_camera"):
+    """Raised when a request needs a camera's frame, and no camera has sent one yet."""
+
+
 class UnknownObjectError(RequestError, code="unknown_object"):
     """Raised when a request names an object id that is not tracked."""
 

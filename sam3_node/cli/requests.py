@@ -10,7 +10,15 @@ from functools import partial, update_wrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from ..errors import OutputError, RequestError, SettingsError, WireError, did_you_mean, request_id
+from ..errors import (
+    NoCameraError,
+    OutputError,
+    RequestError,
+    SettingsError,
+    WireError,
+    did_you_mean,
+    request_id,
+)
 from ..files import (
     explain_os_error,
     make_folder,
@@ -41,6 +49,8 @@ MAX_MASK_FILE = 64 << 20
 """Bytes of the image file of `--mask`. A larger one is refused."""
 FRAME_SIZE_MS = 500
 """Longest time to wait for masks before a box is sent."""
+FIRST_FRAME_MS = 10_000
+"""Longest time to wait for the first frame of a camera before an object is added."""
 
 
 def add_commands(commands: Commands) -> None:
@@ -193,7 +203,14 @@ def object_add(client: PerceptionClient, args: Namespace) -> Iterator[str]:
     if args.box and args.seq is None:
         client.latest(FRAME_SIZE_MS)  # masks tell the size of the frame, and so whether it holds the box
     looks = {"like": args.like, "like_camera": args.like_camera}
-    yield str(client.add_object(**prompt, **looks, label=args.label, priority=args.priority).id)
+    add = partial(client.add_object, **prompt, **looks, label=args.label, priority=args.priority)
+    try:
+        added = add()
+    except NoCameraError:
+        # a script starts camera, node and objects at once
+        client.wait_for_camera(FIRST_FRAME_MS)
+        added = add()
+    yield str(added.id)
 
 
 def object_refine(client: PerceptionClient, args: Namespace) -> Iterator[str]:

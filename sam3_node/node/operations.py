@@ -13,7 +13,14 @@ import numpy as np
 from ..detection.detectors import require_exemplars
 from ..detection.phrases import clean_label
 from ..engines.oom import find_device_error
-from ..errors import CapacityError, RequestError, Sam3NodeError, UnknownObjectError, WireError
+from ..errors import (
+    CapacityError,
+    NoCameraError,
+    RequestError,
+    Sam3NodeError,
+    UnknownObjectError,
+    WireError,
+)
 from ..perception.perception import Perception
 from ..perception.photo_search import PhotoSearch
 from ..perception.pipeline import Pipeline
@@ -532,7 +539,7 @@ def _find_pipeline(
 
 def _camera_error(cameras: str, camera: str | None) -> RequestError:
     if not cameras:
-        return RequestError("no camera has sent a frame yet; start one: sam3-node camera …")
+        return NoCameraError("no camera has sent a frame yet; start one: sam3-node camera …")
     if camera is not None:
         return RequestError(f"no camera {camera!r:.60}: expected a camera that has sent frames: {cameras}")
     return RequestError(f"camera: expected a name unless exactly one camera sends frames, found {cameras}")

@@ -12,11 +12,13 @@ import zmq
 from sam3_node.cameras.publish import run_camera
 from sam3_node.cli import main as cli
 from sam3_node.cli.watch import run_watch
+from sam3_node.errors import NoCameraError
 from sam3_node.processes import signals
 from sam3_node.settings import Settings, load_settings
+from sam3_node.transport import MaskPublisher
 from sam3_node.transport.control_server import ControlServer
-from sam3_node.wire import Reply, frame_topic, unpack_frame
-from tests.client.test_diagnosis import NOBODY, SENDING, SILENT, TCP, describing_node
+from sam3_node.wire import Failure, Reply, Request, frame_topic, unpack_frame
+from tests.client.test_diagnosis import NOBODY, SENDING, SILENT, TCP, TRANSPORT, describing_node
 from tests.support.node_rig import until
 from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions
@@ -127,6 +129,28 @@ def test_a_control_command_says_why_it_waits_and_ends_with_its_timeout(printed: 
     assert len(lines) == 2
     assert lines[0].startswith(f"no node answers at {NOBODY}: start it with sam3-node run")
     assert mentions(lines[1], "1500 ms")
+
+
+def test_an_object_waits_for_a_camera_that_was_just_started(printed: Printed) -> None:
+    stats: list[dict[str, Any]] = [{}, {}, {"cam0": SENDING}]
+    asked: list[str] = []
+
+    def answer(request: Request) -> Reply:
+        asked.append(request.op)
+        if request.op == "describe":
+            cameras = stats.pop(0) if len(stats) > 1 else stats[0]
+            return Reply(
+                request.id, {"paused": False, "cameras": cameras, "settings": {"transport": TRANSPORT}}
+            )
+        if "cam0" in stats[0]:
+            return Reply(request.id, {"id": 4, "camera": "cam0"})
+        return Reply(request.id, error=Failure(NoCameraError.code, "no camera has sent a frame yet"))
+
+    with ControlServer(TCP, answer) as control, MaskPublisher(TCP) as masks:
+        endpoints = ["--transport.control", control.endpoint, "--transport.masks", masks.endpoint]
+        assert cli.main(["object", "add", "--point", "3,3", *endpoints]) == 0
+    assert printed.out == "4\n"
+    assert asked.count("add_object") == 2
 
 
 @pytest.mark.parametrize("command", [["prompt", "red mug"], ["object", "add", "--point", "3,3"]])
