@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import cv2
@@ -117,18 +117,22 @@ class FrameLooks(NamedTuple):
         host = likeness.cpu().numpy()
         return [_measure_place(host, cell // width, cell % width) for cell in best]
 
-    def propose(self, tracker: Tracker, place: LikePlace, sides: tuple[float, float] | None) -> Decoded:
-        """Return the masks that a place may mean: by a click, by its own box, and by a box with `sides` around it.
+    def propose(
+        self, tracker: Tracker, places: Sequence[LikePlace], sides: Sequence[tuple[float, float] | None]
+    ) -> Decoded:
+        """Return the masks that places may mean: by a click, by a place's own box, and by a box with `sides` around it.
 
-        Sides are parts of the frame's width and height; None: not known.
+        Sides are parts of the frame's width and height, for each place; None: not known.
         """
         size = tracker.model.image_size
-        clicked = tracker.propose_click(self.features, torch.tensor([place.peak]) * size)
-        boxes = [place.box]
-        if sides is not None:
-            x = (place.box[0] + place.box[2]) / 2
-            y = (place.box[1] + place.box[3]) / 2
-            boxes.append((x - sides[0] / 2, y - sides[1] / 2, x + sides[0] / 2, y + sides[1] / 2))
+        peaks = [place.peak for place in places]
+        clicked = tracker.propose_clicks(self.features, torch.tensor(peaks) * size)
+        boxes = [place.box for place in places]
+        for place, known in zip(places, sides, strict=True):
+            if known is not None:
+                x = (place.box[0] + place.box[2]) / 2
+                y = (place.box[1] + place.box[3]) / 2
+                boxes.append((x - known[0] / 2, y - known[1] / 2, x + known[0] / 2, y + known[1] / 2))
         boxed = tracker.propose(self.features, torch.tensor(boxes).clamp(0, 1) * size)
         return Decoded(*(torch.cat(pair) for pair in zip(clicked, boxed, strict=True)))
 
@@ -208,7 +212,7 @@ def find_like(scene: FrameLooks, tracker: Tracker, gallery: Gallery, limits: Loo
         )
     found = []
     for place in scene.list_places(gallery, MAX_PLACES):
-        decoded = scene.propose(tracker, place, None)
+        decoded = scene.propose(tracker, [place], [None])
         for index, arrival in enumerate(scene.describe(decoded)):
             if arrival is not None and arrival.overlap <= COVERED:
                 similarity = float(gallery.compare(arrival.view[None])[0])

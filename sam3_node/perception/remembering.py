@@ -48,6 +48,8 @@ MAX_WAIT = 2
 """Rounds for which a detection that may be an object that is away starts no new one."""
 HIDDEN_FRAMES = 3
 """Frames in a row without a mask, from which on an object is searched for."""
+SHRINKING = 0.98
+"""Part of an object's size in the picture that stands on the next frame, if less of it is seen then."""
 WHOLE_S = 1.0
 """Time for which the last sighting of a whole object stands, when the frame's edge cuts it off."""
 STRANGE_LOOKS = 2
@@ -91,6 +93,8 @@ class LastSighting(NamedTuple):
     """longest side"""
     camera_pose: FramePose | None = None
     """the camera in the base at that time"""
+    whole_px: tuple[float, float] = (0.0, 0.0)
+    """width and height of the object in the picture, also if a part of it was hidden then"""
 
 
 class ObjectPicture(NamedTuple):
@@ -122,6 +126,8 @@ class Memory:
     """frames in a row without a mask"""
     was_away: bool = False
     """True if it has been out of view since the last look that showed it"""
+    is_back_unsure: bool = False
+    """True from its return on until a mask of it is not doubtful"""
     waited: int = 0
     """rounds for which a detection that may be this object has started no new one"""
     strange_looks: int = 0
@@ -135,7 +141,8 @@ class Memory:
     @property
     def is_away(self) -> bool:
         """True if it is not where its mask is, or has none: it is to be searched for."""
-        return self.hidden_frames >= HIDDEN_FRAMES or self.strange_looks >= STRANGE_LOOKS
+        is_hidden = self.hidden_frames >= HIDDEN_FRAMES
+        return is_hidden or self.strange_looks >= STRANGE_LOOKS or self.is_back_unsure
 
 
 @dataclass(slots=True)
@@ -225,6 +232,8 @@ class ObjectMemory:
         for instance in instances:
             memory = self._memories.setdefault(instance.id, Memory())
             in_view = bool(instance.mask.crop.size)
+            has_returned = in_view and memory.hidden_frames >= HIDDEN_FRAMES
+            memory.is_back_unsure = (has_returned or memory.is_back_unsure) and instance.doubtful
             memory.hidden_frames = 0 if in_view else memory.hidden_frames + 1
             memory.was_away = memory.was_away or memory.hidden_frames >= HIDDEN_FRAMES
             if not in_view:
@@ -237,7 +246,7 @@ class ObjectMemory:
                 memory.seen_ns = capture_ns
                 sighting = make_sighting(instance, seq, capture_ns, pose)
                 if not is_worse(sighting, memory.sighting, instance.mask.size):
-                    memory.sighting = sighting
+                    memory.sighting = sighting._replace(whole_px=measure_whole(sighting, memory.sighting))
 
     def choose(self, tracked: Iterable[int]) -> int | None:
         """Return the object to look at, of those in view: one that has come back, or that was not seen for longest."""
@@ -278,6 +287,7 @@ class ObjectMemory:
             memory.waited = 0
             memory.strange_looks = 0
             memory.was_away = False
+            memory.is_back_unsure = False
 
     def may_wait(self, object_id: int) -> bool:
         """Count a round in which something may be an object; return False once it is to be decided."""
@@ -428,6 +438,20 @@ def is_worse(sighting: LastSighting, before: LastSighting | None, size: tuple[in
     return 0 <= sighting.capture_ns - before.capture_ns <= WHOLE_S * NANOSECONDS
 
 
+def measure_whole(sighting: LastSighting, before: LastSighting | None) -> tuple[float, float]:
+    """Return width and height of an object in the picture, in pixels.
+
+    They are the largest of late, because what hides an object has hidden a part of it just before.
+    """
+    x0, y0, x1, y1 = sighting.box
+    width = max(x1 - x0, sighting.whole_px[0])
+    height = max(y1 - y0, sighting.whole_px[1])
+    if before is not None:
+        width = max(width, SHRINKING * before.whole_px[0])
+        height = max(height, SHRINKING * before.whole_px[1])
+    return width, height
+
+
 def _is_cut(box: Box, size: tuple[int, int]) -> bool:
     """Return True if a box reaches to an edge of the frame (height, width)."""
     return box[0] <= 0 or box[1] <= 0 or box[2] >= size[1] or box[3] >= size[0]
@@ -453,7 +477,8 @@ def may_be(sighting: LastSighting | None, arrival: Arrival) -> bool:
     if sighting is None:
         return True
     if found is None or sighting.size_m is None or found.size_m is None:
-        ratio = _measure_side(arrival.box) / max(1.0, _measure_side(sighting.box))
+        whole_px = measure_whole(sighting, None)
+        ratio = _measure_side(arrival.box) / max(1.0, *whole_px)
         return 1 / MAX_SIDE_RATIO <= ratio <= MAX_SIDE_RATIO
     if not 1 / SIZE_RATIO <= found.size_m / max(1e-6, sighting.size_m) <= SIZE_RATIO:
         return False

@@ -24,6 +24,7 @@ from .tracks import (
     catching_key,
     combine_scores,
     decode_boxes,
+    decode_clicks,
     split_tracks,
 )
 
@@ -212,11 +213,13 @@ class Tracker(SavedFields):
         return decode_boxes(self.model, features, corners)
 
     @torch.inference_mode()
-    def propose_click(self, features: Features, point: Tensor) -> Decoded:
-        """Segment one frame from a point [1, 2] in model pixels, without tracking, to all masks that may be meant."""
-        labels = torch.ones(1, dtype=torch.int32)
-        prompt = PromptTensors(point, labels).to_tensors(self.model.image_size, self.model.device)
-        return self._decode_candidates(features, prompt)
+    def propose_clicks(self, features: Features, points: Tensor) -> Decoded:
+        """Segment one frame from each of N clicks in one batch, without tracking, to all masks that may be meant.
+
+        points: float [N, 2] in model pixels. The masks of a click are neighbours in the result.
+        """
+        clicks = points.to(self.model.device, torch.float32)[:, None]
+        return decode_clicks(self.model, features, clicks)
 
     @torch.inference_mode()
     def adopt(

@@ -258,6 +258,18 @@ def decode_boxes(
     return model.decode_stage(*inputs, model.competes(len(BOX_LABELS), True))
 
 
+def decode_clicks(model: TrackerModel, features: Features, points: Tensor) -> Decoded:
+    """Decode N prompts of one point each on one image without memory, to `model.candidates` masks for each.
+
+    points: float [N, 1, 2] in model pixels.
+    """
+    labels = torch.ones(points.shape[:2], dtype=torch.int32, device=points.device)
+    if model.candidates > 1:
+        return model.decode_stage.candidates(features, points, labels, None)
+    inputs = model.decode_stage.embed(features, points, labels)
+    return model.decode_stage(*inputs, model.competes(1, True))
+
+
 def confidence(presence: Tensor, iou: Tensor) -> Tensor:
     """Combine presence logit and predicted IoU into a confidence in 0..1 (SAM 3's `cal_mem_score`)."""
     return (2 * presence.sigmoid() - 1).clamp(min=0) * iou

@@ -412,15 +412,19 @@ class Decoder(nn.Module):
     def candidates(
         self, features: Features, points: Tensor, labels: Tensor, logits: Tensor | None
     ) -> Decoded:
-        """Return the three masks that compete for one prompt on an image, the highest predicted IoU first.
+        """Return the three masks that compete for each prompt on an image, the highest predicted IoU first.
 
-        See `prompt` for points [n, 2], labels [n] and logits.
+        See `prompt` for points [n, 2], labels [n] and logits, of one prompt or of N. The three masks of a prompt are
+        neighbours in the result.
         """
         top, fine, middle, sparse, dense = self.embed(features, points, labels, logits)
         masks, iou, tokens, presence = self.mask_decoder(top + dense, fine, middle, sparse, True)
-        order = iou[0].argsort(descending=True)
+        order = iou.argsort(dim=1, descending=True)
+        prompts = torch.arange(len(iou), device=iou.device)[:, None].expand_as(order)
         # presence belongs to the object, not to one of its masks
-        return self._describe(masks[0, order], iou[0, order], tokens[0, order], presence.expand(len(order)))
+        of_objects = presence.flatten()[:, None].expand_as(order).flatten()
+        chosen = prompts.flatten(), order.flatten()
+        return self._describe(masks[chosen], iou[chosen], tokens[chosen], of_objects)
 
     def _describe(self, masks: Tensor, iou: Tensor, tokens: Tensor, presence: Tensor) -> Decoded:
         present = presence[:, None] > 0

@@ -1,7 +1,7 @@
 """Find objects that are out of view by their looks, and let them go on under their ids.
 
-Every few frames, one hidden object is searched for: where the features of the frame resemble its views most, a click
-gives masks, and the one that looks most like it is compared with all objects that are away.
+Every few frames, some hidden objects are searched for: where the features of the frame resemble the views of one most,
+a click and boxes give masks, and the mask that looks most like any object that is away is taken for it.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -14,7 +14,7 @@ from ...tracking import Track, Tracker
 from ...tracking.confidence import ConfidenceEstimator
 from ..looking import FrameLooks, report
 from ..objects import Objects
-from ..remembering import Arrival, LookVerdict, Memory, ObjectMemory, measure_overlap_of_boxes
+from ..remembering import Arrival, LookVerdict, Memory, ObjectMemory, measure_overlap_of_boxes, measure_whole
 from ..shedding import stretch_detection
 from ..stage import Clock, Stage
 from ..step import StepFrame
@@ -25,6 +25,8 @@ SLOW_EVERY = 15
 """The same when all that is away has been away for RECENT_FRAMES: a return is noticed a second later then."""
 RECENT_FRAMES = 150
 """Frames out of view up to which an object has just left: ten seconds at 15 Hz."""
+AT_ONCE = 3
+"""Objects that are searched for on one frame. Three take half as long again as one."""
 SAME_IOU = 0.3
 """IoU of the boxes at which an object is found on two frames in a row, from which on it is there."""
 MAX_OVERLAP = 0.3
@@ -32,7 +34,7 @@ MAX_OVERLAP = 0.3
 
 
 class RecallObjects(Stage):
-    """Looks for one hidden object at a time, and begins to track it again where it is found."""
+    """Looks for hidden objects in turns, and begins to track one again where it is found."""
 
     name = "recall"
     timed = "device"
@@ -66,16 +68,21 @@ class RecallObjects(Stage):
         self._since = 0
         # in turns, and what was found on the last search first
         away = list(self._list_away(step))
-        self._last_id = self._choose(away)
-        again = self._last_id == self._tentative_id
+        sought = self._choose(away)
+        self._last_id = sought[-1]
+        tentative_id = self._tentative_id
         self._tentative_id = 0
         # masks of what is away cover nothing: they may be on the very thing that is searched for
         scene = FrameLooks.from_step(step, away)
-        memory = self._memory.require(self._last_id)
-        places = scene.list_places(memory.gallery, 1)
+        places = []
+        sides = []
+        for memory in map(self._memory.require, sought):
+            for place in scene.list_places(memory.gallery, 1):
+                places.append(place)
+                sides.append(measure_sides(memory, step.scaling))
         if not places:
             return
-        decoded = scene.propose(self._tracker, places[0], measure_sides(memory, step.scaling))
+        decoded = scene.propose(self._tracker, places, sides)
         if step.cover is not None:
             decoded = step.cover.cut(decoded)
         arrivals = scene.describe(decoded)
@@ -90,7 +97,7 @@ class RecallObjects(Stage):
         object_id = verdict.ids[0]
         x0, y0, x1, y1 = self._tentative_box
         near = measure_overlap_of_boxes((x0, y0, x1, y1), found.box) >= SAME_IOU
-        if not (again and near and object_id == self._last_id):
+        if not (near and object_id == tentative_id):
             self._tentative_id = object_id
             self._tentative_box = list(found.box)
             return
@@ -106,11 +113,13 @@ class RecallObjects(Stage):
         self._memory.confirm(object_id)
         step.tracks = self._tracker.updated(step.tracks, changed)
 
-    def _choose(self, away: Sequence[int]) -> int:
-        """Return the object to search for: one that was found on the last search, else the next one in turn."""
+    def _choose(self, away: Sequence[int]) -> list[int]:
+        """Return the objects to search for: the one that was found on the last search, else the next ones in turn."""
         if self._tentative_id in away:
-            return self._tentative_id
-        return min((i for i in away if i > self._last_id), default=min(away))
+            return [self._tentative_id]
+        later = [i for i in away if i > self._last_id]
+        earlier = [i for i in away if i <= self._last_id]
+        return [*sorted(later), *sorted(earlier)][:AT_ONCE]
 
     def _clear(
         self, step: StepFrame, decoded: Decoded, index: int, others: Collection[int]
@@ -162,9 +171,9 @@ def find_best(
 
 
 def measure_sides(memory: Memory, scaling: Scaling) -> tuple[float, float] | None:
-    """Return the sides of an object's last box in parts of the frame's width and height; None if it is not known."""
+    """Return an object's width and height in parts of those of the frame; None if they are not known."""
     if memory.sighting is None:
         return None
-    x0, y0, x1, y1 = memory.sighting.box
+    whole_px = measure_whole(memory.sighting, None)
     height, width = scaling.frame_size
-    return (x1 - x0) / width, (y1 - y0) / height
+    return whole_px[0] / width, whole_px[1] / height

@@ -7,8 +7,8 @@ FOLDER is made by `python -m tools.scenes --split test --scenario leave=4,occlus
 --frames 144 --size 480x360 --fps 12 -o out/scenes/returns`. Frames go through the pipeline one after another, with the
 clip's own time stamps. A mask is right if its IoU with the object is at least 0.5.
 
-An absence counts if the object was tracked rightly before, then had less than 0.1 % of the image for half a second, and
-was visible for a second after that. It is over well if the same id is right on at least half of the frames from half a
+An id stands for the object whose mask it had first. An absence counts if the object was tracked under its own id before,
+then had less than 0.1 % of the image for half a second, and was visible for a second after that. It is over well if that id is right on at least half of the frames from half a
 second to two seconds after the return. A recall is the event `recalled` of the node; it is false if less than half of
 the mask of that frame lies on the object that the id stood for.
 """
@@ -71,7 +71,7 @@ class ReturnScorer:
         self._absent: Counter[int] = Counter()
         """by object: frames out of view"""
         self._owner: dict[int, int] = {}
-        """by object: the id that had its mask last, rightly"""
+        """by object: the id that stands for it and had its mask last"""
         self._stands_for: dict[int, int] = {}
         """by id: the object whose mask it had first"""
         self._strangers: Counter[tuple[int, int]] = Counter()
@@ -93,6 +93,8 @@ class ReturnScorer:
             for each in shown
             if mask_iou(each, truth) >= MATCH
         }
+        for object_id, tracked in sorted(pairs):
+            self._stands_for.setdefault(tracked, object_id)
         self._judge_recalls(frame, {each.id: each for each in shown}, recalled)
         self._count_swaps(pairs)
         for object_id in frame.counted:
@@ -103,11 +105,10 @@ class ReturnScorer:
             for back in self._under_way:
                 if back.object_id == object_id and index >= back.first + SETTLE_S * self._fps:
                     back.right.append(back.tracked_id in hits)
-            if hits and self._owner.get(object_id) not in hits and not self._is_judged(object_id):
-                self._owner[object_id] = hits[0]
+            own = [tracked for tracked in hits if self._stands_for[tracked] == object_id]
+            if own and self._owner.get(object_id) not in own and not self._is_judged(object_id):
+                self._owner[object_id] = own[0]
         self._count_absent(index, frame)
-        for object_id, tracked in pairs:
-            self._stands_for.setdefault(tracked, object_id)
 
     def _is_judged(self, object_id: int) -> bool:
         return any(back.object_id == object_id for back in self._under_way)
