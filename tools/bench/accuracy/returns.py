@@ -10,7 +10,7 @@ clip's own time stamps. A mask is right if its IoU with the object is at least 0
 An id stands for the object whose mask it had first. An absence counts if the object was tracked under its own id before,
 then had less than 0.1 % of the image for half a second, and was visible for a second after that. It is over well if that id is right on at least half of the frames from half a
 second to two seconds after the return. A recall is the event `recalled` of the node; it is false if less than half of
-the mask of that frame lies on the object that the id stood for.
+the mask of that frame lies on the object that the id stands for, and it is of another object if that one has more of it.
 """
 
 import argparse
@@ -80,6 +80,7 @@ class ReturnScorer:
         self.returns: list[Return] = []
         self.recalls = 0
         self.false_recalls = 0
+        self.recalls_of_others = 0
         self.swaps = 0
         self._recalled: set[int] = set()
         self.swaps_of_recalled = 0
@@ -117,14 +118,17 @@ class ReturnScorer:
         for tracked in recalled:
             self.recalls += 1
             self._recalled.add(tracked)
-            truth = {**frame.slivers, **frame.counted}.get(self._stands_for.get(tracked, 0))
             instance = shown.get(tracked)
-            if truth is None or instance is None:
+            if instance is None:
                 self.false_recalls += 1
                 continue
             x0, y0, x1, y1 = instance.box
-            on_object = np.count_nonzero(instance.mask.crop & truth[y0:y1, x0:x1])
-            self.false_recalls += bool(on_object < 0.5 * instance.area)
+            shares = Counter[int]()
+            for object_id, truth in {**frame.slivers, **frame.counted}.items():
+                shares[object_id] = np.count_nonzero(instance.mask.crop & truth[y0:y1, x0:x1])
+            own = shares[self._stands_for.get(tracked, 0)]
+            self.false_recalls += bool(own < 0.5 * instance.area)
+            self.recalls_of_others += bool(own < max(shares.values(), default=0))
 
     def _count_swaps(self, pairs: set[tuple[int, int]]) -> None:
         """Count the ids that have had another object's mask for some frames in a row."""
@@ -226,6 +230,8 @@ def keep_figures(
     figures.add(f"recalls by looks, {what}", recalls, "")
     false = sum(scorer.false_recalls for scorer in scorers)
     figures.add(f"false recalls, {what}", 100 * false / max(1, recalls), "%", target="2")
+    others = sum(scorer.recalls_of_others for scorer in scorers)
+    figures.add(f"recalls of another object, {what}", others, "", target="0")
     figures.add(f"swaps, {what}", sum(scorer.swaps for scorer in scorers), "")
     figures.add(f"swaps of recalled ids, {what}", sum(s.swaps_of_recalled for s in scorers), "", target="0")
     figures.add(f"IDF1, {what}", score.idf1, "IDF1", target="0.85")
