@@ -477,8 +477,8 @@ def may_be(sighting: LastSighting | None, arrival: Arrival) -> bool:
     if sighting is None:
         return True
     if found is None or sighting.size_m is None or found.size_m is None:
-        whole_px = measure_whole(sighting, None)
-        ratio = _measure_side(arrival.box) / max(1.0, *whole_px)
+        width, height = measure_whole(sighting, None)
+        ratio = math.sqrt(_measure_area(arrival.box) / max(1.0, width * height))
         return 1 / MAX_SIDE_RATIO <= ratio <= MAX_SIDE_RATIO
     if not 1 / SIZE_RATIO <= found.size_m / max(1e-6, sighting.size_m) <= SIZE_RATIO:
         return False
@@ -516,7 +516,3 @@ def take_picture(image: Image, box: Box, seq: int, capture_ns: int) -> ObjectPic
 
 def _measure_area(box: Box) -> int:
     return (box[2] - box[0]) * (box[3] - box[1])
-
-
-def _measure_side(box: Box) -> float:
-    return math.sqrt(_measure_area(box))

@@ -333,6 +333,46 @@ def test_size_and_way_must_fit() -> None:
     assert may_be(None, arrive(direction(1), (0, 0, 30, 30)))
 
 
+def show(memory: ObjectMemory, side: int, frames: int = 1, doubtful: bool = False) -> None:
+    """Let object 1 be in view with a square mask, or hidden for a side of 0."""
+    image = np.zeros((60, 60), bool)
+    image[:side, :side] = True
+    state = "tracked" if side else "occluded"
+    seen = Instance(1, "mug", 0.9, state, 1, 0, Mask.from_full(image), doubtful=doubtful)
+    for _ in range(frames):
+        memory.observe([seen], 1, 1, None)
+
+
+def test_what_was_partly_hidden_at_last_is_as_large_as_before() -> None:
+    objects, memory = make_memory()
+    objects.add(1, "mug")
+    for side in (30, 20, 10):
+        show(memory, side)
+    kept = memory.require(1)
+    assert kept.sighting is not None
+    assert kept.sighting.box == (0, 0, 10, 10)
+    assert may_be(kept.sighting, arrive(direction(1), (0, 0, 30, 30)))
+    # what has been smaller for some seconds is farther away
+    show(memory, 10, frames=100)
+    assert not may_be(kept.sighting, arrive(direction(1), (0, 0, 30, 30)))
+
+
+def test_what_is_back_is_searched_for_until_its_mask_is_sure() -> None:
+    objects, memory = make_memory()
+    objects.add(1, "mug")
+    show(memory, 10)
+    kept = memory.require(1)
+    show(memory, 0, frames=HIDDEN_FRAMES)
+    assert kept.is_away
+    show(memory, 10, doubtful=True)
+    assert kept.is_away
+    show(memory, 10)
+    assert not kept.is_away
+    # what never left is not
+    show(memory, 10, doubtful=True)
+    assert not kept.is_away
+
+
 def test_a_detection_waits_some_rounds_for_another_view() -> None:
     objects, memory = make_memory()
     remember(objects, memory, 1, direction(1))
