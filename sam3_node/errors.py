@@ -111,16 +111,16 @@ class ForbiddenError(RequestError, code="forbidden"):
     """Raised when the role of a client's key does not permit a request."""
 
 
-class NoCameraError(RequestError, code="no_camera"):
-    """Raised when a request needs a camera's frame, and no camera has sent one yet."""
-
-
 class UnknownObjectError(RequestError, code="unknown_object"):
     """Raised when a request names an object id that is not tracked."""
 
 
 class UnknownFrameError(RequestError, code="unknown_frame"):
     """Raised when the node does not keep the features of the requested frame, or no longer keeps them."""
+
+
+class NoCameraError(UnknownFrameError, code="no_camera"):
+    """Raised when a request needs a frame of a camera that has sent none yet."""
 
 
 class UnknownPhraseError(RequestError, code="unknown_phrase"):

@@ -83,6 +83,9 @@ CAMERA_METRICS = (
         "Counter", "objects_turned_away", "turned_away", "Detected objects that found no free slot."
     ),
     CameraMetric(
+        "Counter", "objects_recalled", "recalled", "Objects that came back under their ids by their looks."
+    ),
+    CameraMetric(
         "Histogram", "frame_age_seconds", "stats.age", "Time from capture to the start of the step."
     ),
     CameraMetric("Histogram", "latency_seconds", "stats.latency", "Time from capture to publication."),

@@ -541,7 +541,7 @@ def _camera_error(cameras: str, camera: str | None) -> RequestError:
     if not cameras:
         return NoCameraError("no camera has sent a frame yet; start one: sam3-node camera …")
     if camera is not None:
-        return RequestError(f"no camera {camera!r:.60}: expected a camera that has sent frames: {cameras}")
+        return NoCameraError(f"no camera {camera!r:.60}: expected a camera that has sent frames: {cameras}")
     return RequestError(f"camera: expected a name unless exactly one camera sends frames, found {cameras}")
 
 

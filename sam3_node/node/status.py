@@ -274,6 +274,8 @@ class CameraStatus:
     epoch: int | None
     """the epoch of its ids"""
     turned_away: int
+    recalled: int
+    """objects that came back by their looks"""
     cache: Mapping[str, int]
     """`Pipeline.cache_usage`"""
     tracks: Mapping[TrackState, int]
@@ -283,7 +285,14 @@ class CameraStatus:
     def take(cls, stats: CameraStats, pipeline: Pipeline) -> Self:
         """Return the status of a pipeline between two frames."""
         tracks = Counter(status.state for status in pipeline.objects)
-        return cls(stats, pipeline.epoch, pipeline.turned_away, pipeline.cache_usage, tracks)
+        return cls(
+            stats,
+            pipeline.epoch,
+            pipeline.turned_away,
+            pipeline.memory.recalled,
+            pipeline.cache_usage,
+            tracks,
+        )
 
     @property
     def bank_bytes(self) -> int:
@@ -296,8 +305,12 @@ class CameraStatus:
         return self.cache["cached_bytes"]
 
     def describe(self, offset_ns: int | None = None) -> dict[str, Any]:
-        """Return the counts, the number of objects and of detections that found no free slot, and the cache's usage."""
-        own = {"objects": sum(self.tracks.values()), "turned_away": self.turned_away}
+        """Return the counts, those of objects, of detections without a slot and of recalls, and the cache's usage."""
+        own = {
+            "objects": sum(self.tracks.values()),
+            "turned_away": self.turned_away,
+            "recalled": self.recalled,
+        }
         return {"epoch": self.epoch, **self.stats.describe(offset_ns), **own, **self.cache}
 
 

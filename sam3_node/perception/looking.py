@@ -240,6 +240,7 @@ def report(step: StepFrame, verdict: LookVerdict, memory: ObjectMemory) -> None:
     if verdict.kind == "ambiguous":
         step.events.append(ObjectEvent(AMBIGUOUS, verdict.ids[0], {"ids": list(verdict.ids)}))
     elif verdict.kind == "known":
+        memory.recalled += 1
         sighting = memory.require(verdict.ids[0]).sighting
         away_ns = 0 if sighting is None else max(0, step.frame.capture_ns - sighting.capture_ns)
         details = {"absent_s": round(away_ns / NANOSECONDS, 3)}

@@ -193,6 +193,8 @@ class ObjectMemory:
         self.limits = LIMITS.get(model, OTHER_LIMITS)
         self.lost: dict[int, LostObject] = {}
         """The objects that were lost, by id, those first that were lost first"""
+        self.recalled = 0
+        """Number of times that an object came back by its looks, since the start"""
         self._objects = objects
         self._memories = objects.register(PerObject("memories", Memory))
         self._most = settings.remember

@@ -84,6 +84,7 @@ def test_a_lost_object_comes_back_under_its_id(nano: TrackerModel) -> None:
     assert in_view(masks) == [first]
     ((op, object_id, details),) = table.events
     assert (op, object_id) == (RECALLED, first)
+    assert table.pipeline.memory.recalled == 1
     assert details["absent_s"] == pytest.approx(GONE * PERIOD_NS / NANOSECONDS, abs=0.4)
     assert table.lost() == []
     # ids count on behind it

@@ -37,6 +37,7 @@ ADVICE = {
     "ForbiddenError": "Use a key of role operator (`transport.key`).",
     "UnknownObjectError": "List the objects (`sam3-node object list`).",
     "UnknownFrameError": "Raise `tracker.feature_cache_s`, or prompt on a newer frame.",
+    "NoCameraError": "Start the camera, or wait for one: `client.wait_for_camera`. `object add` waits by itself.",
     "UnknownPhraseError": "Use one of the nearest phrases that the message names, or add the phrase to the vocabulary.",
     "NodeRestarted": "Forget every object id of that camera and add the objects again; the next call goes on. See "
     "[restarts](python-api.md#restarts).",

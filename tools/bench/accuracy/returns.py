@@ -7,10 +7,12 @@ FOLDER is made by `python -m tools.scenes --split test --scenario leave=4,occlus
 --frames 144 --size 480x360 --fps 12 -o out/scenes/returns`. Frames go through the pipeline one after another, with the
 clip's own time stamps. A mask is right if its IoU with the object is at least 0.5.
 
-An id stands for the object whose mask it had first. An absence counts if the object was tracked under its own id before,
-then had less than 0.1 % of the image for half a second, and was visible for a second after that. It is over well if that id is right on at least half of the frames from half a
-second to two seconds after the return. A recall is the event `recalled` of the node; it is false if less than half of
-the mask of that frame lies on the object that the id stands for, and it is of another object if that one has more of it.
+An id stands for the object whose mask it had first. An absence counts if the object was tracked under its own id
+before, then had less than 0.1 % of the image for half a second, and was visible for a second after that. It is over
+well if that id is right on at least half of the frames from half a second to two seconds after the return.
+
+A recall is the event `recalled` of the node. It is false if less than half of the mask of that frame lies on the object
+that the id stands for, and it is of another object if that one has more of it.
 """
 
 import argparse
@@ -125,7 +127,7 @@ class ReturnScorer:
             x0, y0, x1, y1 = instance.box
             shares = Counter[int]()
             for object_id, truth in {**frame.slivers, **frame.counted}.items():
-                shares[object_id] = np.count_nonzero(instance.mask.crop & truth[y0:y1, x0:x1])
+                shares[object_id] = int(np.count_nonzero(instance.mask.crop & truth[y0:y1, x0:x1]))
             own = shares[self._stands_for.get(tracked, 0)]
             self.false_recalls += bool(own < 0.5 * instance.area)
             self.recalls_of_others += bool(own < max(shares.values(), default=0))
