@@ -37,7 +37,10 @@ SAME_PLACE = 0.15
 SIZE_RATIO = 1.3
 """Ratio of two measured sizes up to which they may be of one object."""
 MAX_SIDE_RATIO = 1.8
-"""Ratio of two sizes in the picture up to which they may be of one object, where none is measured."""
+"""Ratio of the longest side in the picture to the known one, up to which it may be that object, where no size in metres
+is known: the camera may have come nearer."""
+MIN_SIDE_RATIO = 0.7
+"""The same from which on it may be that object. What is smaller is more often a part of it."""
 REACH_M = 0.3
 """Distance by which an object may be elsewhere at once: positions are of the visible surface."""
 REACH_MPS = 2.0
@@ -479,9 +482,9 @@ def may_be(sighting: LastSighting | None, arrival: Arrival) -> bool:
     if sighting is None:
         return True
     if found is None or sighting.size_m is None or found.size_m is None:
-        width, height = measure_whole(sighting, None)
-        ratio = math.sqrt(_measure_area(arrival.box) / max(1.0, width * height))
-        return 1 / MAX_SIDE_RATIO <= ratio <= MAX_SIDE_RATIO
+        x0, y0, x1, y1 = arrival.box
+        ratio = max(x1 - x0, y1 - y0) / max(1.0, *measure_whole(sighting, None))
+        return MIN_SIDE_RATIO <= ratio <= MAX_SIDE_RATIO
     if not 1 / SIZE_RATIO <= found.size_m / max(1e-6, sighting.size_m) <= SIZE_RATIO:
         return False
     # places of a camera that moves cannot be compared

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -184,17 +185,24 @@ def play(
                 added.add(object_id)
 
 
+class ClipResult(NamedTuple):
+    """The scorers of one clip."""
+
+    scenario: str
+    scorer: ReturnScorer
+    identity: MotScorer
+    frames: int
+
+
 def evaluate(
     clips: list[TrueClip],
     model: TrackerModel,
     detector: Detector | None,
     settings: tuple[TrackerSettings, DetectorSettings],
     max_frames: int,
-) -> tuple[list[ReturnScorer], list[MotScorer], int]:
-    """Return the scorers of all clips, and the number of frames."""
-    scorers = []
-    identities = []
-    frames = 0
+) -> list[ClipResult]:
+    """Return the results of all clips."""
+    results = []
     for truth in clips:
         pipeline = Pipeline(model, settings[0], "cam0", detector, settings[1])
         if detector is not None:
@@ -207,26 +215,23 @@ def evaluate(
             identity.add(frame, instances)
         scorer.close(index)
         back = [np.mean(each.right) >= 0.5 for each in scorer.returns]
+        scenario = str(truth.clip.meta.get("scenario", ""))
         print(
-            f"{truth.clip.name} {truth.clip.meta.get('scenario', '')}: back {sum(back)} of {len(back)}, recalls "
-            f"{scorer.recalls}, false {scorer.false_recalls}, swaps {scorer.swaps}",
+            f"{truth.clip.name} {scenario}: back {sum(back)} of {len(back)}, recalls {scorer.recalls}, false "
+            f"{scorer.false_recalls}, swaps {scorer.swaps}",
             flush=True,
         )
-        scorers.append(scorer)
-        identities.append(identity)
-        frames += index + 1
-    return scorers, identities, frames
+        results.append(ClipResult(scenario, scorer, identity, index + 1))
+    return results
 
 
-def keep_figures(
-    what: str, result: tuple[list[ReturnScorer], list[MotScorer], int], fps: float, figures: Figures
-) -> None:
-    """Keep the figures of one setting."""
-    scorers, identities, frames = result
+def keep_figures(what: str, results: list[ClipResult], fps: float, figures: Figures) -> None:
+    """Keep the figures of some clips with one setting."""
+    scorers = [result.scorer for result in results]
     returns = [back for scorer in scorers for back in scorer.returns]
     back = sum(float(np.mean(each.right)) >= 0.5 for each in returns)
     recalls = sum(scorer.recalls for scorer in scorers)
-    score = total(identities, frames, fps)
+    score = total([result.identity for result in results], sum(result.frames for result in results), fps)
     figures.add(f"absences, {what}", len(returns), "")
     figures.add(f"back after an absence, {what}", 100 * back / max(1, len(returns)), "%", target="80")
     figures.add(f"recalls by looks, {what}", recalls, "")
@@ -268,10 +273,13 @@ def main() -> None:
         clips = clips[: args.clips or None]
         for recall in (True, False) if args.recall == "both" else (args.recall == "on",):
             tracker = TrackerSettings(recall=recall)
-            result = evaluate(clips, model, detector, (tracker, detection), args.frames)
-            which = args.scenario or "all clips"
-            what = f"{which}, {model.name} by {args.by}, recall {'on' if recall else 'off'}"
-            keep_figures(what, result, clips[0].fps, figures)
+            results = evaluate(clips, model, detector, (tracker, detection), args.frames)
+            with_what = f"{model.name} by {args.by}, recall {'on' if recall else 'off'}"
+            for scenario in sorted({result.scenario for result in results}):
+                of_scenario = [result for result in results if result.scenario == scenario]
+                keep_figures(f"{scenario}, {with_what}", of_scenario, clips[0].fps, figures)
+            if not args.scenario:
+                keep_figures(f"all clips, {with_what}", results, clips[0].fps, figures)
     figures.write(args.json)
 
 
