@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tools.command import errors_in_one_line
 from tools.scenes import showcase
+from tools.scenes.camera import STYLES, WALK
 from tools.scenes.clips import write_clip
 from tools.scenes.generate import RenderJob, open_renderer, render
 from tools.scenes.objects import SPLITS
@@ -49,6 +50,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--scenario", type=weights, default=weights(WEIGHTS), help=scenarios)
     parser.add_argument("--depth", action="store_true", help="also write depth")
     parser.add_argument("--nameless", action="store_true", help="also solids of tools/scenes/nameless.py")
+    parser.add_argument("--camera", choices=(*STYLES, WALK), default="", help="style of all cameras")
     parser.add_argument("--recording", action="store_true", help="only the demo's clip, with depth")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder of the clips")
     return parser.parse_args(arguments)
@@ -86,7 +88,15 @@ def make_settings(options: argparse.Namespace) -> ClipSettings:
     scenario = options.scenario
     (width, height) = options.size
     return ClipSettings(
-        options.split, options.frames, width, height, options.fps, scenario, options.depth, options.nameless
+        options.split,
+        options.frames,
+        width,
+        height,
+        options.fps,
+        scenario,
+        options.depth,
+        options.nameless,
+        options.camera,
     )
 
 

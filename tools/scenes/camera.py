@@ -14,6 +14,17 @@ UP = np.array([0.0, 0.0, 1.0])
 FLIP = np.diag([1.0, -1.0, -1.0])
 STYLES = ("fixed", "handheld", "orbit", "approach", "roaming")
 STYLE_WEIGHTS = (0.2, 0.36, 0.2, 0.14, 0.1)
+WALK = "walk"
+"""A style that is never drawn at random: somebody walks up to the table or away from it, and past it."""
+WALK_FAR = (1.1, 1.9)
+"""Distance of the far end of a walk, in distances of the viewpoint."""
+WALK_NEARER = (1.6, 4.0)
+"""How many times nearer the other end is: objects of the table grow by as much in the picture."""
+WALK_PAST_DEG = 30.0
+"""Largest angle by which a walk leads around the table."""
+STEPS_HZ = 1.8
+STEP = 0.012
+"""Height of a step, in distances of the viewpoint. Twice it is what the horizon jumps at normal distance."""
 FIELD_DEG = (40.0, 75.0)
 
 
@@ -91,8 +102,10 @@ def draw_view(rng: Rng, width: float) -> Viewpoint:
 def film(
     rng: Rng, view: Viewpoint, times: Array, aspect: tuple[int, int], style: str = "", calm: float = 1.0
 ) -> Camera:
-    """Return a camera in a style (a random one if empty) over `times`; `calm` below 1 reduces its motion."""
+    """Return a camera in a style (a random one of STYLES if empty) over `times`; `calm` below 1 reduces its motion."""
     style = style or str(rng.choice(STYLES, p=STYLE_WEIGHTS))
+    if style == WALK:
+        return _walk(rng, view, times, aspect)
     seconds = max(times[-1] - times[0], 1e-6)
     azimuth, elevation, scale = (np.zeros(len(times)) for _ in range(3))
     progress = (times - times[0]) / seconds
@@ -106,6 +119,19 @@ def film(
     moved = _around(view, azimuth, np.clip(view.elevation + elevation, 0.15, 1.45), np.exp(scale))
     hand = {"fixed": 0.0, "roaming": 0.4}.get(style, 1.0 if style == "handheld" else 0.3) * calm
     return _look(rng, view, times, moved, hand, vertical_field(view.field, *aspect))
+
+
+def _walk(rng: Rng, view: Viewpoint, times: Array, aspect: tuple[int, int]) -> Camera:
+    """Return the camera of somebody who walks up to the table, or away from it, in steps."""
+    progress = (times - times[0]) / max(times[-1] - times[0], 1e-6)
+    if rng.random() < 0.5:
+        progress = 1 - progress
+    nearer = np.exp(rng.uniform(*np.log(WALK_NEARER)))
+    scale = rng.uniform(*WALK_FAR) * nearer**-progress
+    azimuth = math.radians(rng.uniform(-WALK_PAST_DEG, WALK_PAST_DEG)) * (progress - 0.5)
+    moved = _around(view, azimuth, np.full(len(times), np.clip(view.elevation, 0.15, 1.45)), scale)
+    moved[:, 2] += STEP * view.distance * np.sin(2 * math.pi * (STEPS_HZ * times + rng.random()))
+    return _look(rng, view, times, moved, 1.0, vertical_field(view.field, *aspect))
 
 
 def pan(camera: Camera, view: Viewpoint, times: Array, start: float, end: float, shift: float) -> Camera:

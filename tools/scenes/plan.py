@@ -25,7 +25,8 @@ SIDES = {"far": (0.0, 1.7), "left": (-1.8, 0.0), "right": (1.8, 0.0), "near": (0
 class ClipSettings:
     """Split, frames per clip, size in pixels, frames per second and the scenarios' weights.
 
-    nameless: also solids without a name among the training objects.
+    nameless: also solids without a name among the training objects. camera: the style of all cameras (`camera.film`);
+    each clip draws its own if empty.
     """
 
     split: Split
@@ -36,6 +37,7 @@ class ClipSettings:
     weights: dict[str, float]
     depth: bool = False
     nameless: bool = False
+    camera: str = ""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def _set_up(rng: Rng, settings: ClipSettings, scenario: str, effects: Effects) -
         if len(actors) >= MIN_ACTORS[scenario]:
             break
     calm = 0.6 if scenario == "occlusion" else 1.0
-    camera = film(rng, view, times, (settings.width, settings.height), calm=calm)
+    camera = film(rng, view, times, (settings.width, settings.height), settings.camera, calm)
     look = draw_look(rng, float(np.clip(width / 0.6, 0.7, 1.3)))
     return ClipScript(rng, settings.split, view, camera, times, seconds, actors, draw_hand(rng, view), look)
 

@@ -38,6 +38,20 @@ COVER = (1.3, 2.8)  # size of that sprite, in longer sides of the object
 ALIKE = 0.5  # share of those sprites that have the colour of the object
 HASTE = (1.0, 2.5)  # its speed; at 1 it comes from where it just does not touch the object
 SOLID = 128
+LIVELY = 0.3
+"""Share of the sprites of a clip that come near or go away, turn, are blurred by their motion, and may leave."""
+MOST_GROWN = 4.0
+"""Times by which such a sprite grows at most, or shrinks."""
+SMALL = (0.08, 0.2)
+"""Its size when it is far away, in widths of the picture."""
+LIVELY_SPEED = (0.0, 1.0)
+"""Way of its centre over the clip, in sides of the picture; it begins near the middle, so that the fast ones leave."""
+LIVELY_SPIN = 1.5
+"""Standard deviation of its turn over the clip, in radians."""
+SHUTTER = 0.8
+"""Longest exposure, as a share of the time between frames. Longer, and a sprite has no outline left."""
+EXPOSURES = 5
+"""Places of a sprite that are averaged within an exposure."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +219,7 @@ def _shrink(sprite: Sprite) -> Sprite:
 class Path2D:
     """Path of a sprite over time 0..1: centre, size (longer side) in shares of the picture, angle in radians.
 
-    From the time `halt` on it stands still, for the time `stay`.
+    From the time `halt` on it stands still, for the time `stay`. shutter: exposure as a share of the time between frames.
     """
 
     start: npt.NDArray[np.float64]
@@ -218,6 +232,15 @@ class Path2D:
     spin: float
     halt: float = 1.0
     stay: float = 0.0
+    shutter: float = 0.0
+
+    def places(
+        self, time: float, step: float, sprite: Sprite, picture: tuple[int, int]
+    ) -> list[npt.NDArray[np.float64]]:
+        """The maps of `affine` during an exposure that begins at `time`; `step` is the time between frames."""
+        count = EXPOSURES if self.shutter else 1
+        within = np.arange(count) / count * self.shutter * step
+        return [self.affine(time + each, sprite, picture) for each in within]
 
     def affine(self, time: float, sprite: Sprite, picture: tuple[int, int]) -> npt.NDArray[np.float64]:
         """The 2x3 map of sprite pixels to picture pixels (height, width)."""
@@ -243,6 +266,24 @@ def random_path(rng: np.random.Generator, moving: bool) -> Path2D:
         growth=rng.uniform(-0.4, 0.6) * moving,
         angle=rng.uniform(-np.pi, np.pi) if rng.random() < 0.4 else rng.normal(0, 0.2),
         spin=rng.normal(0, 0.5) * moving,
+    )
+
+
+def lively_path(rng: np.random.Generator) -> Path2D:
+    """A path towards the camera or away from it, that turns, is blurred and may lead out of the picture."""
+    grown = float(np.exp(rng.uniform(-1, 1) * np.log(MOST_GROWN)))
+    far = float(np.exp(rng.uniform(*np.log(SMALL))))
+    heading = rng.uniform(-np.pi, np.pi)
+    return Path2D(
+        start=rng.uniform(0.25, 0.75, 2),
+        velocity=rng.uniform(*LIVELY_SPEED) * np.array([np.cos(heading), np.sin(heading)]),
+        sway=rng.normal(0, 0.03, 2),
+        phase=rng.uniform(),
+        size=far / min(1.0, grown),
+        growth=grown - 1,
+        angle=rng.uniform(-np.pi, np.pi),
+        spin=rng.normal(0, LIVELY_SPIN),
+        shutter=rng.uniform(0, SHUTTER),
     )
 
 
@@ -287,8 +328,11 @@ def compose(
     chosen = [
         tint(rng, sprites[i]) for i in rng.integers(len(sprites), size=rng.integers(2, MAX_SPRITES + 1))
     ]
-    paths = [random_path(rng, len(images) > 1) for _ in chosen]
-    covering = covering_path(rng, labels) if len(images) > 1 and rng.random() < COVERED else None
+    moving = len(images) > 1
+    paths = [
+        lively_path(rng) if moving and rng.random() < LIVELY else random_path(rng, moving) for _ in chosen
+    ]
+    covering = covering_path(rng, labels) if moving and rng.random() < COVERED else None
     if covering:
         paths[-1], hidden = covering
         if rng.random() < ALIKE:
@@ -296,10 +340,11 @@ def compose(
     first = int(max(label.max() for label in labels)) + 1
     images = [image.copy() for image in images]
     labels = [label.copy() for label in labels]
+    step = 1 / max(1, len(images) - 1)
     for index, (image, label) in enumerate(zip(images, labels, strict=True)):
-        time = index / max(1, len(images) - 1)
+        time = index * step
         for number, (sprite, path) in enumerate(zip(chosen, paths, strict=True)):
-            _lay(image, label, sprite, path.affine(time, sprite, label.shape), first + number)
+            _lay(image, label, sprite, path.places(time, step, sprite, label.shape), first + number)
     return images, labels
 
 
@@ -324,19 +369,28 @@ def colour_like(sprite: Sprite, pixels: npt.NDArray[np.uint8], pattern: float = 
     return np.dstack([colour, sprite[..., 3]])
 
 
-def _lay(image: Image, label: Labels, sprite: Sprite, affine: npt.NDArray[np.float64], number: int) -> None:
+def _lay(
+    image: Image, label: Labels, sprite: Sprite, places: list[npt.NDArray[np.float64]], number: int
+) -> None:
+    """Lay a sprite over an image, as it is seen while it goes through `places`, 2x3 maps."""
     height, width = label.shape
     corners = np.array(
         [[0, 0, 1], [sprite.shape[1], 0, 1], [0, sprite.shape[0], 1], [*sprite.shape[1::-1], 1]]
     )
-    placed = corners @ affine.T
+    placed = np.concatenate([corners @ affine.T for affine in places])
     x0, y0 = np.clip(np.floor(placed.min(axis=0)).astype(int), 0, [width, height])
     x1, y1 = np.clip(np.ceil(placed.max(axis=0)).astype(int), 0, [width, height])
     if x1 <= x0 or y1 <= y0:
         return
-    shifted = affine - [[0, 0, x0], [0, 0, y0]]
-    patch = cv2.warpAffine(sprite, shifted, (int(x1 - x0), int(y1 - y0)), flags=cv2.INTER_LINEAR)
-    alpha = patch[..., 3:].astype(np.float32) / 255
+    size = (int(x1 - x0), int(y1 - y0))
+    corner = np.array([[0, 0, x0], [0, 0, y0]])
+    colour = np.zeros((size[1], size[0], 3), np.float32)
+    alpha = np.zeros((size[1], size[0], 1), np.float32)
+    for affine in places:
+        patch = cv2.warpAffine(sprite, affine - corner, size, flags=cv2.INTER_LINEAR).astype(np.float32)
+        solid = patch[..., 3:] / (255 * len(places))
+        colour += patch[..., :3] * solid
+        alpha += solid
     region = image[y0:y1, x0:x1]
-    region[:] = (patch[..., :3] * alpha + region * (1 - alpha)).astype(np.uint8)
-    label[y0:y1, x0:x1][patch[..., 3] >= SOLID] = number
+    region[:] = (colour + region * (1 - alpha)).astype(np.uint8)
+    label[y0:y1, x0:x1][alpha[..., 0] * 255 >= SOLID] = number

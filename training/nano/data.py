@@ -29,6 +29,7 @@ from .augment import (
 )
 from .loop import Batches
 from .taught import TaughtPictures
+from .tracks import PseudoTracks
 
 COMPOSITES = 0.4  # share of clips that carry cut-outs
 ANYWHERE = 0.4  # share of clips whose frames are anywhere in a rendering
@@ -55,7 +56,8 @@ class Batch(NamedTuple):
 class Recipe:
     """Training data of a stage: clips per batch, frames per clip, maximum number of objects per clip.
 
-    pictures: the share of clips that are made of pictures that a teacher has labelled. With `encoder` False the image
+    pictures: the share of clips that are made of pictures that a teacher has labelled; tracks: the share of clips of
+    real video with pseudo-tracks, where the sources have them. With `encoder` False the image
     encoder stays as it is, which makes a step on a CPU half as long.
     """
 
@@ -64,13 +66,14 @@ class Recipe:
     objects: int
     pictures: float = 0.0
     encoder: bool = True
+    tracks: float = 0.0
 
 
 class Sources:
     """Pictures to train on. Renderings that are added to `scenes` later are found.
 
     cache: a folder for what was made of `cutouts` and `videos`, either of which may be None. taught: a folder of shards
-    of taught pictures, or None. Raises CameraError where there are no clips.
+    of taught pictures, or None. tracks: a folder of clips with pseudo-tracks, or None. Raises CameraError where there are no clips.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Sources:
         cutouts: Path | None = None,
         videos: Path | None = None,
         taught: Path | None = None,
+        tracks: Path | None = None,
     ) -> None:
         self._scenes = scenes
         self._drawn = 0
@@ -90,9 +94,12 @@ class Sources:
         self._sprites = load_cutouts(cutouts, 3000, cache / "cutouts.npz") if cutouts else []
         self._videos = load_videos(videos, cache / "videos.npz") if videos else []
         self._taught = TaughtPictures(taught) if taught else None
+        self._tracks = PseudoTracks(tracks) if tracks else None
 
     def sample(self, rng: np.random.Generator, recipe: Recipe) -> Sample | None:
         """One clip as it is trained on; None where no object is large enough."""
+        if self._tracks is not None and rng.random() < recipe.tracks:
+            return self._tracked(rng, self._tracks, recipe)
         if self._taught is None or rng.random() >= recipe.pictures:
             return prepare(rng, *self.draw(rng, recipe.frames), recipe.objects)
         self._look_again()
@@ -104,6 +111,16 @@ class Sources:
             sprites = [*self._taught.sprites(rng, MAX_SPRITES), *self._collected(rng)]
         if sprites:
             images, labels = compose(rng, images, labels, sprites)
+        return prepare(rng, images, labels, recipe.objects)
+
+    def _tracked(self, rng: np.random.Generator, tracks: PseudoTracks, recipe: Recipe) -> Sample | None:
+        """A clip with pseudo-tracks, some with cut-outs."""
+        found = tracks.clip(rng, recipe.frames)
+        if found is None:
+            return None
+        images, labels = found
+        if recipe.frames > 1 and rng.random() < COMPOSITES:
+            images, labels = compose(rng, images, labels, self._some_sprites(rng, images[0], labels[0]))
         return prepare(rng, images, labels, recipe.objects)
 
     def draw(self, rng: np.random.Generator, frames: int) -> tuple[list[Image], list[Labels]]:

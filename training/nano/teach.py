@@ -286,13 +286,16 @@ class Teacher:
         self._grid = _grid(grid, size)
 
     @torch.inference_mode()
-    def find(self, image: Image) -> Found:
-        """The masks of a BGR picture, the surest first."""
+    def find(self, image: Image, points: Tensor | None = None) -> Found:
+        """The masks of a BGR picture, the surest first: at `points` [N, 1, 2] in px of the model, or at the grid's."""
         model = self.model
         choice = self.choice
+        places = self._grid if points is None else points
+        if not len(places):
+            return _nothing()
         features = model.encode(model.preprocess(image))
-        labels = torch.full((len(self._grid), 1), INSIDE, dtype=torch.int32)
-        logits, iou = self._decode(features, self._grid, labels, multimask=True)
+        labels = torch.full((len(places), 1), INSIDE, dtype=torch.int32)
+        logits, iou = self._decode(features, places, labels, multimask=True)
         logits = logits.flatten(0, 1)
         iou = iou.flatten()
         first, kept = self._sure(logits, iou)
