@@ -11,7 +11,7 @@ import pytest
 
 from sam3_node.errors import CameraError, OutputError
 from tools.scenes.clips import Clip, list_clips, read_clip, write_clip
-from research.nano_pack.write import Pack, pack, shrink
+from research.nano_pack.write import Pack, Part, pack, shrink
 
 pytest.importorskip("torch")
 
@@ -68,11 +68,11 @@ def videos(tmp_path: Path) -> Path:
 
 
 def test_clips_come_out_smaller_without_depth_and_geometry(scenes: Path, tmp_path: Path) -> None:
-    said = pack(Pack(scenes / "train", ENOUGH, (48, 48), val=scenes / "val"), tmp_path / "a.zip")
-    assert said == ["6 of 6 training clips", "1 held-out clips"]
+    said = pack(Pack(scenes / "train", ENOUGH, (48, 48), parts=(Part("val", scenes / "val"),)), tmp_path / "a.zip")
+    assert said == ["6 of 6 training clips", "1 clips of part val"]
     unpack(tmp_path / "a.zip", tmp_path / "out")
     assert list_clips(tmp_path / "out/train") == [f"t{number}" for number in range(6)]
-    clip = read_clip(tmp_path / "out/val", "v0")
+    clip = read_clip(tmp_path / "out/parts/val", "v0")
     before = read_clip(scenes / "val", "v0")
     assert (len(clip), clip.depth(0)) == (3, None)
     assert clip.meta == {"fps": 12, "seed": 9, "objects": [{"id": 3}], "width": 48, "height": 32}
@@ -104,7 +104,7 @@ def test_the_same_input_gives_the_same_bytes(scenes: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize("most", [100, 9_000])
 def test_too_few_bytes_leave_no_file(scenes: Path, tmp_path: Path, most: int) -> None:
     with pytest.raises(OutputError, match="bytes: allow more"):
-        pack(Pack(scenes / "train", most, val=scenes / "val"), tmp_path / "pack/a.zip")
+        pack(Pack(scenes / "train", most, parts=(Part("val", scenes / "val"),)), tmp_path / "pack/a.zip")
     assert list((tmp_path / "pack").iterdir()) == []
 
 
@@ -178,8 +178,8 @@ def test_the_command_packs_and_trains(
 ) -> None:
     path = str(tmp_path / "a.zip")
     options = [
-        "--val",
-        str(scenes / "val"),
+        "--part",
+        f"val={scenes / 'val'}",
         "--most",
         "1e6",
         "--size",
@@ -190,7 +190,7 @@ def test_the_command_packs_and_trains(
         path,
     ]
     assert main([str(scenes / "train"), *options]) == 0
-    assert "6 of 6 training clips, 1 held-out clips, 0.0 MB" in capsys.readouterr().out
+    assert "6 of 6 training clips, 1 clips of part val, 0.0 MB" in capsys.readouterr().out
     assert main([str(scenes / "absent"), "-o", path]) == 1
     out = tmp_path / "trained"
     assert main([path, "--train", str(out), "--minutes", "1e-6", "1e-6"]) == 0

@@ -219,7 +219,8 @@ def _shrink(sprite: Sprite) -> Sprite:
 class Path2D:
     """Path of a sprite over time 0..1: centre, size (longer side) in shares of the picture, angle in radians.
 
-    From the time `halt` on it stands still, for the time `stay`. shutter: exposure as a share of the time between frames.
+    From the time `halt` on it stands still, for the time `stay`.
+    shutter: exposure as a share of the time between frames.
     """
 
     start: npt.NDArray[np.float64]

@@ -73,7 +73,8 @@ class Sources:
     """Pictures to train on. Renderings that are added to `scenes` later are found.
 
     cache: a folder for what was made of `cutouts` and `videos`, either of which may be None. taught: a folder of shards
-    of taught pictures, or None. tracks: a folder of clips with pseudo-tracks, or None. Raises CameraError where there are no clips.
+    of taught pictures, or None. tracks: a folder of clips with pseudo-tracks, or None.
+    Raises CameraError where there are no clips.
     """
 
     def __init__(

@@ -61,6 +61,20 @@ def export(checkpoint: Path, folder: Path, beside: Sequence[Path] = (), start: P
         if begun.keys() != weights.keys():
             raise ModelError(f"expected weights of the same tracker as {checkpoint}, found others in {start}")
         weights = {name: (value + begun[name].float()) / 2 for name, value in weights.items()}
+    return write_weights(weights, folder)
+
+
+def mix(all_weights: Sequence[dict[str, Tensor]], folder: Path) -> Path:
+    """Write the mean of weights that `read_weights` gave. Raises ModelError where they are of different trackers."""
+    first = all_weights[0]
+    if any(weights.keys() != first.keys() for weights in all_weights):
+        raise ModelError("expected weights of one tracker to mix, found several")
+    mean = {name: torch.stack([w[name].float() for w in all_weights]).mean(dim=0) for name in first}
+    return write_weights(mean, folder)
+
+
+def write_weights(weights: dict[str, Tensor], folder: Path) -> Path:
+    """Write weights in float16 as `load_tracker(folder)` takes them; return their path."""
     weights = {name: value.half().contiguous() for name, value in weights.items()}
     folder.mkdir(parents=True, exist_ok=True)
     nano_config().save_pretrained(folder)

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,21 @@ def picture_stages(minutes: float, rate: float = PICTURE_RATE) -> list[Stage]:
     return [Stage("pictures", minutes * 60, rate, frames, beside=beside, light=True)]
 
 
+def motion_stages(minutes: float, rate: float, many: float = 1) -> list[Stage]:
+    """Taught pictures, and clips of which two in five are pseudo-tracks of things that move.
+
+    many: times as many clips in a batch, for a GPU. Every third step is on single frames: following real motion is what
+    is to be learnt.
+    """
+    clips = [max(1, round(number * many)) for number in (16, 4, 2)]
+    frames = Recipe(clips=clips[0], frames=1, objects=3, pictures=0.7, tracks=0.15)
+    short = Recipe(clips=clips[1], frames=4, objects=4, pictures=0.35, tracks=0.4)
+    long = Recipe(clips=clips[2], frames=8, objects=4, pictures=0.35, tracks=0.4)
+    lasting = Recipe(clips=clips[2], frames=16, objects=4, pictures=0.35, tracks=0.4, encoder=False)
+    beside = (short, long, frames, short, lasting)
+    return [Stage("motion", minutes * 60, rate, frames, beside=beside, light=True)]
+
+
 @dataclass
 class Progress:
     """Position in the training: stage index, seconds of training in it, steps and seconds in all."""
@@ -104,12 +120,25 @@ class Progress:
 
 
 class Trainer:
-    """Trains a tracker and keeps `last.pt`, `log.jsonl` in `folder`."""
+    """Trains a tracker and keeps `last.pt`, `log.jsonl` in `folder`.
+
+    clock: seconds by which stages end. By default on a CPU those that this thread had of it, so that on a busy machine
+    a stage takes longer. save_every: seconds between checkpoints.
+    """
 
     def __init__(
-        self, folder: Path, device: torch.device, init: Path | None = None, mixed: bool = False, seed: int = 0
+        self,
+        folder: Path,
+        device: torch.device,
+        init: Path | None = None,
+        mixed: bool = False,
+        seed: int = 0,
+        clock: Callable[[], float] | None = None,
+        save_every: float = SAVE_EVERY,
     ) -> None:
         self.folder = folder
+        self._save_every = save_every
+        self._clock = clock or (time.thread_time if device.type == "cpu" else time.monotonic)
         self.device = device
         self.seed = seed
         folder.mkdir(parents=True, exist_ok=True)
@@ -161,13 +190,9 @@ class Trainer:
             if now - said >= SAY_EVERY:
                 said = now
                 self._say(stage, record)
-            if now - saved >= SAVE_EVERY:
+            if now - saved >= self._save_every:
                 saved = now
                 self.save()
-
-    def _clock(self) -> float:
-        """Seconds; on a CPU those that this thread had of it, so that on a busy machine a stage takes longer."""
-        return time.thread_time() if self.device.type == "cpu" else time.monotonic()
 
     def _step(self, stage: Stage, recipe: Recipe, batch: Batch, rng: np.random.Generator) -> dict[str, Any]:
         rate = stage.rate * schedule(self.progress.seconds, stage.seconds)
