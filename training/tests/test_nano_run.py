@@ -87,7 +87,9 @@ def test_a_run_that_is_killed_goes_on_and_exports_each_seed_and_their_mean(
     lines = read_json_lines(folder / "validation.jsonl")
     assert all(0 <= line[part] <= 1 for line in lines for part in PARTS)
     table = json.loads((folder / "candidates.json").read_text())
-    assert {"in the package", "seed 0", "seed 1", "mean of the seeds", "half mean, half package"} == set(table)
+    assert {"in the package", "seed 0", "seed 1", "mean of the seeds", "half mean, half package"} == set(
+        table
+    )
     assert "| in the package |" in capsys.readouterr().out
 
 
@@ -102,5 +104,5 @@ def test_weights_ship_if_no_part_loses_or_the_real_ones_gain_much() -> None:
 
 
 def test_the_table_says_what_ships() -> None:
-    table = describe({"in the package": {"rendered": 0.5}, "seed 0": {"rendered": 0.6}})
+    table = describe({"in the package": {"moved": 0.5}, "seed 0": {"moved": 0.6}})
     assert table.splitlines()[-1] == "| seed 0 | 0.600 | 0.600 | yes |"
