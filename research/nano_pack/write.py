@@ -25,13 +25,16 @@ from tools.scenes.clips import Clip, list_clips, read_clip, write_clip
 from tools.vos.sequences import UNKNOWN
 from training.nano.augment import read_cutouts
 from training.nano.data import video_frames
-from training.nano.taught import list_shards
+from training.nano.taught import list_shards, read_shard, write_shard
 
 KEPT = ("fps", "split", "seed", "scenario", "target", "objects")  # of a clip's meta
 PART_SIZE = (320, 240)
 PART_FRAMES = 24
 """Largest size and number of frames of the clips of a part."""
 PART_QUALITY = 80
+TAUGHT_LONGEST = 384
+"""Longer side in pixels of a labelled picture. nano sees 256, and sometimes a part of the picture alone."""
+TAUGHT_QUALITY = 80
 FRAMING = (
     30 + 46 + 16
 )  # bytes of zip around a file: local header, central entry, deflate of what does not deflate
@@ -154,7 +157,7 @@ def _required_files(plan: Pack) -> Iterator[tuple[str, Files]]:
         yield "of unknown truth", {f"tracks/{UNKNOWN}": _unknown(plan.tracks, 1)}
     if plan.taught:
         for path in list_shards(plan.taught):
-            yield "shards", {f"taught/{path.name}": path.read_bytes()}
+            yield "shards", {f"taught/{path.name}": _smaller_shard(path)}
     if plan.cutouts:
         for number, sprite in enumerate(read_cutouts(plan.cutouts, plan.sprites)):
             yield "cut-outs", {f"cutouts/{number:05d}.png": _bytes(cv2.imencode(".png", sprite)[1])}
@@ -200,6 +203,17 @@ def thin(clip: Clip, every: int) -> Clip:
     images = [clip.image(index) for index in chosen]
     labels = [clip.labels(index) if clip.annotations else None for index in chosen]
     return Clip(clip.name, images, labels, meta=clip.meta)
+
+
+def _smaller_shard(path: Path) -> bytes:
+    """Return a shard whose pictures are as large as nano needs them; masks stay as they are."""
+    pictures = []
+    for picture in read_shard(path):
+        image = _fit(picture.image(), (TAUGHT_LONGEST, TAUGHT_LONGEST), cv2.INTER_AREA)
+        jpeg = _bytes(cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, TAUGHT_QUALITY])[1])
+        pictures.append(picture._replace(jpeg=jpeg))
+    with tempfile.TemporaryDirectory() as folder:
+        return write_shard(Path(folder) / path.name, pictures).read_bytes()
 
 
 def shrink(clip: Clip, size: tuple[int, int]) -> Clip:

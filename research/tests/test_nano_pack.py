@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -19,6 +20,7 @@ from research.nano_pack.__main__ import main
 from research.nano_pack.read import unpack
 from training.nano.augment import read_cutouts
 from training.nano.data import Clips, Recipe, Sources
+from training.nano.taught import pack_taught, read_shard, shard_path, write_shard
 
 GEOMETRY = {"intrinsics": {"fx": 1.0}, "camera_poses": [np.eye(4).tolist()]}
 ENOUGH = 1_000_000
@@ -72,14 +74,39 @@ def test_clips_come_out_smaller_without_depth_and_geometry(scenes: Path, tmp_pat
     assert said == ["6 of 6 training clips", "1 clips of part val"]
     unpack(tmp_path / "a.zip", tmp_path / "out")
     assert list_clips(tmp_path / "out/train") == [f"t{number}" for number in range(6)]
-    clip = read_clip(tmp_path / "out/parts/val", "v0")
-    before = read_clip(scenes / "val", "v0")
+    clip = read_clip(tmp_path / "out/train", "t1")
+    before = read_clip(scenes / "train", "t1")
     assert (len(clip), clip.depth(0)) == (3, None)
-    assert clip.meta == {"fps": 12, "seed": 9, "objects": [{"id": 3}], "width": 48, "height": 32}
+    assert clip.meta == {"fps": 12, "seed": 1, "objects": [{"id": 3}], "width": 48, "height": 32}
     for index in range(3):
         assert clip.image(index).shape == (32, 48, 3)
         expected = cv2.resize(before.labels(index), (48, 32), interpolation=cv2.INTER_NEAREST)
         assert np.array_equal(clip.labels(index), expected)
+    # what is measured keeps its size up to that of a part
+    assert read_clip(tmp_path / "out/parts/val", "v0").image(0).shape == (64, 96, 3)
+
+
+def test_a_part_has_every_nth_frame_and_its_unknown_pairs_go_along(scenes: Path, tmp_path: Path) -> None:
+    (scenes / "val" / "invalid.json").write_text('{"v0": [[1, 3], [2, 3]]}')
+    pack(Pack(scenes / "train", ENOUGH, parts=(Part("val", scenes / "val", 2),)), tmp_path / "a.zip")
+    unpack(tmp_path / "a.zip", tmp_path / "out")
+    clip = read_clip(tmp_path / "out/parts/val", "v0")
+    assert len(clip) == 2
+    assert np.array_equal(clip.labels(1), read_clip(scenes / "val", "v0").labels(2))
+    assert json.loads((tmp_path / "out/parts/val/invalid.json").read_text()) == {"v0": [[1, 3]]}
+
+
+def test_labelled_pictures_are_packed_smaller_with_their_masks(scenes: Path, tmp_path: Path) -> None:
+    masks = np.zeros((1, 256, 256), np.bool_)
+    masks[0, 50:90, 50:90] = True
+    large = pack_taught("a", np.full((300, 600, 3), 90, np.uint8), masks, np.ones(1, np.float32))
+    (tmp_path / "taught").mkdir()
+    write_shard(shard_path(tmp_path / "taught", 0), [large])
+    pack(Pack(scenes / "train", ENOUGH, taught=tmp_path / "taught"), tmp_path / "a.zip")
+    unpack(tmp_path / "a.zip", tmp_path / "out")
+    (picture,) = read_shard(shard_path(tmp_path / "out/taught", 0))
+    assert picture.image().shape == (192, 384, 3)
+    assert np.array_equal(picture.masks(), masks)
 
 
 def test_clips_are_never_enlarged() -> None:
@@ -190,7 +217,7 @@ def test_the_command_packs_and_trains(
         path,
     ]
     assert main([str(scenes / "train"), *options]) == 0
-    assert "6 of 6 training clips, 1 clips of part val, 0.0 MB" in capsys.readouterr().out
+    assert "6 of 6 training clips, 1 clips of part val, 0.1 MB" in capsys.readouterr().out
     assert main([str(scenes / "absent"), "-o", path]) == 1
     out = tmp_path / "trained"
     assert main([path, "--train", str(out), "--minutes", "1e-6", "1e-6"]) == 0

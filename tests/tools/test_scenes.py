@@ -24,6 +24,7 @@ from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions, refuses
 from tools.scenes import nameless
 from tools.scenes.__main__ import main
+from tools.scenes.camera import WALK, draw_view, film
 from tools.scenes.clips import Clip, list_clips, read_clip, write_clip
 from tools.scenes.generate import Rendered, generate
 from tools.scenes.layout import draw_similar
@@ -376,3 +377,18 @@ def test_the_command_writes_the_same_file_every_time(tmp_path: Path) -> None:
     done = subprocess.run([*command, "none", "-o", str(tmp_path / "c")], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("error: expected a clip none")
+
+
+def test_a_walking_camera_comes_several_times_nearer_or_goes_away() -> None:
+    times = np.arange(16) / 6
+    ratios = []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        view = draw_view(rng, 0.6)
+        camera = film(rng, view, times, (320, 240), WALK)
+        distance = np.linalg.norm(camera.positions - view.centre, axis=1)
+        ratios.append(distance[-1] / distance[0])
+    growth = np.maximum(ratios, 1 / np.array(ratios))
+    assert 1.3 < growth.min() < 2
+    assert 3 < growth.max() < 5
+    assert 8 < sum(ratio < 1 for ratio in ratios) < 32

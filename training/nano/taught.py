@@ -261,8 +261,8 @@ def pack_taught(name: str, image: Image, masks: Bools, scores: npt.NDArray[np.fl
     return Taught(name, jpeg, zlib.compress(np.packbits(masks).tobytes(), 6), scores.astype(np.float16))
 
 
-def write_shard(path: Path, pictures: list[Taught]) -> None:
-    """Write a shard, whole or not at all."""
+def write_shard(path: Path, pictures: list[Taught]) -> Path:
+    """Write a shard, whole or not at all; return its path."""
     aside = path.with_suffix(".part")
     parts: dict[str, Any] = {"names": np.array([picture.name for picture in pictures])}
     parts |= _joined("jpegs", [picture.jpeg for picture in pictures])
@@ -271,6 +271,7 @@ def write_shard(path: Path, pictures: list[Taught]) -> None:
     with aside.open("wb") as file:
         np.savez(file, **parts)
     os.replace(aside, path)
+    return path
 
 
 def read_shard(path: Path) -> list[Taught]:
