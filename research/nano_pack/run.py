@@ -35,7 +35,7 @@ from tools.vos.evaluate import evaluate
 from tools.vos.followers import Setting
 from tools.vos.sequences import open_sequences
 from training.nano.data import Sources
-from training.nano.export import export, mix, read_weights
+from training.nano.export import export, mix, read_checkpoint, read_weights
 from training.nano.train import Trainer, motion_stages
 
 from .read import unpack
@@ -174,9 +174,8 @@ def _end_with_parent() -> None:
 
 def _watch(plan: Run, children: Sequence[subprocess.Popen[bytes]]) -> None:
     """Validate once a minute until all children have ended, or one has failed."""
-    begun = time.monotonic()
     measured: dict[int, int] = {}
-    due = begun + plan.every
+    due = time.monotonic() + plan.every
     while any(child.poll() is None for child in children):
         if any(child.poll() for child in children):
             return
@@ -185,13 +184,13 @@ def _watch(plan: Run, children: Sequence[subprocess.Popen[bytes]]) -> None:
             continue
         due = time.monotonic() + plan.every
         for seed in range(plan.seeds):
-            _validate_seed(plan, seed, measured, begun)
+            _validate_seed(plan, seed, measured)
     for seed in range(plan.seeds):
-        _validate_seed(plan, seed, measured, begun)
+        _validate_seed(plan, seed, measured)
 
 
-def _validate_seed(plan: Run, seed: int, measured: dict[int, int], begun: float) -> None:
-    """Measure a seed's checkpoint, if it is newer than the one measured before, and log it."""
+def _validate_seed(plan: Run, seed: int, measured: dict[int, int]) -> None:
+    """Measure a seed's checkpoint, if it is newer than the one measured before; log it with its minutes of training."""
     path = plan.seed_folder(seed) / "last.pt"
     written = path.stat().st_mtime_ns if path.is_file() else 0
     if written == measured.get(seed, 0):
@@ -199,7 +198,7 @@ def _validate_seed(plan: Run, seed: int, measured: dict[int, int], begun: float)
     measured[seed] = written
     weights = export(path, plan.seed_folder(seed) / "export").parent
     scores = measure(plan, weights, QUICK_CLIPS, QUICK_FRAMES)
-    minute = (time.monotonic() - begun) / 60
+    minute = read_checkpoint(path)["progress"]["total"] / 60
     line = {"minute": round(minute, 2), "seed": seed, **scores}
     with (plan.folder / "validation.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
