@@ -4,8 +4,8 @@
 
 Each seed is a process of its own that trains from the weights in the package for `--minutes` of wall-clock time, and
 keeps `last.pt` each minute. This process exports what each seed has so far, once a minute, and measures J by a mask on
-some clips of every part of the pack (`validation.jsonl`). At the end it exports each seed's weights (`seed-N/export`) and
-their mean (`mean`), and measures all candidates on all clips (`candidates.json`).
+some clips of every part of the pack (`validation.jsonl`). At the end it exports each seed's weights (`seed-N/export`)
+and their mean (`mean`), and measures all candidates on all clips (`candidates.json`).
 
 It can be killed at any time: the processes of the seeds end with it, and the same command goes on from the last minute.
 """
@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from sam3_node.errors import ModelError
 from sam3_node.models.checkpoints import NANO
@@ -60,8 +59,8 @@ Scores = Mapping[str, float]
 class Run:
     """A pack, a folder, and how to train.
 
-    workers: processes for each kind of batch and seed; None: by the cores. many: times as many clips in a batch; None: 1
-    on a CPU, GPU_CLIPS on a GPU. every: seconds between checkpoints, and between validations.
+    workers: processes for each kind of batch and seed; None: by the cores. many: times as many clips in a batch; None:
+    1 on a CPU, GPU_CLIPS on a GPU. every: seconds between checkpoints, and between validations.
     """
 
     pack: Path
@@ -243,7 +242,7 @@ class Candidate(NamedTuple):
 
 
 def list_candidates(plan: Run) -> list[Candidate]:
-    """Return the package's weights, each seed's, their mean, and halves of it with the package's and the packed ones."""
+    """Return the package's weights, each seed's, their mean, and mixtures with the package's and the packed ones."""
     package = NANO / "model.safetensors"
     mean = plan.folder / "mean" / "model.safetensors"
     seeds = [plan.seed_folder(seed) / "export" / "model.safetensors" for seed in range(plan.seeds)]
