@@ -26,8 +26,8 @@ from typing import NamedTuple
 import numpy as np
 
 from sam3_node.errors import ModelError
-from sam3_node.models.checkpoints import NANO
 from sam3_node.models import TrackerModel, load_tracker
+from sam3_node.models.checkpoints import NANO
 from tools.command import choose_device, set_up_cpu
 from tools.scenes.clips import list_clips
 from tools.vos.evaluate import evaluate
@@ -214,7 +214,7 @@ def export_all(plan: Run) -> list[Path]:
 
 def measure(plan: Run, weights: Path, clips: int = 0, frames: int = 0) -> dict[str, float]:
     """Return the mean J by a mask on each part of the pack; on the first clips and frames only, if given."""
-    model = load_tracker(weights, device=str(choose_device(plan.device)))
+    model = load_tracker(weights, device=choose_device(plan.device), dtype="float32")
     return {part.name: measure_part(model, part, clips, frames) for part in plan.parts()}
 
 
