@@ -111,7 +111,7 @@ def test_each_control_request_has_a_span_without_its_arguments(
     codes = [(read(span)["op"], read(span)["code"]) for span in spans]
     for expected in (("status", "ok"), ("pause", "ok"), ("remove_object", "unknown_object")):
         assert expected in codes
-    assert ("segment", "bad_request") in codes
+    assert ("segment", "no_camera") in codes
     assert "add_objet" not in {op for op, _ in codes}
     assert "secret" not in str(requests)
     assert {key for span in spans for key in read(span)} <= {"op", "code", "request_id"}

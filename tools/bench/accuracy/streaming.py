@@ -212,21 +212,25 @@ class Rig(Closeable):
 
 
 def track_offline(
-    model: TrackerModel, frames: Sequence[Frame], prompts: Mapping[int, Mask]
+    model: TrackerModel, frames: Sequence[Frame], prompts: Mapping[int, Mask], tracker: TrackerSettings
 ) -> list[MaskFrame]:
     """Step through every frame, as a replay does, with the prompts on the first; return their masks."""
-    pipeline = Pipeline(model, TrackerSettings(), CAMERA)
+    pipeline = Pipeline(model, tracker, CAMERA)
     found = [pipeline.step(frames[0])]
     ids = {pipeline.add(FramePrompt(mask=mask), seq=frames[0].seq).id: key for key, mask in prompts.items()}
     found += [pipeline.step(frame) for frame in frames[1:]]
     return [rename(masks, ids) for masks in found]
 
 
-def measure(path: Path, chosen: dict[str, Any], objects: int, args: argparse.Namespace) -> list[Scores]:
+def measure(
+    path: Path, chosen: dict[str, Any], window: str, objects: int, args: argparse.Namespace
+) -> list[Scores]:
     """Return the scores of each run over the clips that have so many objects."""
     runs = [Scores() for _ in range(args.runs)]
+    tracker = TrackerSettings.model_validate({"window": window})
     settings = {f"SAM3_MODEL__{name.upper()}": str(value) for name, value in chosen.items()}
     settings |= {"SAM3_DETECTOR__KIND": "none", "SAM3_TRACKER__FEATURE_CACHE_S": CACHE_S}
+    settings["SAM3_TRACKER__WINDOW"] = window
     clips = [
         (sequence, prompts)
         for sequence in open_sequences(path, max_frames=args.frames)
@@ -234,12 +238,12 @@ def measure(path: Path, chosen: dict[str, Any], objects: int, args: argparse.Nam
     ]
     if not clips:
         return runs
-    model = load_model(ModelSettings.model_validate(chosen), TrackerSettings())
+    model = load_model(ModelSettings.model_validate(chosen), tracker)
     with Processes(**settings) as processes, Rig(processes, args.fps) as rig:
         for sequence, prompts in clips:
             uri = f"bag:{path}" if path.is_file() else f"images:{path}/JPEGImages/{sequence.name}"
             played = [rig.play(uri, sequence.length, prompts) for _ in runs]
-            offline = track_offline(model, played[0].frames, prompts)
+            offline = track_offline(model, played[0].frames, prompts, tracker)
             for scores, each in zip(runs, played, strict=True):
                 scores.add(each, offline, sequence.frames())
             print(f"{sequence.name}: {objects_text(objects)}", file=sys.stderr)
@@ -269,17 +273,20 @@ def main() -> None:
     parser.add_argument("--fps", type=float, default=24.0, help="rate of folders; a recording has its own")
     parser.add_argument("--sizes", default="0", help="sizes of model.image_size; 0: the model's own")
     parser.add_argument("--objects", default="1,4", help="numbers of objects; the largest are tracked")
+    parser.add_argument("--windows", default="off", help="values of tracker.window, such as off,auto")
     parser.add_argument("--frames", type=int, default=0, help="number of first frames of each clip; 0: all")
     args = parser.parse_args()
     figures = Figures("accuracy.streaming")
     sizes, counts = (map(int, text.split(",")) for text in (args.sizes, args.objects))
     with errors_in_one_line():
-        for path, size, objects in product(args.paths, sizes, counts):
+        for path, size, objects, window in product(args.paths, sizes, counts, args.windows.split(",")):
             chosen = {"name": args.model, "image_size": size}
-            runs = measure(path, chosen, objects, args)
+            runs = measure(path, chosen, window, objects, args)
             if runs[0].j:
                 pixels = f"{size} px" if size else "its own size"
                 what = f"{path.stem}, {Path(args.model).name} at {pixels}, {objects_text(objects)}"
+                if window != "off":
+                    what += f", windows {window}"
                 report(what, runs, figures)
     figures.write(args.json)
 
