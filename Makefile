@@ -41,8 +41,8 @@ help:
 demo: $(DEMO_READY)
 	$(BIN)/sam3-node demo --out out/demo
 
-# a test file to each of JOBS processes at a time, one thread each; two for a core, because many tests wait
-JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$(( n * 2 )))
+# a test file to each of JOBS processes at a time, one thread each; three for two cores, because many tests wait
+JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$(( (n * 3 + 1) / 2 )))
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 test: lint
