@@ -442,7 +442,8 @@ def test_unknown_ids_are_refused() -> None:
 
 
 def test_depth_tells_size_and_place_of_what_comes_into_view(nano: TrackerModel) -> None:
-    height, width = 240, 320
+    height = 240
+    width = 320
     mask = np.zeros((height, width), bool)
     mask[60:120, 100:180] = True
     rays = RayMap().rays(Intrinsics(300.0, 300.0, 159.5, 119.5), (height, width))

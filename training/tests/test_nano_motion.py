@@ -166,6 +166,7 @@ def test_a_fast_cut_out_is_blurred_along_its_way_and_its_label_has_its_size(
         images, labels = compose(np.random.default_rng(0), blank, labels, [sprite])
         grey = (images[1] > 10) & (images[1] < 245)
         areas[shutter] = (int((labels[1] > 0).sum()), int(grey.sum()))
-    sharp, blurred = areas[0.0], areas[0.8]
+    sharp = areas[0.0]
+    blurred = areas[0.8]
     assert blurred[1] > 3 * sharp[1]
     assert abs(blurred[0] - sharp[0]) < 0.2 * sharp[0]

@@ -74,15 +74,9 @@ class RecallObjects(Stage):
         self._tentative_id = 0
         # masks of what is away cover nothing: they may be on the very thing that is searched for
         scene = FrameLooks.from_step(step, away)
-        places = []
-        sides = []
-        for memory in map(self._memory.require, sought):
-            for place in scene.list_places(memory.gallery, 1):
-                places.append(place)
-                sides.append(measure_sides(memory, step.scaling))
-        if not places:
+        decoded = self._propose(scene, sought)
+        if decoded is None:
             return
-        decoded = scene.propose(self._tracker, places, sides)
         if step.cover is not None:
             decoded = step.cover.cut(decoded)
         arrivals = scene.describe(decoded)
@@ -120,6 +114,19 @@ class RecallObjects(Stage):
         later = [i for i in away if i > self._last_id]
         earlier = [i for i in away if i <= self._last_id]
         return [*sorted(later), *sorted(earlier)][:AT_ONCE]
+
+    def _propose(self, scene: FrameLooks, sought: Sequence[int]) -> Decoded | None:
+        """Return the masks of the best place for each object that is searched for, in one batch; None for no place."""
+        places = []
+        sides = []
+        for object_id in sought:
+            memory = self._memory.require(object_id)
+            for place in scene.list_places(memory.gallery, 1):
+                places.append(place)
+                sides.append(measure_sides(memory, scene.scaling))
+        if not places:
+            return None
+        return scene.propose(self._tracker, places, sides)
 
     def _clear(
         self, step: StepFrame, decoded: Decoded, index: int, others: Collection[int]
