@@ -5,8 +5,8 @@
     python -m training.pack out/pack.zip --run out/run            the run of nano: from the weights in the package
     python -m training.pack out/pack.zip --table out/run          its table of candidates alone
 
-A machine that only trains needs neither MuJoCo nor a network: the pack and this checkout are enough. It passes no
-gates: the pack holds no test clips. training/pack/run.py describes `--run`.
+A machine that only trains needs neither MuJoCo nor a network: the pack and this checkout are enough.
+training/pack/run.py describes `--run`.
 """
 
 from __future__ import annotations
