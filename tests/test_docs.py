@@ -49,7 +49,7 @@ ALL = [
 ]
 COMMANDS = [words[1:] for words, _ in commands(command_parser())]
 SETTINGS_SECTIONS = tuple(Settings.model_fields)
-FOLDERS = "calibration|docs|examples|launch|research|sam3_node|tests|tools|training"
+FOLDERS = "calibration|docs|examples|launch|sam3_node|tests|tools|training"
 EXAMPLES = {
     "README.md": {"calibration/wrist.toml"},
     "three-d.md": {"calibration/overhead.toml", "calibration/wrist.toml"},
