@@ -100,7 +100,8 @@ def draw_table(random: Rng) -> Table:
 def build(table: Table) -> Any:
     """Return MuJoCo's specification: floor, table, screen and things."""
     spec = load_mujoco().MjSpec()
-    for size, place in (*ROOM, ((0.03, 0.03, 0.05), table.screen)):
+    solids: list[tuple[Any, Any]] = [*ROOM, ((0.03, 0.03, 0.05), table.screen)]
+    for size, place in solids:
         spec.worldbody.add_geom(type=BOX, size=size, pos=place)
     spec.worldbody.add_light(pos=(0.5, 0.5, 2), dir=(-0.2, -0.2, -1))
     for (kind, size), colour in zip(table.geoms, COLOURS, strict=True):
