@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 OUTPUTS = ("mcap", "mcap-images", "coco", "yolo", "ytvis", "png", "overlay", "images", "lerobot", "report")
 ALIASES = {"davis": "png"}
 """Outputs by another name: DAVIS is the layout of the PNG files."""
-STRATEGIES = ("forward", "bidirectional", "multi-shot")
+STRATEGIES = ("forward", "bidirectional")
 INTERRUPTED = 130
 """Exit code after a signal, as shells have it. The same command continues."""
 OF_ALL_RECORDINGS = (DeviceError, ModelError, VocabularyError, SettingsError)
@@ -97,8 +97,7 @@ def _add_mode(parser: CommandParser) -> None:
     parser.set_defaults(mode="every")
     parser.add(
         "--strategy",
-        "with --every: bidirectional also tracks each object backward from its first frame; multi-shot tracks "
-        "spans of low scores again, backward from the next frame with a high score [forward]",
+        "with --every: bidirectional also tracks each object backward from its first frame [forward]",
         default=STRATEGIES[0],
         choices=STRATEGIES,
     )

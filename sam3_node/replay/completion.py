@@ -109,12 +109,11 @@ class JobSession:
     def _open_sources(self, summary: Summary, masks: MaskSource | None) -> Sources:
         """Return what outputs are made from. `masks` are the results of the shards by default."""
         job = self.schedule.job
-        min_score = self.schedule.settings.detector.min_track_score
         recorded = None
         if job.mode == "as-recorded":
             recorded = self.schedule.recorded_masks
         return Sources(
-            masks or partial(read_results, self.store, min_score),
+            masks or partial(read_results, self.store),
             self.schedule.frames,
             recording=PurePosixPath(summary.bag).name,
             has_images="images" in summary.outputs,

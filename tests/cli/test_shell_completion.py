@@ -66,7 +66,7 @@ NEXT = {
     "object ren": {"rename"},
     "object add --bo": {"--box"},
     "replay a.mcap --sure": {"--sure-only"},
-    "replay a.mcap --strategy ": {"forward", "bidirectional", "multi-shot"},
+    "replay a.mcap --strategy ": {"forward", "bidirectional"},
     "run --detector.kind y": {"yolo-world"},
     "run --transport.fr": {"--transport.frames"},
     "run --tracker.recall ": {"true", "false"},
