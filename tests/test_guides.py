@@ -34,6 +34,7 @@ from tests.support.node_rig import ids, masks_where
 from tests.support.pages import block_with, shown
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_MS, PATIENCE_S
+from tests.support.tables import each_row
 from tests.support.threads import in_thread
 from tests.support.tiny import Oracle, random_source
 from tests.support.transport_peer import NOBODY, TCP
@@ -178,7 +179,7 @@ def test_the_page_is_one_page() -> None:
     assert not [cells[0] for cells in rows() if "`" not in cells[1]], "each row has a call or a command"
 
 
-@pytest.mark.parametrize("step", [step for step in STEPS if not step.is_call], ids=str)
+@each_row("step", [step for step in STEPS if not step.is_call], ids=str)
 def test_a_command_is_understood_and_its_files_are_there(step: Step) -> None:
     words = shlex.split(step.code)
     checks = {

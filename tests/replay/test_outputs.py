@@ -35,6 +35,7 @@ from tests.support.console_rig import BROWSERS
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions, refuses
+from tests.support.tables import each_row
 
 pytest.importorskip("resource")
 
@@ -528,7 +529,7 @@ except OutputError as error:
 """
 
 
-@pytest.mark.parametrize("kind", ["mcap", "mcap-images", "coco", "ytvis", "yolo", "overlay", "images"])
+@each_row("kind", ["mcap", "mcap-images", "coco", "ytvis", "yolo", "overlay", "images"])
 def test_a_full_disk_is_an_error_that_spares_what_is_there(tmp_path: Path, kind: str) -> None:
     limit = SMALL_LIMITS_BYTES.get(kind, LIMIT_BYTES)
     command = [sys.executable, "-c", SCRIPT, str(tmp_path), kind, str(limit)]

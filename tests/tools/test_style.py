@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tables import each_row
 from tools.docs.style import PACKAGE, describe, find_circles, list_circles, main, measure, measure_package
 
 SQUEEZED = '''\
@@ -42,7 +43,7 @@ def test_each_kind_of_squeezing_is_found_at_its_line() -> None:
     assert style.classes == [("Shape", 13, 2)]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("line", "several"),
     [
         ("a, b = 1, 2", 1),
