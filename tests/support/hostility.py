@@ -23,7 +23,7 @@ RESIDENT_MIB = 64
 HUGE_BYTES = 1 << 40
 """Size of a sparse file that takes no disk. To read it whole would take all memory."""
 TABLES = {32 + (4 << bits) + (2 << bits) // 3 * 16 for bits in range(17, 24)}
-"""Bytes of CPython's hash tables of 2^bits places with texts as keys: a head, the places, and entries for two thirds."""
+"""Bytes of CPython's hash tables of 2^bits places of texts: a head, the places, and entries for two thirds."""
 MARKERS = bytes(range(256)) + b"\0\1\x7f\x80\xff" * 20 + b"\xc0\xc1\xc3\xc6\xc9\xcb\xcf\xd9\xdb\xdd\xdf" * 20
 """All values of a byte, those more often at which numbers end, and by which msgpack tells types."""
 
