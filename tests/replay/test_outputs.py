@@ -35,7 +35,6 @@ from tests.support.console_rig import BROWSERS
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions, refuses
-from tests.support.tables import each_row
 
 pytest.importorskip("resource")
 
@@ -529,7 +528,7 @@ except OutputError as error:
 """
 
 
-@each_row("kind", ["mcap", "mcap-images", "coco", "ytvis", "yolo", "overlay", "images"])
+@pytest.mark.parametrize("kind", ["mcap", "mcap-images", "coco", "ytvis", "yolo", "overlay", "images"])
 def test_a_full_disk_is_an_error_that_spares_what_is_there(tmp_path: Path, kind: str) -> None:
     limit = SMALL_LIMITS_BYTES.get(kind, LIMIT_BYTES)
     command = [sys.executable, "-c", SCRIPT, str(tmp_path), kind, str(limit)]
