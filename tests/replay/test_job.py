@@ -18,8 +18,7 @@ from sam3_node.perception.prompts import to_model
 from sam3_node.replay import job
 from sam3_node.replay.davis_png import MAX_IMAGE_FILE, encode_labels, read_mask
 from sam3_node.replay.event_log import Notes
-from sam3_node.replay.job import OUTPUTS, Job, ObjectOnFrame, chosen_settings, read_prompts, settings_for
-from sam3_node.replay.outputs import KINDS
+from sam3_node.replay.job import Job, ObjectOnFrame, chosen_settings, read_prompts, settings_for
 from sam3_node.replay.schedule import open_schedule, step_all_frames
 from sam3_node.settings import load_settings
 from sam3_node.types import Frame
@@ -29,6 +28,7 @@ from tests.support.command_line import command_parser
 from tests.support.hostility import MEGABYTE, large_png, limited_memory, make_irregular
 from tests.support.paths import SHARED
 from tests.support.refuses import refuses
+from tests.support.tables import each_row
 
 DESCRIPTION = {
     "device": "cpu",
@@ -63,7 +63,7 @@ def full_job() -> Job:
     )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("change", "told"),
     [
         ({"mode": "some"}, ("mode", "some")),
@@ -312,7 +312,7 @@ def test_an_annotation_of_255_is_one_object(tmp_path: Path) -> None:
     assert np.array_equal(read_mask(Path(shown.mask or ""), shown.value).full(), labels() > 0)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("entry", "message"),
     [
         (3, ("3", "map")),

@@ -16,6 +16,7 @@ from sam3_node.perception.pipeline import Pipeline
 from sam3_node.settings import TrackerSettings
 from sam3_node.types import Frame, Mask
 from tests.support.refuses import refuses
+from tests.support.tables import each_row
 from tests.support.tiny import tiny_model
 from tools.bench.accuracy import vos
 from tools.scenes.clips import Clip, write_clip
@@ -314,7 +315,7 @@ def boundary_f_by_distances(mask: Bools, truth: Bools) -> float:
     return float(2 * precision * recall / (precision + recall))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@each_row("seed", range(8))
 def test_j_is_cocos_iou_and_f_that_of_all_pairs_of_contour_pixels(seed: int) -> None:
     mask, truth = masks_of(seed)
     runs = [coco.encode(np.asfortranarray(each.astype(np.uint8))) for each in (mask, truth)]
@@ -438,7 +439,7 @@ def test_the_settings_of_compare_are_valid() -> None:
     assert len(parse_settings(COMPARED, Setting())) == len(COMPARED.split(","))
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "",
