@@ -12,7 +12,9 @@ from contextvars import ContextVar
 from importlib import metadata
 from types import ModuleType
 
-CLI_MODULES = frozenset({"pydantic", "pydantic_core", "pydantic_settings", "cv2", "packaging", "tqdm"})
+CLI_MODULES = frozenset(
+    {"pydantic", "pydantic_core", "pydantic_settings", "cv2", "packaging", "tqdm", "shtab"}
+)
 """Modules of the extra `cli`, which every extra that runs a command includes."""
 MAX_SUMMARY = 300
 """Characters of the first line of an error in a summary. Libraries write pages into one line."""

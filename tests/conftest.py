@@ -23,7 +23,6 @@ LONGEST_FIRST = (
     "replay/cluster/test_scheduler.py",
     "replay/cluster/test_jobs.py",
     "transport/test_restart.py",
-    "replay/live/test_run.py",
     "replay/test_resume.py",
     "engines/test_inductor.py",
     "engines/tensorrt/test_build.py",

@@ -110,7 +110,7 @@ def answer(request: Request) -> Reply:
 def test_four_packages_are_required_and_every_extra_has_the_rest() -> None:
     assert sorted(line.partition(">")[0] for line in PROJECT["dependencies"]) == sorted(LIGHT)
     extras = PROJECT["optional-dependencies"]
-    heavy = {"pydantic-settings", "opencv-python-headless", "packaging", "tqdm"}
+    heavy = {"pydantic-settings", "opencv-python-headless", "packaging", "tqdm", "shtab"}
     assert {line.partition(">")[0] for line in extras["cli"]} == heavy
 
     def includes_cli(extra: str) -> bool:

@@ -12,7 +12,7 @@ from ..errors import Sam3NodeError, find_version, install_advice
 
 CORE = ("pyzmq", "msgpack", "numpy", "zstandard")
 """Packages that the client needs."""
-CLI = ("pydantic-settings", "opencv-python-headless", "packaging", "tqdm")
+CLI = ("pydantic-settings", "opencv-python-headless", "packaging", "tqdm", "shtab")
 """Packages of the extra cli."""
 NODE_TIMEOUT_MS = 1000
 """Longest time to wait for a node's answer."""

@@ -1,4 +1,4 @@
-"""The command `sam3-node replay`: in this process, through a running node, or on many workers.
+"""The command `sam3-node replay`: in this process, or on many workers.
 
 Heavy modules are imported inside the functions that need them, so that other commands start fast.
 """
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 OUTPUTS = ("mcap", "mcap-images", "coco", "yolo", "ytvis", "png", "overlay", "images", "lerobot", "report")
 ALIASES = {"davis": "png"}
 """Outputs by another name: DAVIS is the layout of the PNG files."""
-STRATEGIES = ("forward", "bidirectional", "multi-shot")
+STRATEGIES = ("forward", "bidirectional")
 INTERRUPTED = 130
 """Exit code after a signal, as shells have it. The same command continues."""
 OF_ALL_RECORDINGS = (DeviceError, ModelError, VocabularyError, SettingsError)
@@ -50,11 +50,6 @@ def add_commands(commands: Commands) -> None:
     parser.add("bags BAG", "a recording: a file or folder in a supported format, or its URL", nargs="+")
     text = "the folder or URL for results; several recordings get a subfolder each"
     parser.add("-o, --out FOLDER", text, required=True)
-    parser.add(
-        "--connect CONTROL",
-        "push every frame through the running node with this control endpoint, without loss; the node needs "
-        "--transport.delivery every",
-    )
     _add_mode(parser)
     _add_prompts(parser)
     _add_part(parser)
@@ -102,8 +97,7 @@ def _add_mode(parser: CommandParser) -> None:
     parser.set_defaults(mode="every")
     parser.add(
         "--strategy",
-        "with --every: bidirectional also tracks each object backward from its first frame; multi-shot tracks "
-        "spans of low scores again, backward from the next frame with a high score [forward]",
+        "with --every: bidirectional also tracks each object backward from its first frame [forward]",
         default=STRATEGIES[0],
         choices=STRATEGIES,
     )
@@ -180,13 +174,9 @@ def replay(args: Namespace, settings: Settings) -> int:
         raise ReplayError(
             "--compare: expected --as-recorded with it, found --every, which may step frames without recorded masks"
         )
-    if args.connect and args.ray:
-        raise ReplayError("--connect: expected no --ray with it; a node can run one replay at a time")
     if not (args.ray or args.dry_run):
         _check_alone(args)
-    # a node that is connected has weights of its own
-    if not args.connect:
-        check_named_files(settings)
+    check_named_files(settings)
     if not args.dry_run:
         check_job(job, uses_ray=bool(args.ray))
     prepare_torch()
@@ -197,24 +187,26 @@ def replay(args: Namespace, settings: Settings) -> int:
     stop = stop_on_signals(once=True)
     jobs = job.split_by_recording()
     # of one recording alone, its replay says the same before its first frame
-    if not args.connect and (args.ray or len(jobs) > 1):
+    if args.ray or len(jobs) > 1:
         check_jobs(jobs, args.again)
     if args.ray:
         code = _replay_many(args, job, stop)
         if args.compare and not code:
             code = max(map(_compare, jobs))
     else:
-        code = _replay_in_turn(jobs, args, _make_runner(args, settings, stop))
+        code = _replay_in_turn(jobs, args, stop)
     if code != INTERRUPTED and len(jobs) > 1:
         _join(job, jobs)
     return code
 
 
-def _replay_in_turn(jobs: Sequence[Job], args: Namespace, run: Callable[..., Summary]) -> int:
+def _replay_in_turn(jobs: Sequence[Job], args: Namespace, stop: Event) -> int:
     """Replay one recording after the other, so that each has the whole machine. Return the exit code of `replay`."""
     from ..replay.completion import StoppedError
     from ..replay.planning import EmptyPartError
+    from ..replay.run import PerceptionCache, run_job
 
+    run = partial(run_job, load=PerceptionCache(), stop=stop, again=args.again)
     code = 0
     for single in jobs:
         try:
@@ -284,31 +276,6 @@ def _check_alone(args: Namespace) -> None:
         )
 
 
-def _make_runner(args: Namespace, settings: Settings, stop: Event) -> Callable[..., Summary]:
-    """Return a function (job, progress=…) that replays a job in this process or through a live node."""
-    if not args.connect:
-        from ..replay.run import PerceptionCache, run_job
-
-        return partial(run_job, load=PerceptionCache(), stop=stop, again=args.again)
-    from ..replay.live import Endpoints, run_live
-
-    # an endpoint that was not set is asked from the node: the default of this machine may be another node's
-    transport = settings.transport
-    frames = None
-    masks = None
-    if "frames" in transport.model_fields_set:
-        frames = transport.frames[0]
-    if "masks" in transport.model_fields_set:
-        masks = transport.masks
-    endpoints = Endpoints(
-        args.connect,
-        frames,
-        masks,
-        transport,
-    )
-    return partial(run_live, endpoints=endpoints, stop=stop, again=args.again)
-
-
 def _replay(job: Job, args: Namespace, run: Callable[..., Summary]) -> int:
     from ..replay.run import read_finished_summary
 
@@ -364,8 +331,7 @@ def _make_job(args: Namespace, settings: Settings) -> Job:
         begin_ns=args.from_ns,
         end_ns=args.to_ns,
         everything=args.everything,
-        # a node that is connected knows its own names and objects
-        requires_objects=not (args.allow_unfound or args.connect),
+        requires_objects=not args.allow_unfound,
         depth_aligned=args.depth_aligned,
         doubtful=args.doubtful,
         calibrations=tuple(load_calibration(path).model_dump_json() for path in files),

@@ -42,9 +42,9 @@ ProgressCallback = Callable[[str, int, int | None], None]
 class StoppedError(ReplayError):
     """Raised when a replay is stopped on request. Its results so far are kept."""
 
-    def __init__(self, frames: int, then: str = "resume") -> None:
+    def __init__(self, frames: int) -> None:
         super().__init__(
-            f"stopped after {frames} frames; they are saved and in the outputs. Run the same command to {then}."
+            f"stopped after {frames} frames; they are saved and in the outputs. Run the same command to resume."
         )
 
 
@@ -56,17 +56,16 @@ class JobSession:
     store: Store
     progress: ProgressCallback
     stop: threading.Event
-    identity: Mapping[str, Any]
 
     def read_finished(self) -> Summary | None:
         """Return the summary if all frames are done."""
         return read_complete_summary(self.store)
 
-    def finish(self, summary: Summary, then: str = "resume") -> Summary:
+    def finish(self, summary: Summary) -> Summary:
         """Write outputs and summary. Raises StoppedError if the summary is not complete."""
         summary = self.write(summary)
         if not summary.complete:
-            raise StoppedError(summary.frames, then)
+            raise StoppedError(summary.frames)
         return summary
 
     def write(
@@ -110,12 +109,11 @@ class JobSession:
     def _open_sources(self, summary: Summary, masks: MaskSource | None) -> Sources:
         """Return what outputs are made from. `masks` are the results of the shards by default."""
         job = self.schedule.job
-        min_score = self.schedule.settings.detector.min_track_score
         recorded = None
         if job.mode == "as-recorded":
             recorded = self.schedule.recorded_masks
         return Sources(
-            masks or partial(read_results, self.store, min_score),
+            masks or partial(read_results, self.store),
             self.schedule.frames,
             recording=PurePosixPath(summary.bag).name,
             has_images="images" in summary.outputs,
@@ -143,15 +141,14 @@ def job_session(
     progress: ProgressCallback = lambda *_: None,
     stop: threading.Event | None = None,
     again: bool = False,
-    has_settings: bool = True,
     check: Callable[[Schedule], None] = lambda _: None,
     **marks: Any,
 ) -> Iterator[JobSession]:
     """Open a job's first recording, and hold its folder for the length of the block.
 
     `again` deletes earlier results. `check` raises what refuses an unfinished job, before the folder belongs to the
-    job, so that a corrected one may use it. `marks` belong to the job's identity beside its fields. Without
-    `has_settings`, the caller checks the settings. Raises ReplayError if the folder has results of another job.
+    job, so that a corrected one may use it. `marks` belong to the job's identity beside its fields. Raises ReplayError
+    if the folder has results of another job.
     """
     # hold the folder before the first look at its results, so that no other process changes them meanwhile
     store = open_store(job.out)
@@ -162,11 +159,8 @@ def job_session(
             clear_results(store)
         identity = _build_identity(schedule)
         identity["job"] |= marks
-        checked = dict(identity)
-        if not has_settings:
-            del checked["settings"]
-        check_identity(store, checked)
-        yield JobSession(schedule, store, progress, stop or threading.Event(), identity)
+        check_identity(store, identity)
+        yield JobSession(schedule, store, progress, stop or threading.Event())
 
 
 def _build_identity(schedule: Schedule) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from ..wire.frame_prompt import FramePrompt, check_parts
 from .davis_png import VOID, find_objects, read_labels, read_mask
 
 Mode = Literal["as-recorded", "every"]
-Strategy = Literal["forward", "bidirectional", "multi-shot"]
+Strategy = Literal["forward", "bidirectional"]
 Output = Literal[
     "mcap", "mcap-images", "coco", "yolo", "ytvis", "png", "overlay", "images", "lerobot", "report"
 ]

@@ -29,10 +29,13 @@ MAX_COUNTS = 100
 EVERYTHING_SETTINGS = "see tracker.everything_min_iou and tracker.everything_min_stability"
 
 
-class ActionPlayer:
-    """Carries out replay actions, counts them, and can continue from a checkpoint."""
+class Player:
+    """Steps frames, makes edits on one Perception, and counts them. It drops the Perception's cameras first.
 
-    def __init__(self) -> None:
+    With `joins_recorded`, objects that were prompted on past frames join at CAUGHT_UP edits, else at once.
+    """
+
+    def __init__(self, perception: Perception, joins_recorded: bool = False) -> None:
         self.counts: Counter[str] = Counter()
         """Counts since the first action: frames, failed (the step raised), refused (the edit was not possible), and
         for each camera the frames with depth and those without 3-D."""
@@ -40,43 +43,6 @@ class ActionPlayer:
         """Why edits were refused, and why searches for everything found nothing."""
         self.stages_us: Counter[str] = Counter()
         """Time of each stage, over all frames since this was created."""
-
-    def checkpoint(self) -> bytes:
-        """Return the state for `resume`: nothing for a live node, whose state stays there."""
-        return b""
-
-    def resume(self, checkpoint: bytes, counts: Mapping[str, int]) -> None:
-        """Continue from a checkpoint, which is never that of a live node. Raises ReplayError if it does not fit."""
-        raise NotImplementedError
-
-    def _edit(self, edit: Edit) -> Any:
-        """Return the operation's reply, None if it was refused."""
-        raise NotImplementedError
-
-    def _edit_on(self, step: Step, masks: MaskFrame | None) -> MaskFrame | None:
-        """Make the edits of a step; return its masks with those that the edits return."""
-        for edit in step.edits:
-            reply = self._edit(edit)
-            masks = masks and update_masks(masks, edit, reply)
-        return masks
-
-    def _refuse(self, edit: Edit, error: Exception) -> None:
-        """Count and log a refused edit, and note why, once for equal reasons."""
-        self.counts["refused"] += 1
-        log.warning("%s was refused: %s", edit.op, error, exc_info=not isinstance(error, Sam3NodeError))
-        line = f"{edit.op} was refused: {error}"
-        if line not in self.notes and len(self.notes) < MAX_NOTES:
-            self.notes.append(line)
-
-
-class Player(ActionPlayer):
-    """Steps frames and makes edits on one Perception. It drops the Perception's cameras first.
-
-    With `joins_recorded`, objects that were prompted on past frames join at CAUGHT_UP edits, else at once.
-    """
-
-    def __init__(self, perception: Perception, joins_recorded: bool = False) -> None:
-        super().__init__()
         self._perception = perception
         self._joins_recorded = joins_recorded
         self._restart()
@@ -145,7 +111,15 @@ class Player(ActionPlayer):
         if problem is not None and (name in self.counts or len(self.counts) < MAX_COUNTS):
             self.counts[name] += 1
 
+    def _edit_on(self, step: Step, masks: MaskFrame | None) -> MaskFrame | None:
+        """Make the edits of a step; return its masks with those that the edits return."""
+        for edit in step.edits:
+            reply = self._edit(edit)
+            masks = masks and update_masks(masks, edit, reply)
+        return masks
+
     def _edit(self, edit: Edit) -> Any:
+        """Return the operation's reply, None if it was refused."""
         try:
             return self._carry_out(edit)
         except Exception as error:
@@ -153,6 +127,14 @@ class Player(ActionPlayer):
                 raise lost from error
             self._refuse(edit, error)
             return None
+
+    def _refuse(self, edit: Edit, error: Exception) -> None:
+        """Count and log a refused edit, and note why, once for equal reasons."""
+        self.counts["refused"] += 1
+        log.warning("%s was refused: %s", edit.op, error, exc_info=not isinstance(error, Sam3NodeError))
+        line = f"{edit.op} was refused: {error}"
+        if line not in self.notes and len(self.notes) < MAX_NOTES:
+            self.notes.append(line)
 
     def _carry_out(self, edit: Edit) -> Any:
         perception = self._perception

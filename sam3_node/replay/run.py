@@ -23,7 +23,7 @@ from ..types import Instance, Mask, MaskFrame
 from ..wire import decode_image, encode_image
 from . import completion, second_pass
 from .event_log import Action, Edit, Step
-from .job import Job, Strategy, calibrations_for, describe_differences, have_equal_sections
+from .job import Job, calibrations_for, describe_differences, have_equal_sections
 from .planning import check_request, skip_unknown_names
 from .player import Player
 from .schedule import open_schedule
@@ -31,16 +31,6 @@ from .shards import LIMITS, SECOND_PASS, ShardLimits, Shards, ShardWriter
 from .store import ReplayCounts, Summary, open_store
 
 Load = Callable[[Settings], Perception]
-SpanFinder = Callable[[Iterable[MaskFrame], float, Sequence[int]], Iterator[second_pass.Span]]
-"""Finds the spans to track again from the first pass's masks, `detector.min_track_score`, and the numbers at which
-episodes begin."""
-
-SPAN_FINDERS: dict[Strategy, SpanFinder] = {
-    "bidirectional": second_pass.find_bidirectional_spans,
-    "multi-shot": second_pass.find_multi_shot_spans,
-}
-"""The strategies with a second pass."""
-
 THREADS = 2
 """Number of threads that decode frames ahead of the model."""
 MAX_FRAMES = 32
@@ -166,10 +156,10 @@ class _JobRun:
         schedule = self.session.schedule
         masks = Shards(session.store).masks
         detector = schedule.settings.detector
-        find_spans = SPAN_FINDERS.get(schedule.job.strategy)
-        if find_spans is None:
+        if schedule.job.strategy != "bidirectional":
             return 0, []
-        spans = list(find_spans(masks(), detector.min_track_score, schedule.episode_starts))
+        min_score = detector.min_track_score
+        spans = list(second_pass.find_bidirectional_spans(masks(), min_score, schedule.episode_starts))
         if not spans:
             return 0, []
 

@@ -1,8 +1,7 @@
 """Tracks spans of a recording again, backward in time, and merges the masks of both passes.
 
-The bidirectional strategy tracks each object backward from the frame where it first appears. The multi-shot strategy
-tracks an object again through frames where the forward pass was uncertain, backward from the next certain frame. Most
-recordings can only be read forward, so the frames of the spans are first buffered on disk.
+The bidirectional strategy tracks each object backward from the frame where it first appears. Most recordings can only
+be read forward, so the frames of the spans are first buffered on disk.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import os
 import tempfile
 from array import array
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,7 +22,6 @@ import msgpack
 
 from ..errors import OutputError, ReplayError
 from ..files import explain_os_error
-from ..geometry import mask_iou
 from ..resources import Closeable
 from ..types import Frame, Instance, MaskFrame
 from ..wire import encode_mask, pack_frame, unpack_frame
@@ -31,12 +29,6 @@ from ..wire.operations import SetPrompts
 from .event_log import REMOVED, Action, Edit, Step
 from .shards import SECOND_PASS, CameraObject, Shards
 from .store import Store
-
-MIN_FRAMES = 3
-"""Number of uncertain frames in a row from which the multi-shot strategy tracks them again."""
-
-MIN_AGREEMENT_IOU = 0.5
-"""IoU of both passes on the first frame of a span from which they agree. Below it, the second one is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,34 +83,6 @@ def is_confident(instance: Instance, min_score: float) -> bool:
 def _is_prompt_frame(instance: Instance) -> bool:
     """Return True if the object was marked on this frame, so that it is not tracked yet."""
     return instance.age == 0 and instance.area > 0
-
-
-def find_multi_shot_spans(
-    masks: Iterable[MaskFrame], min_score: float, _: Sequence[int] = ()
-) -> Iterator[Span]:
-    """Yield a span for each gap of MIN_FRAMES or more frames of a camera between confident frames of an object.
-
-    `masks` are all of the forward pass. In the gap, the object is out of view or scores below `min_score`. The mask on
-    the confident frame after the gap is the prompt. The span includes the confident frame before the gap: if both
-    passes disagree there, `merge` ignores the second one (forward-backward error: Kalal et al. 2010).
-
-    This repairs frames lost while an object comes back into view, and drift with a low score. It does not find objects
-    that the forward pass never found again, and does not question high scores on a wrong object. An object that was
-    dropped and detected again by name has a new id and counts as another object.
-    """
-    # the last frame where each object was confident, and the number of its frames since then
-    confident: dict[CameraObject, int] = {}
-    uncertain: Counter[CameraObject] = Counter()
-    for index, frame_masks in enumerate(masks):
-        for instance in frame_masks.instances:
-            key = frame_masks.camera, instance.id
-            if is_confident(instance, min_score):
-                if uncertain[key] >= MIN_FRAMES:
-                    yield Span.from_instance(confident[key], index, frame_masks.camera, instance)
-                confident[key] = index
-                uncertain[key] = 0
-            elif key in confident:
-                uncertain[key] += 1
 
 
 class IndexedFrame(NamedTuple):
@@ -238,46 +202,37 @@ def restore_ids(masks: MaskFrame, labels: Mapping[str, Mapping[str, str]]) -> Ma
     return replace(masks, instances=instances)
 
 
-def read_results(store: Store, min_score: float) -> Iterator[MaskFrame]:
-    """Yield the masks of a replay whose shards are complete, merged if there are two passes.
-
-    `min_score` is the parameter of `merge`.
-    """
+def read_results(store: Store) -> Iterator[MaskFrame]:
+    """Yield the masks of a replay whose shards are complete, merged if there are two passes."""
     # a replay forward alone has no second pass
     first = Shards(store)
     second = Shards(store, SECOND_PASS)
     if not len(second):
         return first.masks()
-    return merge(first.masks(), second.masks_backward(), min_score)
+    return merge(first.masks(), second.masks_backward())
 
 
-def merge(
-    forward: Iterable[MaskFrame], backward: Iterable[MaskFrame], min_score: float
-) -> Iterator[MaskFrame]:
+def merge(forward: Iterable[MaskFrame], backward: Iterable[MaskFrame]) -> Iterator[MaskFrame]:
     """Yield the forward pass's frames. An object in both passes has the mask with the higher score, forward on a tie.
 
     `backward` has some of these frames in the same order, which is the recording's over all cameras. Ids mean the same
-    objects in both. A backward span is ignored if the forward pass was confident (`min_score`) on the span's first
-    frame and both masks there have an IoU below MIN_AGREEMENT_IOU: then the span follows another object.
+    objects in both.
 
     A frame keeps the forward pass's times. Its objects are in the forward pass's order, then come the backward pass's
     own. `age` and `frames_since_seen` are counted again in frame order. Two frames are in memory. Raises ReplayError
     at the end if a frame of `backward` is not in `forward`.
     """
-    return _count_ages(_select_masks(forward, backward, min_score))
+    return _count_ages(_select_masks(forward, backward))
 
 
-def _select_masks(
-    forward: Iterable[MaskFrame], backward: Iterable[MaskFrame], min_score: float
-) -> Iterator[MaskFrame]:
+def _select_masks(forward: Iterable[MaskFrame], backward: Iterable[MaskFrame]) -> Iterator[MaskFrame]:
     """Yield the forward pass's frames with the masks that `merge` chooses."""
-    spans = dict[CameraObject, tuple[int, bool]]()
     remaining = iter(backward)
     behind = next(remaining, None)
     for masks in forward:
         # the second pass has only some of the frames
         if behind is not None and behind.key == masks.key:
-            masks = _select(masks, behind, spans, min_score)
+            masks = _select(masks, behind)
             behind = next(remaining, None)
         yield masks
     if behind is not None:
@@ -305,30 +260,14 @@ def _count_ages(frames: Iterator[MaskFrame]) -> Iterator[MaskFrame]:
         yield replace(masks, instances=tuple(instances))
 
 
-def _select(
-    forward: MaskFrame, backward: MaskFrame, spans: dict[CameraObject, tuple[int, bool]], min_score: float
-) -> MaskFrame:
-    """Return one frame as `merge` describes it.
-
-    `spans` holds the age of each object of the backward pass, which is 1 on the last frame of a span, and whether its
-    span agrees with the forward pass.
-    """
+def _select(forward: MaskFrame, backward: MaskFrame) -> MaskFrame:
+    """Return one frame as `merge` describes it."""
     # begin with the forward pass, and replace what the second one has better
     selected: dict[int, Instance] = {instance.id: instance for instance in forward.instances}
     for instance in backward.instances:
         before = selected.get(instance.id)
-        key = (forward.camera, instance.id)
-
-        # ages fall to 1 along a span, because the second pass went backward: behind a 1, the next span begins
-        age, agrees = spans.get(key, (1, True))
-        if age <= 1:
-            agrees = True
-            if before is not None and is_confident(before, min_score):
-                agrees = mask_iou(before.mask, instance.mask) >= MIN_AGREEMENT_IOU
-        spans[key] = instance.age, agrees
-
         # the links between cameras are the forward pass's
-        if agrees and (before is None or instance.score > before.score):
+        if before is None or instance.score > before.score:
             world_id = None if before is None else before.world_id
             selected[instance.id] = replace(instance, world_id=world_id)
     return replace(forward, instances=tuple(selected.values()))

@@ -25,7 +25,7 @@ from ..errors import ReplayError
 from ..geometry import mask_intersection
 from ..types import Instance, MaskFrame
 from ..wire import masks_topic, pack_masks, unpack_masks
-from .player import ActionPlayer
+from .player import Player
 from .store import WORK, ReplayCounts, Store
 
 FIRST_PASS = f"{WORK}/parts"
@@ -156,7 +156,7 @@ class ShardWriter:
     Raises ReplayError if a shard is damaged, or if the player has another model or other settings.
     """
 
-    def __init__(self, shards: Shards, player: ActionPlayer, limits: ShardLimits) -> None:
+    def __init__(self, shards: Shards, player: Player, limits: ShardLimits) -> None:
         self.cursor = shards.cursor()
         """Position at the end of the last complete shard."""
         self.totals = ReplayCounts(**self.cursor.totals)

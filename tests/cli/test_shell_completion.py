@@ -1,9 +1,13 @@
-"""Completion of `sam3-node` by the script that the command writes, in a real bash; zsh and fish where installed."""
+"""Completion of `sam3-node` by the script that the command writes, in a real bash, zsh and fish where installed."""
 
+import os
+import pty
 import re
+import select
 import shutil
 import subprocess
 import sys
+import time
 from functools import cache
 from pathlib import Path
 
@@ -14,15 +18,64 @@ from sam3_node.cli.shell_completion import SHELLS, write_script
 from tests.support.command_line import command_parser
 from tests.support.patience import PATIENCE_S
 
-ASK = """
+BEGUN = "begun"
+"""What stands before the words that a shell offers for one line."""
+ASK_BASH = f"""
 source "$1"
 shift
-complete -p sam3-node
-COMP_WORDS=("$@")
-COMP_CWORD=$(($# - 1))
-_sam3_node
-printf '%s\\n' "${COMPREPLY[@]}"
+for line; do
+    IFS=' ' read -ra COMP_WORDS <<<"$line"
+    [[ $line == *' ' ]] && COMP_WORDS+=("")
+    COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+    _shtab_sam3_node
+    printf '%s\\n' {BEGUN} "${{COMPREPLY[@]}}"
+done
 """
+ASK_FISH = f"""
+source $argv[1]
+for line in $argv[2..-1]
+    echo {BEGUN}
+    complete -C $line
+end
+"""
+# zsh completes at a terminal alone: each match is written into a file on its way to the screen
+ZSH_PROFILE = f"""
+fpath=($ZDOTDIR $fpath)
+autoload -Uz compinit
+compinit -u -d $ZDOTDIR/dump
+compadd() {{
+    if [[ ${{@[1,(i)(-|--)]}} == *-(O|A|D)\\ * ]]; then
+        builtin compadd "$@"
+        return
+    fi
+    local -a offered
+    builtin compadd -A offered "$@"
+    print -rl -- $offered >>$ZDOTDIR/offered
+    builtin compadd "$@"
+}}
+begin() {{ print {BEGUN} >>$ZDOTDIR/offered; BUFFER= }}
+zle -N begin
+leave() {{ exit }}
+zle -N leave
+bindkey '^I' complete-word '^T' begin '^G' leave
+"""
+
+NEXT = {
+    "re": {"record", "resume", "reset", "replay"},
+    "object ": {"add", "refine", "remove", "rename", "points", "list"},
+    "object ren": {"rename"},
+    "object add --bo": {"--box"},
+    "replay a.mcap --sure": {"--sure-only"},
+    "replay a.mcap --strategy ": {"forward", "bidirectional"},
+    "run --detector.kind y": {"yolo-world"},
+    "run --transport.fr": {"--transport.frames"},
+    "run --tracker.recall ": {"true", "false"},
+    "completion ": set(SHELLS),
+    "replay clip": {"clip.mcap", "clips"},
+    "replay a.mcap -o clip": {"clip.mcap", "clips"},
+    "run --profile clip": {"clip.mcap", "clips"},
+}
+"""What follows a line behind `sam3-node`."""
 
 
 @cache
@@ -30,82 +83,75 @@ def script(shell: str) -> str:
     return write_script(shell, command_parser())
 
 
-def complete(folder: Path, *words: str) -> list[str]:
-    """Return what bash offers for the last of these words, behind `sam3-node`."""
-    bash = shutil.which("bash")
-    if bash is None:
-        pytest.skip("no bash is installed")
-    path = folder / "completion.bash"
+def run(folder: Path, *command: str | Path) -> list[str]:
+    """Return the lines that a shell prints."""
+    environment = {**os.environ, "HOME": str(folder)}
+    options = {"capture_output": True, "text": True, "timeout": PATIENCE_S, "env": environment}
+    done = subprocess.run(command, cwd=folder, **options)  # type: ignore[call-overload]
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()  # type: ignore[no-any-return]
+
+
+def ask_bash(folder: Path, lines: list[str]) -> list[str]:
+    path = folder / "completion"
     path.write_text(script("bash"))
-    command = [bash, "--norc", "-c", ASK, "bash", str(path), "sam3-node", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr
-    registered, *offered = done.stdout.splitlines()
-    assert registered == "complete -o bashdefault -o default -F _sam3_node sam3-node"
-    return [word for word in offered if word]
+    return run(folder, "bash", "--norc", "-c", ASK_BASH, "bash", path, *lines)
 
 
-@pytest.mark.parametrize(
-    ("words", "offered"),
-    [
-        (["re"], ["record", "resume", "reset", "replay"]),
-        (["object", ""], ["add", "refine", "remove", "rename", "points", "list"]),
-        (["--profile", "a.toml", "object", "ren"], ["rename"]),
-        (["object", "add", "--bo"], ["--box"]),
-        (["replay", "a.mcap", "--strategy", ""], ["forward", "bidirectional", "multi-shot"]),
-        (["replay", "a.mcap", "--strategy", "=", "m"], ["multi-shot"]),
-        (["replay", "a.mcap", "--strategy", "="], ["forward", "bidirectional", "multi-shot"]),
-        (["run", "--detector.kind", "y"], ["yolo-world"]),
-        (["run", "--transport.fr"], ["--transport.frames"]),
-        (["completion", ""], list(SHELLS)),
-        # bash itself offers files
-        (["replay", "a.mcap", "-o", ""], []),
-    ],
-    ids=lambda words: " ".join(words),
-)
-def test_bash_offers_what_may_follow(words: list[str], offered: list[str], tmp_path: Path) -> None:
-    assert complete(tmp_path, *words) == offered
+def ask_fish(folder: Path, lines: list[str]) -> list[str]:
+    path = folder / "completion"
+    path.write_text(script("fish"))
+    printed = run(folder, "fish", "--no-config", "-c", ASK_FISH, path, *lines)
+    # the description stands behind a tab
+    return [line.partition("\t")[0] for line in printed]
 
 
-def test_bash_offers_all_commands_and_their_own_options(tmp_path: Path) -> None:
-    first = complete(tmp_path, "")
-    assert {"run", "camera", "replay", "completion"} <= set(first)
-    options = complete(tmp_path, "replay", "-")
-    assert {"-o", "--out", "--prompt", "--sure-only"} <= set(options)
-    assert not [option for option in options if "." in option]
+def ask_zsh(folder: Path, lines: list[str]) -> list[str]:
+    (folder / "_sam3-node").write_text(script("zsh"))
+    (folder / ".zshrc").write_text(ZSH_PROFILE)
+    terminal, inner = pty.openpty()
+    environment = {**os.environ, "ZDOTDIR": str(folder), "TERM": "dumb"}
+    streams = {"stdin": inner, "stdout": inner, "stderr": inner}
+    process = subprocess.Popen(  # type: ignore[call-overload]
+        ["zsh", "-i"], cwd=folder, env=environment, start_new_session=True, **streams
+    )
+    end_s = time.monotonic() + PATIENCE_S
+    try:
+        # typed before the shell reads: no key here is special to a terminal
+        os.write(terminal, "".join(f"\x14{line}\t" for line in lines).encode() + b"\x07")
+        # the terminal must be read, or the shell waits
+        while process.poll() is None and time.monotonic() < end_s:
+            if select.select([terminal], [], [], 0.1)[0]:
+                os.read(terminal, 1 << 16)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+        os.close(inner)
+    return (folder / "offered").read_text().splitlines()
 
 
-def test_no_word_is_special_to_a_shell() -> None:
-    lists = re.findall(r'(?:commands|options|values)="([^"]*)"', script("bash"))
-    assert sum(map(len, lists)) > 1000
-    assert all(re.fullmatch(r"[\w.:+, -]*", words) for words in lists)
-
-
-def test_the_script_starts_no_program() -> None:
-    for shell in SHELLS:
-        lines = script(shell).splitlines()
-        assert not [line for line in lines if re.search(r"\$\(sam3-node|\(sam3-node|python", line)]
+ASK = {"bash": ask_bash, "zsh": ask_zsh, "fish": ask_fish}
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_the_script_is_valid_in_its_shell(shell: str, tmp_path: Path) -> None:
-    program = shutil.which(shell)
-    if program is None:
+def test_a_shell_offers_what_may_follow(shell: str, tmp_path: Path) -> None:
+    if shutil.which(shell) is None:
         pytest.skip(f"no {shell} is installed")
-    path = tmp_path / f"completion.{shell}"
-    path.write_text(script(shell))
-    done = subprocess.run([program, "-n", path], capture_output=True, text=True, timeout=PATIENCE_S)
-    assert (done.returncode, done.stderr) == (0, "")
+    (tmp_path / "clip.mcap").touch()
+    (tmp_path / "clips").mkdir()
+    offered: list[set[str]] = []
+    for word in ASK[shell](tmp_path, [f"sam3-node {line}" for line in NEXT]):
+        if word == BEGUN:
+            offered.append(set())
+        elif word:
+            offered[-1].add(word.rstrip("/"))
+    assert dict(zip(NEXT, offered, strict=True)) == NEXT
 
 
-def test_fish_has_commands_options_and_values() -> None:
-    lines = script("fish").splitlines()
-    assert any("'__sam3_node_path \"object\"' -f -a add -d 'track a" in line for line in lines)
-    assert any("-l strategy" in line and "-x -a 'forward bidirectional multi-shot'" in line for line in lines)
-    assert any("-l detector.kind" in line and "yolo-world" in line for line in lines)
-    # an odd number of quotes would swallow the next line
-    assert not [line for line in lines if line.replace("\\'", "").count("'") % 2]
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_script_starts_no_program_of_this_package(shell: str) -> None:
+    assert not re.search(r"\((command )?sam3-node|python3? -", script(shell))
 
 
 def test_the_command_prints_the_script_or_writes_it(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Objects tracked forward and backward, and again from confident frames: passes, their buffer and their merging."""
+"""Objects tracked forward and backward: passes, their buffer and their merging."""
 
 import resource
 import threading
@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sam3_node.bags import read_masks
 from sam3_node.errors import OutputError, ReplayError
 from sam3_node.replay.completion import StoppedError
 from sam3_node.replay.job import Job, ObjectOnFrame
@@ -19,16 +18,15 @@ from sam3_node.replay.second_pass import (
     ReverseFrameBuffer,
     Span,
     buffer_frames,
-    find_multi_shot_spans,
     index_frames,
     merge,
 )
 from sam3_node.replay.shards import SECOND_PASS, ShardLimits, Shards
 from sam3_node.replay.store import FolderStore, Summary
-from sam3_node.types import Instance, Mask, MaskFrame, TrackState
+from sam3_node.types import Instance, Mask, MaskFrame
 from tests.support.live import masks_of, masks_on
 from tests.support.recordings import frame_at
-from tests.support.refuses import mentions, refuses
+from tests.support.refuses import refuses
 from tests.support.tabletop import NANO, cut, ious, shown
 
 BALL = "orange ball"
@@ -142,21 +140,6 @@ def test_a_killed_second_pass_continues_bit_for_bit(bag: Path, load: PerceptionC
     kill_everywhere(job_on(bag, tmp_path / "whole"), tmp_path / "killed", load)
 
 
-def test_a_killed_multi_shot_pass_continues_bit_for_bit(
-    bag: Path, load: PerceptionCache, tmp_path: Path
-) -> None:
-    early = (replace(one, seq=seq) for seq, one in zip((1, 4, 2), job_on(bag, tmp_path).objects, strict=True))
-    job = replace(job_on(bag, tmp_path / "whole"), strategy="multi-shot", objects=tuple(early))
-    forward = replace(job, strategy="forward", out=str(tmp_path / "forward"))
-    run_job(forward, load)
-    masks = masks_of(forward)
-    scores = [one.score for found in masks for one in found.instances]
-    # weights without meaning: what is doubtful is chosen so that there is much of it
-    doubt = max(scores, key=lambda doubt: sum(s.last - s.first for s in find_multi_shot_spans(masks, doubt)))
-    doubtful = replace(job, settings={"detector": {"min_track_score": doubt}})
-    kill_everywhere(doubtful, tmp_path / "killed", load)
-
-
 def kill_everywhere(whole: Job, out: Path, load: PerceptionCache) -> None:
     """Check that a job killed in each phase gives the results of an uninterrupted one."""
     expected = run_job(whole, load, limits=SMALL)
@@ -181,9 +164,6 @@ def kill_everywhere(whole: Job, out: Path, load: PerceptionCache) -> None:
     assert (out / "masks.mcap").read_bytes() == (Path(whole.out) / "masks.mcap").read_bytes()
 
 
-DOUBT = 0.5
-
-
 def masks_at(
     seq: int, scores: dict[int, float], model: str = "", camera: str = "cam0", *, column: int = 0, **seen: int
 ) -> MaskFrame:
@@ -205,7 +185,7 @@ def chosen(masks: MaskFrame) -> dict[int, str]:
 def test_the_higher_score_is_taken_for_each_object_and_forward_of_equals() -> None:
     forward = passes(range(3), {1: 0.9, 2: 0.3, 3: 0.5}, "forward")
     backward = passes(range(3), {3: 0.5, 2: 0.4, 1: 0.1}, "backward")
-    for masks in merge(forward, backward, DOUBT):
+    for masks in merge(forward, backward):
         assert chosen(masks) == {1: "forward", 2: "backward", 3: "forward"}
         assert masks.model == "forward"
 
@@ -213,22 +193,22 @@ def test_the_higher_score_is_taken_for_each_object_and_forward_of_equals() -> No
 def test_objects_of_one_pass_alone_are_there_on_its_frames() -> None:
     forward = passes(range(6), {1: 0.9}, "forward")
     backward = passes(range(4), {1: 0.5, 2: 0.5}, "backward")
-    merged = list(merge(forward, backward, DOUBT))
+    merged = list(merge(forward, backward))
     assert [masks.seq for masks in merged] == list(range(6))
     assert [chosen(masks) for masks in merged] == [{1: "forward", 2: "backward"}] * 4 + [{1: "forward"}] * 2
 
 
 def test_without_a_second_pass_the_first_is_as_it_was() -> None:
     frames = [masks_at(seq, {1: 0.9}, age=seq) for seq in range(4)]
-    assert list(merge(frames, [], DOUBT)) == frames
-    assert not list(merge([], [], DOUBT))
+    assert list(merge(frames, [])) == frames
+    assert not list(merge([], []))
 
 
 def test_several_cameras_come_in_the_order_of_the_recording() -> None:
     order = [("left", 0), ("right", 4), ("left", 1), ("right", 5), ("left", 2)]
     frames = [masks_at(seq, {1: 0.5}, camera=camera) for camera, seq in order]
     again = [masks_at(seq, {1: 0.6}, "again", camera) for camera, seq in order[1:4]]
-    merged = list(merge(frames, again, DOUBT))
+    merged = list(merge(frames, again))
     assert [(masks.camera, masks.seq) for masks in merged] == order
     assert [chosen(masks)[1] for masks in merged] == ["", "again", "again", "again", ""]
 
@@ -236,24 +216,13 @@ def test_several_cameras_come_in_the_order_of_the_recording() -> None:
 def test_ages_are_counted_in_the_order_of_the_frames() -> None:
     forward = [masks_at(seq, {1: 0.5} if seq >= 2 else {}, age=max(0, seq - 2)) for seq in range(5)]
     backward = [masks_at(0, {1: 0.1}, age=2, frames_since_seen=1), masks_at(1, {1: 0.5}, age=1)]
-    merged = [masks.instances[0] for masks in merge(forward, backward, DOUBT)]
+    merged = [masks.instances[0] for masks in merge(forward, backward)]
     assert [one.age for one in merged] == [1, 2, 3, 4, 5]
     assert [one.frames_since_seen for one in merged] == [1, 0, 0, 0, 0]
 
 
-def test_a_span_that_disagrees_on_its_first_frame_is_left_out() -> None:
-    forward = [masks_at(seq, {1: score}) for seq, score in enumerate([0.7, 0.2, 0.7, 0.2, 0.7])]
-    other = [masks_at(seq, {1: 0.9}, "backward", age=2 - seq, column=2) for seq in range(2)]
-    same = [masks_at(seq, {1: 0.6}, "backward", age=4 - seq) for seq in (2, 3)]
-    merged = [chosen(masks)[1] for masks in merge(forward, [*other, *same], DOUBT)]
-    assert merged == ["", "", "", "backward", ""]
-    unsure = [masks_at(0, {1: 0.3}), *forward[1:]]
-    merged = [chosen(masks)[1] for masks in merge(unsure, [*other, *same], DOUBT)]
-    assert merged == ["backward", "backward", "", "backward", ""]
-
-
 def test_a_frame_that_the_first_pass_does_not_have_is_an_error() -> None:
-    merged = merge(passes(range(3), {1: 0.5}, ""), passes(range(5, 6), {1: 0.5}, ""), DOUBT)
+    merged = merge(passes(range(3), {1: 0.5}, ""), passes(range(5, 6), {1: 0.5}, ""))
     with pytest.raises(ReplayError, match="frame 5"):
         list(merged)
 
@@ -266,7 +235,7 @@ def test_frames_are_read_only_as_needed() -> None:
             read.append(seq)
             yield masks_at(seq, {1: 0.5})
 
-    merged = merge(watched(), passes(range(100), {1: 0.4}, ""), DOUBT)
+    merged = merge(watched(), passes(range(100), {1: 0.4}, ""))
     for _ in range(10):
         next(merged)
     assert len(read) <= 11
@@ -333,56 +302,3 @@ def test_only_frames_of_spans_are_buffered(tmp_path: Path) -> None:
         placed = list(index_frames(map(masks_on, frames), frames))
         assert list(buffer_frames(spool, spans, placed)) == list(range(1, 14))
         assert [place for place, _ in spool.read_backward()] == [12, 11, 9, 8, 6, 4, 2]
-
-
-SHAKY_FIRST = 140
-SHAKY_STOP = 164
-
-
-def shaky_masks(scores: list[float | None], camera: str = "cam0", object_id: int = 1) -> list[MaskFrame]:
-    """Make masks of an object with these scores; None if it is out of view."""
-    objects = [(instance(object_id, score),) for score in scores]
-    return [MaskFrame(camera, seq, 0, 4, 4, instances=one) for seq, one in enumerate(objects)]
-
-
-def instance(object_id: int, score: float | None) -> Instance:
-    mask = Mask.from_full(np.full((4, 4), score is not None))
-    state: TrackState = "occluded" if score is None else "tracked"
-    return Instance(object_id, "thing", score or 0.0, state, 1, 0, mask)
-
-
-@pytest.mark.parametrize(
-    ("scores", "spans"),
-    [
-        ([0.9, 0.4, None, 0.1, 0.8, 0.9], [(0, 4)]),
-        ([0.9, None, None, None, 0.5, 0.2, 0.2, 0.2, 0.6], [(0, 4), (4, 8)]),
-        ([0.9, 0.4, 0.4, 0.9], []),  # a short drop
-        ([0.4, 0.4, 0.4, 0.9], []),  # open ends
-        ([0.9, 0.4, 0.4, 0.4, None], []),
-    ],
-)
-def test_a_span_lies_between_confident_frames(
-    scores: list[float | None], spans: list[tuple[int, int]]
-) -> None:
-    found = find_multi_shot_spans(shaky_masks(scores), DOUBT)
-    assert [(span.first, span.last) for span in found] == spans
-
-
-def test_spans_are_separate_for_cameras_and_objects() -> None:
-    drop: list[float | None] = [0.9, 0.1, 0.1, 0.1, 0.9]
-    left = shaky_masks(drop, "left")
-    right = shaky_masks(drop[::-1], "right", object_id=7)
-    both = [masks for pair in zip(left, right, strict=True) for masks in pair]
-    found = [(span.camera, span.id, span.first, span.last) for span in find_multi_shot_spans(both, DOUBT)]
-    assert found == [("left", 1, 0, 8), ("right", 7, 1, 9)]
-
-
-def test_a_drop_of_the_score_is_repaired_backward(tmp_path: Path) -> None:
-    bag = cut(tmp_path / "bag.mcap", SHAKY_FIRST, SHAKY_STOP)
-    summary = run_job(ball_job(bag, tmp_path / "out", "multi-shot", SHAKY_FIRST))
-    assert any(mentions(note, "spans", "objects") for note in summary.notes)
-    once = ious(Shards(FolderStore(tmp_path / "out")).masks(), BALL)
-    twice = ious(read_masks(tmp_path / "out" / "masks.mcap"), BALL)
-    changed = [seq for seq in once if once[seq] != twice[seq]]
-    assert changed
-    assert np.mean([twice[seq] for seq in changed]) > np.mean([once[seq] for seq in changed])

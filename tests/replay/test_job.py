@@ -74,7 +74,7 @@ def full_job() -> Job:
         ({"bags": ()}, "bags"),
         ({"mode": "as-recorded"}, ("objects", "beside")),
         (BARE | {"everything": True}, ("as-recorded", "repeats")),
-        (BARE | {"strategy": "multi-shot"}, ("forward", "multi-shot")),
+        (BARE | {"strategy": "bidirectional"}, ("forward", "bidirectional")),
         *((BARE | part, "mode") for part in ({"begin_ns": 1}, {"end_ns": 1}, {"stop": 1})),
         ({"begin_ns": 5, "end_ns": 5}, ("end", "beginning")),
         *(({"names": names}, ("name", "object")) for names in (("",), (" ",), ("mug", ""))),

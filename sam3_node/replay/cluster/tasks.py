@@ -302,11 +302,9 @@ def join_segments(
     # the division belongs to the job's identity: other segments give other masks
     division = {"frames": split.frames, "overlap": split.overlap}
     with job_session(job, progress, stop, segments=division) as session:
-        min_score = session.schedule.settings.detector.min_track_score
-
         # each pass stitches anew, because the masks of a recording do not fit into memory
         def masks() -> Iterator[MaskFrame]:
-            parts = (read_results(open_store(segment.out), min_score) for segment in segments)
+            parts = (read_results(open_store(segment.out)) for segment in segments)
             return stitch(parts, split.overlap)
 
         # the segments have skipped them
