@@ -94,7 +94,7 @@ def send_cookies(peer: socket.socket) -> None:
 
 UNFINISHED = "found it unfinished"
 LONGER = f"at most {MAX_ANSWER_BYTES} bytes"
-HOSTILE = {
+HOSTILE: dict[Callable[[socket.socket], None], str | None] = {
     send_endless: None,
     send_chunks: None,
     send_bomb: None,
