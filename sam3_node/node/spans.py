@@ -89,7 +89,8 @@ class _CountedExporter:
 
     def _keep_reason(self, record: logging.LogRecord) -> bool:
         """Keep the exporter's first line about a batch as the reason, and log none."""
-        self._reason = self._reason or record.getMessage()[:MAX_REASON_CHARACTERS]
+        # it may quote the collector, and a terminal would obey some characters
+        self._reason = self._reason or ascii(record.getMessage()[:MAX_REASON_CHARACTERS])[1:-1]
         return False
 
 

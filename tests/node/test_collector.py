@@ -94,15 +94,15 @@ def send_cookies(peer: socket.socket) -> None:
 
 UNFINISHED = "found it unfinished"
 LONGER = f"at most {MAX_ANSWER_BYTES} bytes"
-HOSTILE = {
-    send_endless: LONGER,
-    send_chunks: LONGER,
+HOSTILE: dict[Callable[[socket.socket], None], str | None] = {
+    send_endless: None,
+    send_chunks: None,
     send_bomb: None,
     send_redirect: "redirect to /elsewhere",
     send_drops: UNFINISHED,
     send_interim: LONGER,
     send_headers: LONGER,
-    send_late: UNFINISHED,
+    send_late: None,
     send_cookies: None,
 }
 """Answers, and the words of the error that tells of each; None if the answer counts as one."""

@@ -240,7 +240,7 @@ INPUTS: tuple[Input, ...] = (
         "answer of an OpenTelemetry collector",
         SERVER,
         (Bound("node.collector.MAX_ANSWER_BYTES", _megabytes), Bound("node.spans.EXPORT_S", _unit("s"))),
-        "the export fails and is told; nothing is unpacked, no redirect is followed",
+        "the export fails and is told; no body is read, no redirect is followed",
         (
             "node/test_collector.py::test_a_hostile_answer_costs_little_and_is_told",
             "node/test_collector.py::test_masks_go_on_while_a_collector_answers_without_an_end",
