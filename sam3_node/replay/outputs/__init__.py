@@ -3,12 +3,18 @@
 Help, checks and completion of `replay --outputs`, plans and the table of the documentation follow from the classes.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from ...errors import ReplayError
-from .output import Output
+
+# the command line reads the names at each start, and the formats need libraries of images
+if TYPE_CHECKING:
+    from .output import Output
 
 FORMATS = {
     "mcap": "mcap:Mcap",

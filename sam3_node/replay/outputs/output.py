@@ -8,7 +8,6 @@ from itertools import repeat
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
-from ...types import Frame
 from ..davis_png import MaskSource
 from .pairs import FrameSource, name_images
 
@@ -91,13 +90,13 @@ class Output(ABC):
     pixel_bytes: ClassVar[float] = 0.0
     """about what it adds for each pixel of a frame, in bytes"""
 
-    @classmethod
+    @classmethod  # noqa: B027: most formats take any recording
     def check(cls, recording: Path) -> None:
         """Raise ReplayError before the first frame for a recording that it cannot be made from."""
 
     @classmethod
     def join(cls, folder: Path, parts: Sequence[Path]) -> str:
-        """Write what the results in the folders `parts` have in common; return what there is to say. For `is_joined`."""
+        """Write what the results in the folders `parts` have in common, if `is_joined`; return what there is to say."""
         raise NotImplementedError
 
     @classmethod

@@ -15,9 +15,7 @@ from .pairs import join_frames, select_camera
 class Overlay(Output):
     """overlay-<camera>.mp4 for each camera."""
 
-    file = (
-        "`overlay-<camera>.mp4`: H.264, which browsers play; without PyAV (extra `bags`) MPEG-4, and the log says so"
-    )
+    file = "`overlay-<camera>.mp4`: H.264, which browsers play; without PyAV (extra `bags`) MPEG-4, and the log says so"
     pixel_bytes = 0.02
 
     @classmethod

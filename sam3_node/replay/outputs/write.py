@@ -82,5 +82,3 @@ def _move(item: Path, target: Path, partial_folder: Path) -> Path:
     if target.is_dir():
         target.rename(partial_folder / f"old {target.name}")
     return item.replace(target)
-
-
