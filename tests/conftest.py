@@ -25,6 +25,8 @@ LONGEST_FIRST = (
     "transport/test_restart.py",
     "replay/live/test_run.py",
     "replay/test_resume.py",
+    "engines/test_inductor.py",
+    "engines/tensorrt/test_build.py",
     "replay/test_as_recorded.py",
     "cli/test_demo.py",
     "replay/test_bidirectional.py",
