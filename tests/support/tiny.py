@@ -180,6 +180,7 @@ class Oracle:
     def __init__(self, source: nn.Module) -> None:
         self.source = source
         self.sessions: dict[int, object] = {}
+        self._cache: object = None
         self.frame = 0
 
     def step(self, pixels: Tensor, prompts: dict[int, dict[str, Tensor]]) -> dict[int, Tensor]:
@@ -213,7 +214,11 @@ class Oracle:
     def _session(self) -> object:
         size = self.source.prompt_encoder.input_image_size
         kind = SESSIONS[type(self.source)]
-        return kind(video=None, video_height=size, video_width=size, dtype=torch.float32)
+        session = kind(video=None, video_height=size, video_width=size, dtype=torch.float32)
+        # it holds features of images alone: each frame is encoded once for all sessions
+        self._cache = self._cache or session.cache
+        session.cache = self._cache
+        return session
 
 
 def random_composite() -> Sam3VideoModel:
