@@ -1,7 +1,5 @@
 """Names instead of clicks, with each kind of detector, also changed while the node runs; all are processes."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +11,8 @@ from sam3_node.errors import RequestError
 from sam3_node.models.yolo.network import save_yolo_world
 from sam3_node.types import MaskFrame
 from tests.support.node_rig import Rig, ids, masks_where
-from tests.support.patience import PATIENCE_MS, PATIENCE_S
+from tests.support.patience import PATIENCE_MS
+from tests.support.processes import run_command
 from tests.support.refuses import refuses
 from tests.support.tiny_detectors import write_tiny_grounding_dino, write_tiny_sam3
 from tests.support.tiny_yolo import phrases, tiny_yolo
@@ -134,8 +133,8 @@ def live_client(live_rig: Rig) -> Iterator[PerceptionClient]:
 
 
 def prompt(live_rig: Rig, *names: str) -> None:
-    command = [sys.executable, "-m", "sam3_node", "prompt", *names, "--transport.control", live_rig.control]
-    subprocess.run(command, check=True, timeout=PATIENCE_S)
+    done = run_command(["prompt", *names, "--transport.control", live_rig.control])
+    assert done.returncode == 0, done.stderr
 
 
 def of(masks: MaskFrame, label: str, state: str = "tracked") -> set[int]:

@@ -1,8 +1,6 @@
 """Where objects are, asked over the control socket of a real node with the bundled weights and recording."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +13,7 @@ from sam3_node.client import AddedObject, ObjectPlace, PerceptionClient
 from sam3_node.errors import RequestError, UnknownObjectError
 from tests.support.node_rig import Rig, masks_where, until
 from tests.support.patience import PATIENCE_MS, PATIENCE_S
+from tests.support.processes import run_command
 from tests.support.refuses import refuses
 from tests.support.tabletop import iou, true_instance
 
@@ -138,7 +137,7 @@ def test_the_shell_prints_the_place_and_writes_the_picture(
 ) -> None:
     object_id = add_mug(client)
     find_place(client, object_id)
-    command = [sys.executable, "-m", "sam3_node", "where", "--transport.control", rig.control]
+    command = ["where", "--transport.control", rig.control]
     command += ["--transport.masks", rig.masks, "--timeout", str(PATIENCE_S)]
     printed = _run(*command, LABEL, "--picture", str(tmp_path / "mug.jpg"))
     assert printed.split()[:4] == ["cam0", str(object_id), *LABEL.split()]
@@ -149,6 +148,6 @@ def test_the_shell_prints_the_place_and_writes_the_picture(
 
 
 def _run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    done = run_command(command)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -10,7 +10,7 @@ import numpy as np
 
 from sam3_node.client import PerceptionClient
 from sam3_node.types import Frame, MaskFrame
-from tests.support.processes import CommandProcess, Process, until
+from tests.support.processes import Process, fork_command, until
 from tests.support.tiny import random_source
 
 __all__ = ["Process", "Rig", "ids", "masks_where", "until"]
@@ -50,7 +50,7 @@ class Rig(ExitStack):
         """Start a verb."""
         log = self.folder / f"log{len(self.processes)}.txt"
         changes = {f"SAM3_{name}": value for name, value in settings.items()}
-        process = Process(CommandProcess(arguments, os.environ | self.environment | changes, log), log)
+        process = Process(fork_command(arguments, os.environ | self.environment | changes, log), log)
         self.processes.append(self.enter_context(process))
         return process
 
