@@ -28,7 +28,7 @@ from tests.support.node_rig import Rig
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S
 from tests.support.policy_servers import graspgen_pack, graspgen_unpack, serve
-from tests.support.processes import Process
+from tests.support.processes import Process, fork_command, run_command
 
 CAMERAS = re.compile(r"webcam:0|realsense\b")
 STAND_IN = "scene:tabletop --camera.loop"
@@ -56,15 +56,21 @@ def follow(page: str, folder: Path) -> dict[str, str]:
             assert running[ended[1]].process.wait(PATIENCE_S) == 0
             return
         words = shlex.split(CAMERAS.sub(STAND_IN, line), comments=True)
-        program = [sys.executable, *(("-m", "sam3_node") if words[0] == "sam3-node" else ()), *words[1:]]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        process = subprocess.Popen(program, cwd=folder, env=environment, text=True, **pipes)
         if STAYS in line:
-            running[" ".join(words[:2])] = stays = ends.enter_context(Process(process))
-            stays.next_line()
+            name = " ".join(words[:2])
+            log = folder / f"{words[1]}.log"
+            running[name] = ends.enter_context(
+                Process(fork_command(words[1:], environment, log, folder), log)
+            )
+            running[name].next_line()
+            return
+        if words[0] == "sam3-node":
+            done = run_command(words[1:], environment, folder)
         else:
-            printed[" ".join(words[:3])] = process.communicate(timeout=PATIENCE_S)[0]
-            assert process.returncode == 0, (line, printed)
+            program = [sys.executable, *words[1:]]
+            done = subprocess.run(program, cwd=folder, env=environment, text=True, capture_output=True)
+        assert done.returncode == 0, (line, done)
+        printed[" ".join(words[:3])] = done.stdout
 
     with ExitStack() as ends:
         for language, body in re.findall(r"^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tools.sam31.random import random_tensors, small_sizes
 
 from sam3_node.bags import read_masks
 from sam3_node.bags.native.reader import RecordedMasks
 from sam3_node.client import PerceptionClient
 from sam3_node.errors import UnknownFrameError
+from sam3_node.models.sam31.random_weights import random_tensors, small_sizes
 from sam3_node.replay.run import compare_masks
 from sam3_node.transport.tap import StreamTap
 from sam3_node.types import MaskFrame
