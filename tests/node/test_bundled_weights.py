@@ -22,10 +22,6 @@ LABEL = "red mug"
 CLIP_FRAMES = 225
 
 
-EVERY = 4
-"""Frames from one detection to the next."""
-
-
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     """A camera that plays the recording again and again, and a node that detects the red mug from its start."""
@@ -33,10 +29,11 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         rig.environment |= {
             "SAM3_MODEL__NAME": "nano",
             "SAM3_DETECTOR__KIND": "yolo-world",
-            "SAM3_DETECTOR__EVERY": str(EVERY),
+            "SAM3_DETECTOR__EVERY": "4",
             "SAM3_DETECTOR__PROMPTS": LABEL,
             "SAM3_CAMERA__FPS": "6",
             "SAM3_CAMERA__LOOP": "true",
+            "SAM3_TRACKER__FEATURE_CACHE_S": "20",  # a busy machine is slow to ask
         }
         rig.node()
         rig.start("camera", "scene:tabletop", TRANSPORT__FRAMES=rig.frames[0])
@@ -73,8 +70,10 @@ def test_a_name_more_is_tracked_and_the_others_keep_their_ids(rig: Rig, named: P
     prompt(rig, "red mug", "green bottle")
     asked = masks_where(named, lambda masks: len(masks.prompts) == 2, "the new names")
     assert mug <= {i.id for i in asked.instances}
-    found = masks_where(named, lambda masks: of(masks, "green bottle", ""), "it")
-    assert found.seq - asked.seq <= 2 * EVERY, "a bottle is there within two periods of the detector"
+    seen: list[MaskFrame] = []
+    found = masks_where(named, lambda masks: seen.append(masks) or of(masks, "green bottle", ""), "it")
+    detections = sum("detect" in masks.stages_us for masks in seen)
+    assert detections <= 2, "a bottle is there within two periods of the detector"
     assert mug <= {i.id for i in found.instances}
     prompt(rig, "green bottle")
     left = masks_where(named, lambda masks: masks.prompts == ("green bottle",), "one name")
