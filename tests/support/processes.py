@@ -202,6 +202,10 @@ class ForkedProcess:
         self.stdout = io.TextIOWrapper(io.FileIO(os.dup(reader.fileno())))
         reader.close()
 
+    @property
+    def pid(self) -> int:
+        return int(self._process.pid)
+
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal; None while the process runs."""
         return self._process.exitcode
