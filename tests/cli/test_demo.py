@@ -134,7 +134,7 @@ def test_it_runs_real_processes_and_writes_its_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = set(psutil.Process().children())
-    run_demo(tmp_path, 3.0, load_settings(None, {"model.threads": "1"}))
+    run_demo(tmp_path, 1.5, load_settings(None, {"model.threads": "1"}))
     figures = json.loads((tmp_path / "summary.json").read_text())
     printed = capsys.readouterr().out
     for key in ("frames", "frames_per_s", "age_p50_ms", "age_p99_ms", "ids", "mean_iou"):

@@ -1,9 +1,10 @@
 """Errors that need no torch come before it is imported, which takes seconds."""
 
 import importlib.util
-import os
+import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import cv2
@@ -11,24 +12,83 @@ import numpy as np
 import pytest
 
 from sam3_node.bags.native.reader import TABLETOP
+from tests.support.paths import ROOT
 from tests.support.refuses import mentions
 
-SCRIPT = """
-import sys
-sys.modules |= dict.fromkeys(filter(None, sys.argv[1].split()))
+SERVER = """
+import json, os, sys, traceback
 from sam3_node.cli.main import main
-try:
-    code = main(sys.argv[2:])
-except SystemExit as end:
-    code = end.code
-print(sorted({"torch", "transformers"} & set(sys.modules)))
-sys.exit(code)
+
+def run(order):
+    for name, descriptor in (("out", 1), ("errors", 2)):
+        os.dup2(os.open(order[name], os.O_WRONLY | os.O_CREAT, 0o600), descriptor)
+    sys.path[:] = order["path"]
+    assert not set(order["hidden"]) & set(sys.modules)
+    sys.modules |= dict.fromkeys(order["hidden"])
+    try:
+        code = main(order["words"])
+    except SystemExit as end:
+        code = end.code
+    print(json.dumps(sorted({"torch", "transformers"} & set(sys.modules))))
+    return code or 0
+
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            code = run(json.loads(line))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+"""A process that has imported the command line, and runs each command in a fork of its own."""
 MJCF = "<mujoco model='arm'/>"
 
 
 ENDPOINTS = ("--transport.masks", "tcp://127.0.0.1:0", "--transport.control", "tcp://127.0.0.1:0")
 """Endpoints of a node that no other node has."""
+
+
+@pytest.fixture(scope="module")
+def light() -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", SERVER]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, cwd=ROOT, **pipes) as server:  # type: ignore[call-overload]
+        yield server
+        server.stdin.close()
+
+
+Failing = Callable[..., str]
+"""Runs a command without some modules; returns its error, which must come before torch and any result."""
+
+
+@pytest.fixture
+def fail_early(light: subprocess.Popen[str], files: dict[str, str], tmp_path: Path) -> Failing:
+    def fail(command: str, hidden: str = "") -> str:
+        words = [files.get(word, word) for word in command.split()]
+        if words[0] == "run":
+            words += ENDPOINTS
+        out = tmp_path / "stdout"
+        errors = tmp_path / "stderr"
+        # packages that the test has put in the path are those of the command, too
+        order = {"words": words, "hidden": hidden.split(), "path": list(filter(None, sys.path))}
+        order |= {"out": str(out), "errors": str(errors)}
+        assert light.stdin
+        assert light.stdout
+        print(json.dumps(order), file=light.stdin, flush=True)
+        code = int(light.stdout.readline())
+        assert code == 2, errors.read_text()
+        loaded = set(json.loads(out.read_text().splitlines()[-1]))
+        assert not loaded - set(hidden.split()), loaded
+        assert not Path(files["OUT"]).exists()
+        return errors.read_text()
+
+    return fail
 
 
 @pytest.fixture
@@ -79,9 +139,9 @@ def write_video(path: Path) -> Path:
     ],
 )
 def test_what_is_wrong_is_told_before_torch_is_imported(
-    files: dict[str, str], command: str, named: str
+    fail_early: Failing, command: str, named: str
 ) -> None:
-    done = fail_early(files, command)
+    done = fail_early(command)
     assert mentions(done, named), done
 
 
@@ -109,20 +169,25 @@ def test_what_is_wrong_is_told_before_torch_is_imported(
     ],
 )
 def test_a_missing_extra_is_told_before_torch_is_imported(
-    files: dict[str, str], monkeypatch: pytest.MonkeyPatch, hidden: str, command: str, extra: str
+    files: dict[str, str],
+    fail_early: Failing,
+    monkeypatch: pytest.MonkeyPatch,
+    hidden: str,
+    command: str,
+    extra: str,
 ) -> None:
     # it may be missing here, which a build of engines would tell first
     (Path(files["STANDINS"]) / "tensorrt_rtx.py").touch()
     monkeypatch.syspath_prepend(files["STANDINS"])
-    told = fail_early(files, command, hidden)
+    told = fail_early(command, hidden)
     assert mentions(told, f"'sam3-node[{extra}]'"), told
 
 
 @pytest.mark.parametrize("places", ["s3://bucket/a.mcap -o OUT", "BAG BAG -o simplecache::s3://bucket/out"])
 def test_a_missing_package_of_a_protocol_is_told_before_torch_is_imported(
-    files: dict[str, str], places: str
+    fail_early: Failing, places: str
 ) -> None:
-    told = fail_early(files, f"replay {places} --prompt mug", "s3fs")
+    told = fail_early(f"replay {places} --prompt mug", "s3fs")
     assert mentions(told, "s3fs", "'cloud'"), told
 
 
@@ -135,28 +200,17 @@ def test_a_missing_package_of_a_protocol_is_told_before_torch_is_imported(
     ],
 )
 def test_a_source_of_images_is_looked_at_before_torch_is_imported(
-    files: dict[str, str], monkeypatch: pytest.MonkeyPatch, hidden: str, command: str, named: str
+    files: dict[str, str],
+    fail_early: Failing,
+    monkeypatch: pytest.MonkeyPatch,
+    hidden: str,
+    command: str,
+    named: str,
 ) -> None:
     for module in ("modelopt", "requests"):
         # they may be missing here, which the command would tell first
         if importlib.util.find_spec(module) is None:
             (Path(files["STANDINS"]) / f"{module}.py").touch()
     monkeypatch.syspath_prepend(files["STANDINS"])
-    told = fail_early(files, command, hidden)
+    told = fail_early(command, hidden)
     assert mentions(told, named), told
-
-
-def fail_early(files: dict[str, str], command: str, hidden: str = "") -> str:
-    """Run a command without some modules. Return its error, which must come before torch and any result."""
-    words = [files.get(word, word) for word in command.split()]
-    if words[0] == "run":
-        words += ENDPOINTS
-    # packages that the test has put in the path are those of the command, too
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    run = [sys.executable, "-c", SCRIPT, hidden, *words]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=300, env=environment)
-    assert done.returncode == 2, done.stderr
-    loaded = set(done.stdout.splitlines()[-1].strip("[]").replace("'", "").split(", "))
-    assert not loaded - {"", *hidden.split()}, loaded
-    assert not Path(files["OUT"]).exists()
-    return done.stderr

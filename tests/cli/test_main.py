@@ -1,5 +1,6 @@
 """Tests of the command line: light imports, complete help, one line for each error, and text safe for a terminal."""
 
+import io
 import itertools
 import json
 import re
@@ -7,6 +8,7 @@ import shlex
 import socket
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +28,7 @@ from sam3_node.transport.control_server import ControlServer
 from sam3_node.types import Mask
 from sam3_node.wire import Reply, Request, encode_mask
 from tests.support.command_line import command_parser
-from tests.support.patience import PATIENCE_MS, PATIENCE_S
+from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions
 from tests.support.tables import each_row
 from tools.bench.processes import free_ports
@@ -41,6 +43,18 @@ COMMANDS = re.findall(
 def sam3_node(*arguments: str, timeout_s: float = PATIENCE_S) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "sam3_node", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+
+
+def run_here(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process, which has imported what it needs."""
+    out = io.StringIO()
+    errors = io.StringIO()
+    with redirect_stdout(out), redirect_stderr(errors):
+        try:
+            code = main(list(arguments))
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), errors.getvalue())
 
 
 def run_code(code: str) -> subprocess.CompletedProcess[str]:
@@ -60,7 +74,7 @@ def test_help_lists_the_commands_and_imports_nothing_heavy() -> None:
 
 
 def test_every_setting_is_an_option_with_its_help() -> None:
-    text = " ".join(sam3_node("run", "--help-settings").stdout.split())
+    text = " ".join(run_here("run", "--help-settings").stdout.split())
     for option in options():
         if option.is_text:
             assert f"--{option.name}" in text
@@ -88,7 +102,7 @@ def test_version() -> None:
     ],
 )
 def test_an_error_is_one_line_and_exit_code_2(arguments: tuple[str, ...], named: str) -> None:
-    done = sam3_node(*arguments)
+    done = run_here(*arguments)
     assert done.returncode == 2
     lines = [line for line in done.stderr.splitlines() if line.startswith("sam3-node: error: ")]
     assert len(lines) == 1
@@ -272,7 +286,7 @@ def test_an_overlay_replaces_no_file(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_doctor_reports_the_core(tmp_path: Path) -> None:
-    done = sam3_node(
+    done = run_here(
         "doctor", "--transport.masks", f"ipc://{tmp_path}/masks", "--transport.control", "tcp://127.0.0.1:*"
     )
     assert done.returncode == 0, done.stdout
@@ -368,7 +382,7 @@ def test_doctor_reports_a_port_in_use() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        done = sam3_node("doctor", "--transport.control", endpoint)
+        done = run_here("doctor", "--transport.control", endpoint)
     row = next(line for line in done.stdout.splitlines() if "transport.control" in line)
     assert row.startswith("warn")
 
@@ -493,16 +507,19 @@ def test_without_a_file_the_vocabulary_of_the_detector_is_listed(capsys: pytest.
 
 
 def run_against_server(result: object, *arguments: str) -> tuple[Request, str]:
-    """Return the request of a command, and its output when the reply is `result`."""
-    with ControlServer("tcp://127.0.0.1:0") as server:
-        command = [sys.executable, "-m", "sam3_node", *arguments, "--transport.control", server.endpoint]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        received = server.receive(timeout_ms=PATIENCE_MS)
-        peer, request = received
-        server.reply(peer, Reply(request.id, result))
-        printed, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0
-    return request, printed
+    """Return the first request of a command, and its output when the reply is `result`. Others are refused."""
+    asked: list[Request] = []
+
+    def answer(request: Request) -> Reply:
+        asked.append(request)
+        if len(asked) > 1:
+            return Reply.failed(request.id, RequestError("expected one request"))
+        return Reply(request.id, result)
+
+    with ControlServer("tcp://127.0.0.1:0", answer) as server:
+        done = run_here(*arguments, "--transport.control", server.endpoint)
+    assert done.returncode == 0, done.stderr
+    return asked[0], done.stdout
 
 
 @pytest.mark.parametrize(

@@ -149,9 +149,9 @@ def test_lost_objects_are_listed_those_first_that_were_seen_last(tmp_path: Path)
     assert (found["id"], found["age_s"], found["has_picture"]) == (2, 12.5, True)
 
 
-@pytest.fixture
-def modules(browser: Any) -> Iterator[Any]:
-    """A page without content, which can import the console's modules and the cases for them."""
+@pytest.fixture(scope="module")
+def blank(browser: Any) -> Iterator[Any]:
+    """A page that finds the console's modules and the cases for them at its own address."""
     page = browser.new_page()
 
     def serve(route: Any) -> None:
@@ -162,9 +162,15 @@ def modules(browser: Any) -> Iterator[Any]:
         route.fulfill(path=CASES if name == CASES.name else STATIC / name)
 
     page.route("http://console.test/*", serve)
-    page.goto("http://console.test/blank.html")
     yield page
     page.close()
+
+
+@pytest.fixture
+def modules(blank: Any) -> Any:
+    """The page without content, and with no module imported yet."""
+    blank.goto("http://console.test/blank.html")
+    return blank
 
 
 @pytest.mark.parametrize("case", re.findall(r"export async function (\w+)", CASES.read_text()))

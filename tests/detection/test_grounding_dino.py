@@ -177,7 +177,7 @@ def test_more_words_than_the_model_reads_are_refused(folder: Path) -> None:
 
 
 class Inputs:
-    """What a detector makes of frames for its network."""
+    """What a detector makes of frames for its network, which gets small pictures all the same."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(grounding_dino, "normalise_frame", self.make)
@@ -193,7 +193,8 @@ class Inputs:
         self.size = size
         self.mean = mean.flatten().tolist()
         self.std = std.flatten().tolist()
-        return normalise_frame(image, size, mean, std, dtype)
+        height, width = size
+        return normalise_frame(image, (min(height, 64), min(width, 107)), mean, std, dtype)
 
     def sizes_of(self, mine: GroundingDinoDetector) -> list[tuple[int, int]]:
         """Return the sizes of inputs of a square frame, which the shortest side limits, and of one that is wide."""

@@ -2,13 +2,17 @@
 
 import os
 import re
+import runpy
 import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,6 +25,7 @@ pytest.importorskip("scipy")
 from sam3_node.bags import LabelledClip
 from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.calibration import load_calibration
+from sam3_node.cli.main import main
 from sam3_node.transport import FrameSubscriber
 from sam3_node.visualization import VideoWriter
 from sam3_node.wire.images import decode_depth, decode_image
@@ -28,13 +33,15 @@ from tests.support.node_rig import Rig
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S
 from tests.support.policy_servers import graspgen_pack, graspgen_unpack, serve
-from tests.support.processes import Process
+from tests.support.processes import ForkedProcess, Process, fork_command, run_command
 from tests.support.repeats import if_pages_changed
 
 typed = if_pages_changed()
 
 CAMERAS = re.compile(r"webcam:0|realsense\b")
 STAND_IN = "scene:tabletop --camera.loop"
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HTTPS_PROXY": "http://127.0.0.1:9"}
+"""Environment in which no hub of weights is within reach: a new Python reads the first, a forked one the second."""
 STAYS = "leave it running"
 ENDS = re.compile(r"# Ctrl-C in the terminal of (sam3-node \w+)")
 
@@ -48,7 +55,7 @@ def follow(page: str, folder: Path) -> dict[str, str]:
     assert STAND_IN in text, "the page says what stands in for the camera"
     sockets = {name: f"ipc://{folder}/{name}" for name in ("frames", "masks", "control")}
     environment = os.environ | {f"SAM3_TRANSPORT__{name}".upper(): socket for name, socket in sockets.items()}
-    environment |= {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "SAM3_CONSOLE__BIND": "127.0.0.1:0"}
+    environment |= {**OFFLINE, "PYTHONPATH": str(ROOT), "SAM3_CONSOLE__BIND": "127.0.0.1:0"}
     client = f"PerceptionClient({sockets['masks']!r}, {sockets['control']!r}, "
     printed: dict[str, str] = {}
     running: dict[str, Process] = {}
@@ -59,15 +66,21 @@ def follow(page: str, folder: Path) -> dict[str, str]:
             assert running[ended[1]].process.wait(PATIENCE_S) == 0
             return
         words = shlex.split(CAMERAS.sub(STAND_IN, line), comments=True)
-        program = [sys.executable, *(("-m", "sam3_node") if words[0] == "sam3-node" else ()), *words[1:]]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        process = subprocess.Popen(program, cwd=folder, env=environment, text=True, **pipes)
         if STAYS in line:
-            running[" ".join(words[:2])] = stays = ends.enter_context(Process(process))
-            stays.next_line()
+            name = " ".join(words[:2])
+            log = folder / f"{words[1]}.log"
+            running[name] = ends.enter_context(
+                Process(fork_command(words[1:], environment, log, folder), log)
+            )
+            running[name].next_line()
+            return
+        if words[0] == "sam3-node":
+            done = run_command(words[1:], environment, folder)
         else:
-            printed[" ".join(words[:3])] = process.communicate(timeout=PATIENCE_S)[0]
-            assert process.returncode == 0, (line, printed)
+            program = [sys.executable, *words[1:]]
+            done = subprocess.run(program, cwd=folder, env=environment, text=True, capture_output=True)
+        assert done.returncode == 0, (line, done)
+        printed[" ".join(words[:3])] = done.stdout
 
     with ExitStack() as ends:
         for language, body in re.findall(r"^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
@@ -109,9 +122,28 @@ def test_the_grasp_pose(tmp_path: Path) -> None:
 
 def example(name: str, *arguments: object) -> str:
     """Run an example, and return what it prints."""
-    command = [sys.executable, ROOT / "examples" / f"{name}.py", *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+    words = [str(ROOT / "examples" / f"{name}.py"), *map(str, arguments)]
+    process = ForkedProcess(play_example, words, os.environ | OFFLINE)
+    with process.stdout:
+        printed = process.stdout.read()
+    assert process.wait(PATIENCE_S) == 0, printed
+    return printed
+
+
+def play_example(*words: str) -> None:
+    """Run an example: the main function of a process. The commands that it starts run in that process, too."""
+
+    start = subprocess.run
+
+    def run(command: Sequence[str], **options: Any) -> object:
+        if list(command[:3]) != [sys.executable, "-m", "sam3_node"]:
+            return start(command, **options)
+        assert main(command[3:]) == 0
+        return None
+
+    sys.argv = list(words)
+    with mock.patch("subprocess.run", run):
+        runpy.run_path(words[0], run_name="__main__")
 
 
 def plan_at_the_middle(message: bytes) -> bytes:

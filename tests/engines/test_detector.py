@@ -79,6 +79,7 @@ def assert_same(actual: list[Detection], expected: list[Detection], pixels: floa
         assert first.box == pytest.approx(second.box, abs=pixels)
 
 
+@pytest.mark.engines
 @onnx
 @pytest.mark.parametrize("count", [1, 5, PHRASES])
 def test_an_exported_network_detects_what_torch_detects(
@@ -129,6 +130,7 @@ def run_gate(run: Run, frames: list[Image], names: tuple[str, ...], stage: Stage
     return compare_detector(reference, run, stage or specify_network(reference), frames, text, 0.99)
 
 
+@pytest.mark.engines
 @onnx
 def test_the_gate_passes_an_export(
     exported: tuple[StageSpec, OnnxRun], frames: list[Image], names: tuple[str, ...], tmp_path: Path
@@ -209,6 +211,7 @@ def test_torch_detects_unless_the_settings_name_engines() -> None:
     assert (detector.name, detector.network) == ("nano", detector.model)
 
 
+@pytest.mark.engines
 @RTX
 def test_precision_of_the_detector() -> None:
     actual = {

@@ -32,6 +32,7 @@ from tests.support.tiny_yolo import phrases, tiny_yolo
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
+pytestmark = pytest.mark.engines
 
 ONE_MEMORY_STEP = 2**-7  # of bfloat16, relative
 FAMILIES = ("nano", "sam3.1")

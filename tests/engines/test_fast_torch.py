@@ -149,6 +149,7 @@ def test_settings_that_name_a_dtype_decide(
     assert has_open_dtype(settings_of(tmp_path, **change)) is expected
 
 
+@pytest.mark.engines
 def test_the_bundled_weights_pass_on_a_cpu_with_bfloat16(tmp_path: Path) -> None:
     """Regression: oneDNN computed a convolution of the memory write wrongly in bfloat16, with a mean IoU of 0.886."""
     command = [sys.executable, "-c", NANO_SCRIPT, str(tmp_path)]
@@ -219,6 +220,7 @@ def test_an_encoder_in_fp8_equals_one_that_rounds(weights: Path, tmp_path: Path)
         assert (mine - theirs).abs().max() <= 1e-4 * theirs.abs().max()
 
 
+@pytest.mark.engines
 @pytest.mark.parametrize("compiled", [False, True])
 def test_an_encoder_in_fp8_is_compiled_whatever_the_settings(
     compiled: bool, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -255,6 +257,7 @@ def test_products_in_fp8_have_one_scale_for_each_matrix(monkeypatch: pytest.Monk
     assert sizes == [(1, 1)]
 
 
+@pytest.mark.engines
 @pytest.mark.parametrize("graphed", [False, True])
 def test_a_detector_shares_the_trunk_of_an_encoder_in_fp8(
     graphed: bool, weights: Path, tmp_path: Path
@@ -274,6 +277,7 @@ def test_a_detector_shares_the_trunk_of_an_encoder_in_fp8(
         assert (trunk - model.encode_stage.backbone(pixels)).abs().max() > 0  # the served encoder's own
 
 
+@pytest.mark.engines
 def test_fp8_serves_once_the_gate_has_passed_it(weights: Path, tmp_path: Path) -> None:
     scales = save_scales(weights, tmp_path / "scales.json", 8.0)
     settings = make_settings(
@@ -297,6 +301,7 @@ def serve_timed(settings: Settings, clock: CountedClock, encode_ms: float) -> st
     return model.name
 
 
+@pytest.mark.engines
 def test_the_slower_encoder_is_refused(weights: Path, tmp_path: Path) -> None:
     scales = save_scales(weights, tmp_path / "scales.json", 8.0)
     clock = CountedClock()
@@ -316,6 +321,7 @@ def test_the_slower_encoder_is_refused(weights: Path, tmp_path: Path) -> None:
         serve_timed(settings("slow", fallback=False), clock, 23)
 
 
+@pytest.mark.engines
 def test_other_arithmetic_is_judged_again(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -357,7 +363,7 @@ def test_other_arithmetic_is_judged_again(
 @pytest.mark.parametrize(
     ("amax", "engine", "message"),
     [
-        (1e-3, {}, "refused by the gate"),
+        pytest.param(1e-3, {}, "refused by the gate", marks=pytest.mark.engines),
         (None, {}, "expected engine.scales"),
         (8.0, {"precision": "float32", "read_kernel": "triton"}, "expected a model on CUDA"),
     ],
@@ -409,6 +415,7 @@ def test_kernels_that_nobody_asked_for_fail_with_a_line_alone(
     assert not model.read_stage.attend.uses_kernels
 
 
+@pytest.mark.engines
 def test_kernels_whose_numbers_are_wrong_do_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     kernels = pytest.importorskip("sam3_node.models.sam.kernels", reason="needs the extra triton")
     monkeypatch.setattr(kernels, "measure_error", lambda device, dtype, launch: 0.5)

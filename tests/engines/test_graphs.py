@@ -119,6 +119,7 @@ class Copies(TorchDispatchMode):
 
 
 # of torch's read, and of kernels, which take the whole bank
+@pytest.mark.engines
 @pytest.mark.parametrize("any_width", [True, False])
 @torch.inference_mode()
 def test_a_bank_is_gathered_straight_into_the_input_of_a_graph(any_width: bool) -> None:

@@ -1,6 +1,7 @@
 """Packages that torch compiles ahead of time: built, compared, served, and refused, all on a CPU.
 
-Compiling the smallest of trackers takes most of a minute, so one is built for all tests.
+Compiling the smallest of trackers takes most of a minute, so one is built for all tests that need it, and `make
+test-engines` alone runs these.
 """
 
 import json
@@ -45,10 +46,8 @@ def has_compiler() -> bool:
         return False
 
 
-pytestmark = [
-    pytest.mark.timeout(1200),
-    pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler"),
-]
+needs_compiler = pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler")
+pytestmark = pytest.mark.timeout(1200)
 
 
 class Kept(NamedTuple):
@@ -93,17 +92,26 @@ def shallow_source() -> Any:
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Kept:
+def given(tmp_path_factory: pytest.TempPathFactory) -> Kept:
+    """Return weights and a clip, with a store that is empty."""
     folder = tmp_path_factory.mktemp("inductor")
-    kept = Kept(folder / "shallow", folder / "engines", folder / "clip")
-    shallow_source().save_pretrained(kept.weights)
-    kept.clip.mkdir()
+    given = Kept(folder / "shallow", folder / "engines", folder / "clip")
+    shallow_source().save_pretrained(given.weights)
+    given.clip.mkdir()
     for number, frame in enumerate(rectangle_clip().frames):
-        cv2.imwrite(str(kept.clip / f"{number}.png"), frame)
+        cv2.imwrite(str(given.clip / f"{number}.png"), frame)
+    return given
+
+
+@pytest.fixture(scope="module")
+def kept(given: Kept) -> Kept:
+    """Return the same with the tracker's packages, which the gate has checked."""
+    if not has_compiler():
+        pytest.skip("needs a C++ compiler")
     with inductor.patch({"aot_inductor.compile_wrapper_opt_level": "O0"}):  # which compiles sooner
-        assert cli.main(kept.command("engine", "build", tracker__max_objects=2)) == 0
-    check_tracker(kept.settings(), kept.clip)
-    return kept
+        assert cli.main(given.command("engine", "build", tracker__max_objects=2)) == 0
+    check_tracker(given.settings(), given.clip)
+    return given
 
 
 @pytest.fixture
@@ -118,6 +126,7 @@ def served(kept: Kept, **other: Any) -> TrackerModel:
     return load_model(settings.model, settings.tracker, settings.engine)
 
 
+@pytest.mark.engines
 def test_packages_pass_the_gate_and_are_listed(kept: Kept, capsys: pytest.CaptureFixture[str]) -> None:
     report = read_report(kept.built)
     assert report.passed
@@ -132,6 +141,7 @@ def test_packages_pass_the_gate_and_are_listed(kept: Kept, capsys: pytest.Captur
     assert cli.main(kept.command("engine", "check", str(kept.clip))) == 0
 
 
+@pytest.mark.engines
 @torch.inference_mode()
 def test_a_tracker_gives_the_masks_that_torch_gives(kept: Kept) -> None:
     model = served(kept, engine__fallback=False)
@@ -149,6 +159,7 @@ def test_a_tracker_gives_the_masks_that_torch_gives(kept: Kept) -> None:
         assert different < 0.002
 
 
+@pytest.mark.engines
 @torch.inference_mode()
 @pytest.mark.parametrize("objects", [1, 5])
 def test_one_package_is_for_any_number_of_objects(kept: Kept, objects: int) -> None:
@@ -165,6 +176,7 @@ def test_one_package_is_for_any_number_of_objects(kept: Kept, objects: int) -> N
                 torch.testing.assert_close(left.float(), right.float(), atol=0.02, rtol=0.02)
 
 
+@pytest.mark.engines
 def test_what_a_package_does_not_take_is_refused(kept: Kept) -> None:
     stage = tracker_stages(load_tracker(str(kept.weights)))["decode"]
     run = InductorRun(kept.built.read_plan("decode"), stage, CPU)
@@ -181,6 +193,7 @@ def test_what_a_package_does_not_take_is_refused(kept: Kept) -> None:
         run(*stage.examples(65))
 
 
+@pytest.mark.engines
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
@@ -205,6 +218,7 @@ def test_packages_of_another_machine_or_torch_do_not_serve(
         served(copied, engine__fallback=False)
 
 
+@pytest.mark.engines
 def test_a_damaged_package_does_not_serve(copied: Kept) -> None:
     path = copied.built.folder / "read.plan"
     package = bytearray(path.read_bytes())
@@ -217,14 +231,15 @@ def test_a_damaged_package_does_not_serve(copied: Kept) -> None:
         served(copied, engine__fallback=False)
 
 
-def test_what_is_no_package_does_not_load(kept: Kept, tmp_path: Path) -> None:
-    settings = kept.settings(engine__folder=str(tmp_path))
-    key = compute_key(load_tracker(str(kept.weights)), settings)
+def test_what_is_no_package_does_not_load(given: Kept, tmp_path: Path) -> None:
+    settings = given.settings(engine__folder=str(tmp_path))
+    key = compute_key(load_tracker(str(given.weights)), settings)
     EngineStore(tmp_path).save(key, dict.fromkeys(STAGES, b"no package"), dict.fromkeys(STAGES, 1.0))
     with refuses(EngineError, field="encode"):
-        check_tracker(settings, kept.clip)
+        check_tracker(settings, given.clip)
 
 
+@pytest.mark.engines
 def test_a_refusal_by_the_gate_is_kept_and_torch_serves(copied: Kept) -> None:
     strict = {"engine__min_cosine": 1.0, "engine__min_iou": 1.0}
     path = copied.built.folder / REPORT
@@ -241,6 +256,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
         yield rig
 
 
+@pytest.mark.engines
 def test_a_node_starts_from_packages_without_a_compiler(kept: Kept, rig: Rig, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     unpacked = tmp_path / "unpacked"
@@ -268,6 +284,7 @@ def test_a_node_starts_from_packages_without_a_compiler(kept: Kept, rig: Rig, tm
     assert not list(unpacked.rglob("*.so"))
 
 
+@needs_compiler
 @pytest.mark.parametrize(
     ("other", "said"),
     [
@@ -278,19 +295,19 @@ def test_a_node_starts_from_packages_without_a_compiler(kept: Kept, rig: Rig, tm
     ],
 )
 def test_a_build_that_cannot_be_is_refused(
-    kept: Kept, other: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    given: Kept, other: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "engines"
-    assert cli.main(kept.command("engine", "build", engine__folder=folder, **other)) == 2
+    assert cli.main(given.command("engine", "build", engine__folder=folder, **other)) == 2
     assert said in capsys.readouterr().err
     assert not folder.exists()
 
 
 def test_a_build_without_a_compiler_says_what_to_install(
-    kept: Kept, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    given: Kept, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "engines"
     with inductor.patch({"cpp.cxx": (None, NO_COMPILER["CXX"])}):
-        assert cli.main(kept.command("engine", "build", engine__folder=folder)) == 2
+        assert cli.main(given.command("engine", "build", engine__folder=folder)) == 2
     assert "expected a C++ compiler to build with, found none; install g++" in capsys.readouterr().err
     assert not folder.exists()

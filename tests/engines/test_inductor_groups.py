@@ -15,6 +15,7 @@ from tests.engines.test_inductor import has_compiler
 from tests.support.tabletop import TABLETOP
 
 pytestmark = [
+    pytest.mark.engines,
     pytest.mark.timeout(1200),
     pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler"),
 ]

@@ -194,6 +194,7 @@ def test_weights_that_do_not_fit_say_what_to_lower(vast: Path) -> None:
         load_model(ModelSettings(name=str(vast), device="cpu"), TrackerSettings())
 
 
+@pytest.mark.engines
 def test_a_build_that_does_not_fit_says_what_to_lower(vast: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorrt_rtx")
     from sam3_node.engines.build import build_engines
@@ -205,6 +206,7 @@ def test_a_build_that_does_not_fit_says_what_to_lower(vast: Path, tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.engines
 def test_an_export_that_does_not_fit_says_what_to_lower(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     from sam3_node.engines.export import export

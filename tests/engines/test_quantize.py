@@ -23,6 +23,7 @@ from tests.support.tables import each_row
 from tests.support.tiny import random_source, tiny_model
 from tests.support.tiny import stages_of as tiny_stages
 
+pytestmark = pytest.mark.engines
 FAMILIES = ("sam3", "sam2")
 DEFAULT = ROOT / "calibration" / "fp8" / "default.toml"
 ZERO = torch.zeros((), dtype=torch.float8_e4m3fn)

@@ -105,6 +105,7 @@ def test_engines_serve_once_the_gate_has_passed_them(settings: Settings, clip: P
     slot(settings).require_passed(engines._replace(runs=dict.fromkeys(STAGES, must_not_run)), clip)
 
 
+@pytest.mark.engines
 def test_the_gate_judges_what_serves(settings: Settings, weights: Path, clip: Path) -> None:
     """Exact engines in a model of another dtype: each hand-over is rounded, and the figures show it."""
     engines = loaded(settings)
@@ -138,6 +139,7 @@ def test_on_a_cpu_torch_keeps_its_dtype_where_it_serves_instead_of_engines() -> 
     assert engine_store.choose_model_dtype(settings) == "auto"
 
 
+@pytest.mark.engines
 @pytest.mark.parametrize(("precision", "gpu"), [("bfloat16", "sm75"), ("fp8", "sm86")])
 def test_a_precision_that_a_gpu_lacks_is_refused(
     weights: Path, tmp_path: Path, precision: str, gpu: str
@@ -148,6 +150,7 @@ def test_a_precision_that_a_gpu_lacks_is_refused(
         engine_store.compute_key(load_tracker(str(weights)), settings, gpu)
 
 
+@pytest.mark.engines
 def test_an_encoders_engine_gives_the_trunk_once_a_detector_shares_it(
     settings: Settings, weights: Path, clip: Path
 ) -> None:
@@ -166,6 +169,7 @@ def test_an_encoders_engine_gives_the_trunk_once_a_detector_shares_it(
     assert torch.equal(actual, expected)
 
 
+@pytest.mark.engines
 def test_other_thresholds_apply_to_the_same_figures(weights: Path, clip: Path, tmp_path: Path) -> None:
     half = load_tracker(str(weights), dtype=torch.bfloat16)
     settings = make_settings(weights, tmp_path, precision="bfloat16", min_cosine=0.5, min_iou=0.1)
@@ -176,6 +180,7 @@ def test_other_thresholds_apply_to_the_same_figures(weights: Path, clip: Path, t
         slot(strict).require_passed(engines._replace(runs=dict.fromkeys(STAGES, must_not_run)), clip)
 
 
+@pytest.mark.engines
 def test_engines_that_are_slower_than_torch_serve_only_if_they_are_forced(
     settings: Settings, weights: Path, clip: Path, tmp_path: Path
 ) -> None:
@@ -200,6 +205,7 @@ def test_engines_that_are_slower_than_torch_serve_only_if_they_are_forced(
     TrackerSlot(served, forced, clock).require_passed(kept, clip)
 
 
+@pytest.mark.engines
 def test_refused_engines_stay_refused_until_they_are_rebuilt(
     settings: Settings, weights: Path, clip: Path
 ) -> None:
@@ -213,6 +219,7 @@ def test_refused_engines_stay_refused_until_they_are_rebuilt(
     slot(settings).require_passed(loaded(settings, plan=b"another"), clip)
 
 
+@pytest.mark.engines
 def test_an_fp8_encoder_is_explained_by_the_scales_stored_beside_it(
     weights: Path, clip: Path, tmp_path: Path
 ) -> None:

@@ -269,6 +269,7 @@ RTX = pytest.mark.skipif(
 )
 
 
+@pytest.mark.engines
 @RTX
 @pytest.mark.timeout(1200)
 def test_engines_are_built_listed_and_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -314,6 +315,7 @@ def test_engines_are_built_listed_and_found(tmp_path: Path, capsys: pytest.Captu
     assert "no GPU for engines" in capsys.readouterr().err
 
 
+@pytest.mark.engines
 @RTX
 @pytest.mark.parametrize(
     ("options", "said"),

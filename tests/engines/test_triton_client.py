@@ -27,6 +27,7 @@ from tests.support.paths import ROOT
 pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
+pytestmark = pytest.mark.engines
 
 NAMES = ("red mug", "box", "screwdriver")
 NUMPY_TYPES = {"float32": "FP32", "uint8": "UINT8", "int32": "INT32", "int64": "INT64"}

@@ -46,7 +46,7 @@ from tests.support.tiny_sam1 import random_sam1
 pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
 runtime = pytest.importorskip("onnxruntime")
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200)]
 
 STAGES = ("encode", "read", "decode", "remember")
 SERVER_TYPES = {ONNX_TYPES[dtype][1]: name for dtype, name in TYPES.items()}

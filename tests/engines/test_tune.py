@@ -17,6 +17,7 @@ from tests.engines.test_options import pretend_gpu
 from tests.support.refuses import refuses
 from tests.support.tiny import tiny_model
 
+pytestmark = pytest.mark.engines
 COUNTS = (1, 3)
 
 

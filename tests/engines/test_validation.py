@@ -24,6 +24,7 @@ from tests.support.refuses import refuses
 from tests.support.tiny import random_source, tiny_model
 from tests.support.tiny import stages_of as model_of
 
+pytestmark = pytest.mark.engines
 CLIP = rectangle_clip().frames[:3]
 PROMPTS = [ObjectPrompt(1, box=(10, 10, 60, 60)), ObjectPrompt(2, points=[(80, 50)])]
 ALWAYS = 60.0  # presence: no object goes out of view

@@ -1,7 +1,5 @@
 """All that is like a box, live: on a frame and on a photo, in snapshots, and in a replay as recorded."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import cv2
@@ -10,6 +8,7 @@ import pytest
 from sam3_node.client import PerceptionClient
 from sam3_node.errors import RequestError, UnknownFrameError
 from tests.support.node_rig import Rig, masks_where
+from tests.support.processes import run_command
 from tests.support.refuses import refuses
 from tests.support.tiny_detectors import picture, write_tiny_sam3
 
@@ -58,6 +57,5 @@ def test_what_is_like_a_box_is_found_kept_and_replayed(rig: Rig, tmp_path: Path)
         assert client.status()["exemplars"] == {"washer": [1, 0], "bolt": [1]}
     assert node.terminate() == 0
     options = ("-o", str(tmp_path / "out"), "--as-recorded", "--compare")
-    command = [sys.executable, "-m", "sam3_node", "replay", str(tmp_path / "live.mcap"), *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_command(["replay", tmp_path / "live.mcap", *options])
     assert (done.returncode, "identical" in done.stdout) == (0, True), done.stdout + done.stderr

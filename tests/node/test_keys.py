@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from sam3_node.wire.operations import HandOver, MakeSnapshot
 from tests.support.key_rig import Keys
 from tests.support.near_node import ask
 from tests.support.node_rig import Rig, ids, masks_where, picture, until
-from tests.support.patience import PATIENCE_S
+from tests.support.processes import run_command
 
 
 class KeyedRig(Rig):
@@ -43,14 +42,7 @@ class KeyedRig(Rig):
 
     def command(self, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
         environment = self.environment | {f"SAM3_{name}": value for name, value in settings.items()}
-        command = [sys.executable, "-m", "sam3_node", *arguments]
-        return subprocess.run(
-            command,
-            env=environment | {"PATH": "/usr/bin"},
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-        )
+        return run_command(arguments, environment | {"PATH": "/usr/bin"})
 
 
 @pytest.fixture(scope="module")

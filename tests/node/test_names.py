@@ -1,7 +1,5 @@
 """Names instead of clicks, with each kind of detector, also changed while the node runs; all are processes."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,9 +9,7 @@ from sam3_node.client import PerceptionClient
 from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.errors import RequestError
 from sam3_node.models.yolo.network import save_yolo_world
-from sam3_node.types import MaskFrame
 from tests.support.node_rig import Rig, ids, masks_where
-from tests.support.patience import PATIENCE_MS, PATIENCE_S
 from tests.support.refuses import refuses
 from tests.support.tiny_detectors import write_tiny_grounding_dino, write_tiny_sam3
 from tests.support.tiny_yolo import phrases, tiny_yolo
@@ -106,59 +102,3 @@ def test_unknown_names_tell_the_nearest(rig: Rig, client: PerceptionClient) -> N
     with refuses(RequestError, field=("nearest", "red mug")):
         client.set_prompts(["red mugs"])
     assert client.status()["prompts"] == ["spoon"]
-
-
-EVERY = 4
-
-
-@pytest.fixture(scope="module")
-def live_rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    """Play the bundled recording to a node that detects the red mug. Every frame is stepped and published."""
-    with Rig(tmp_path_factory.mktemp("live")) as live_rig:
-        live_rig.environment |= {
-            "SAM3_MODEL__NAME": "nano",
-            "SAM3_DETECTOR__KIND": "yolo-world",
-            "SAM3_DETECTOR__EVERY": str(EVERY),
-            "SAM3_DETECTOR__PROMPTS": "red mug",
-            "SAM3_CAMERA__FPS": "6",
-        }
-        live_rig.node()
-        live_rig.start("camera", "scene:tabletop", "--camera.loop")
-        yield live_rig
-
-
-@pytest.fixture
-def live_client(live_rig: Rig) -> Iterator[PerceptionClient]:
-    with PerceptionClient(live_rig.masks, live_rig.control, timeout_ms=PATIENCE_MS) as live_client:
-        yield live_client
-
-
-def prompt(live_rig: Rig, *names: str) -> None:
-    command = [sys.executable, "-m", "sam3_node", "prompt", *names, "--transport.control", live_rig.control]
-    subprocess.run(command, check=True, timeout=PATIENCE_S)
-
-
-def of(masks: MaskFrame, label: str, state: str = "tracked") -> set[int]:
-    return {i.id for i in masks.instances if i.label == label and state in ("", i.state)}
-
-
-def test_a_name_more_is_tracked_and_the_others_keep_their_ids(
-    live_rig: Rig, live_client: PerceptionClient
-) -> None:
-    mug = of(masks_where(live_client, lambda masks: of(masks, "red mug"), "the mug"), "red mug")
-    prompt(live_rig, "red mug", "green bottle")
-    asked = masks_where(live_client, lambda masks: len(masks.prompts) == 2, "the new names")
-    assert mug <= {i.id for i in asked.instances}
-    found = masks_where(live_client, lambda masks: of(masks, "green bottle", ""), "it")
-    assert found.seq - asked.seq <= 2 * EVERY, "a bottle is there within two periods of the detector"
-    assert mug <= {i.id for i in found.instances}
-    prompt(live_rig, "green bottle")
-    left = masks_where(live_client, lambda masks: masks.prompts == ("green bottle",), "one name")
-    assert {i.label for i in left.instances} <= {"green bottle"}
-    assert not mug & {i.id for i in left.instances}
-
-
-def test_the_status_has_the_limits_of_the_names(live_client: PerceptionClient) -> None:
-    limits = {"scores": {"red mug": 0.4}, "most": {"red mug": 2}, "priorities": {"red mug": "low"}}
-    live_client.set_prompts(["red mug"], **limits)
-    assert live_client.status()["prompt_limits"] == limits

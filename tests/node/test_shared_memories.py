@@ -4,8 +4,6 @@ Camera, node, recorder and replay are processes. The weights are small and rando
 """
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,13 +13,13 @@ from sam3_node.bags import read_masks
 from sam3_node.bags.native.reader import RecordedMasks
 from sam3_node.client import PerceptionClient
 from sam3_node.errors import UnknownFrameError
+from sam3_node.models.sam31.random_weights import random_tensors, small_sizes
 from sam3_node.replay.run import compare_masks
 from sam3_node.transport.tap import StreamTap
 from sam3_node.types import MaskFrame
 from sam3_node.wire import EVENTS_TOPIC, REGROUPED, Event, unpack_event
 from tests.replay.test_as_recorded import is_whole, log_of, replay
 from tests.support.node_rig import Rig, ids, masks_where, until
-from tests.support.patience import PATIENCE_S
 from tests.support.sam31_detector import whole_tensors
 from tests.support.tiny_clip import write_tiny_clip
 from tools.sam31.__main__ import write
@@ -33,10 +31,9 @@ OBJECTS = SLOTS + 1
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small model, made by its command."""
+    """The small model of `tools.sam31 small`."""
     folder = tmp_path_factory.mktemp("weights") / "small"
-    command = [sys.executable, "-m", "tools.sam31", "small", str(folder)]
-    subprocess.run(command, check=True, timeout=PATIENCE_S)
+    write(folder, random_tensors(small_sizes(112), 0), "Random weights")
     return folder
 
 

@@ -1,5 +1,6 @@
 """Nodes that are killed and started again, and nodes that take over from others: real processes and sockets."""
 
+import functools
 import math
 import os
 import resource
@@ -165,9 +166,12 @@ def keeper(
     return Snapshots(SnapshotSettings(path=path, every_s=1000, max_age_s=max_age_s), perception, output)
 
 
+tiny_tracker = functools.cache(tiny_model)
+
+
 def served(**tracker: Any) -> Perception:
     settings = Settings(model=ModelSettings(device="cpu"), tracker=TrackerSettings(**tracker))
-    perception = Perception(settings, tiny_model("sam3"), None)
+    perception = Perception(settings, tiny_tracker(), None)
     perception.session = LiveIdentity(lambda _: 0.0, 0.0, live=True)
     return perception
 

@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 import threading
 import time
 from functools import partial
@@ -25,7 +24,7 @@ from sam3_node.types import NANOSECONDS, FramePose, MaskFrame
 from sam3_node.wire import FAILED, Event
 from sam3_node.wire.messages import DEPTH_FIELDS
 from tests.support.node_rig import Process, Rig, masks_where, until
-from tests.support.patience import PATIENCE_S
+from tests.support.processes import run_command
 from tests.support.refuses import refuses
 from tests.support.threads import in_thread
 
@@ -215,8 +214,7 @@ def labels(masks: MaskFrame) -> list[str]:
 
 
 def replay(recording: Path, out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "sam3_node", "replay", str(recording), "-o", str(out), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    return run_command(["replay", recording, "-o", out, *arguments])
 
 
 def read_results(folder: Path) -> list[MaskFrame]:

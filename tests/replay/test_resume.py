@@ -2,11 +2,9 @@
 
 import hashlib
 import json
-import multiprocessing
+import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,16 +19,14 @@ from sam3_node.replay.run import compare_job, read_finished_summary, run_job
 from sam3_node.replay.shards import ShardLimits
 from sam3_node.replay.store import Summary
 from tests.support.live import record_edits, tiny_settings
-from tests.support.node_rig import until
 from tests.support.patience import PATIENCE_S
+from tests.support.processes import Process, fork_command, forks, until
 from tests.support.repeats import repetitions
 
 KILLS = repetitions(4, 20)
 FRAMES = 40
 OUTPUTS = ("mcap", "coco", "png")
 LIMITS = ShardLimits(frames=3)
-
-processes = multiprocessing.get_context("forkserver")
 
 
 @pytest.fixture(scope="module")
@@ -105,15 +101,14 @@ def test_an_option_of_doubtful_objects_needs_an_output_that_follows_it(
 
 @pytest.mark.timeout(1200)
 def test_killed_replays_end_with_the_same_results(bag: Path, whole: Job, tmp_path: Path) -> None:
-    processes.set_forkserver_preload(["sam3_node.replay.run", "tests.support.tiny"])
     moments = random.Random(6)
     kills = finished = resumed = 0
     job = whole
     while kills < KILLS or not read_finished_summary(job):
         if job is whole or read_finished_summary(job):
             job = Job(whole.bags, str(tmp_path / str(kills)), "as-recorded", outputs=OUTPUTS)
-        begun = processes.Event()
-        process = processes.Process(target=work, args=(job, begun))
+        begun = forks.Event()
+        process = forks.Process(target=work, args=(job, begun))
         process.start()
         assert begun.wait(PATIENCE_S)
         process.join(moments.uniform(0.0, 1.0) if kills < KILLS else None)
@@ -134,16 +129,16 @@ def test_killed_replays_end_with_the_same_results(bag: Path, whole: Job, tmp_pat
 
 @pytest.mark.timeout(1200)
 def test_the_command_stops_at_a_signal_and_continues(bag: Path, whole: Job, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sam3_node", "replay", str(bag), "-o", str(tmp_path), "--as-recorded"]
-    command += ["--outputs", ",".join(OUTPUTS)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    until(lambda: (tmp_path / ".replay/job.json").exists(), "the beginning")
-    time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    out, log = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode in (130, 0), log
-    if process.returncode == 130:
-        assert "Run the same command to resume." in out
-        assert not summary_of(Job((str(bag),), str(tmp_path))).complete
-    assert main(command[3:]) == 0
-    assert outputs_of(Job((str(bag),), str(tmp_path))) == outputs_of(whole)
+    out = tmp_path / "out"
+    command = ["replay", str(bag), "-o", str(out), "--as-recorded", "--outputs", ",".join(OUTPUTS)]
+    with Process(fork_command(command, os.environ, log := tmp_path / "log")) as replay:
+        until(lambda: (out / ".replay/job.json").exists(), "the beginning")
+        time.sleep(0.2)
+        replay.process.send_signal(signal.SIGINT)
+        code = replay.process.wait(PATIENCE_S)
+        assert code in (130, 0), log.read_text()
+        if code == 130:
+            assert replay.line_with("Run the same command to resume.")
+            assert not summary_of(Job((str(bag),), str(out))).complete
+    assert main(command) == 0
+    assert outputs_of(Job((str(bag),), str(out))) == outputs_of(whole)

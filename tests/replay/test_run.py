@@ -1,8 +1,6 @@
 """Replays with tiny weights: as recorded, on every frame, stopped and continued."""
 
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +24,7 @@ from sam3_node.types import Instance, Mask
 from tests.support.live import BOX, SIZE, Live, masks_of, moving_frame, tiny_settings
 from tests.support.observations import make_frame, make_instance
 from tests.support.paths import ROOT
-from tests.support.patience import PATIENCE_S
+from tests.support.processes import run_command
 from tests.support.refuses import mentions, refuses
 
 SMALL = ShardLimits(frames=5)
@@ -299,14 +297,7 @@ def test_the_summary_is_what_is_on_disk(job: Job, load: PerceptionCache) -> None
 def test_the_command_takes_several_recordings_and_compares(bag: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.mcap"
     other.write_bytes(bag.read_bytes())
-    command = [sys.executable, "-m", "sam3_node", "replay", str(bag), str(other), "-o", str(tmp_path / "out")]
-    done = subprocess.run(
-        [*command, "--as-recorded", "--compare"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    done = run_command(["replay", bag, other, "-o", tmp_path / "out", "--as-recorded", "--compare"])
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("identical: the masks of all 39 recorded frames, bit for bit") == 2
     assert (tmp_path / "out/live/masks.mcap").read_bytes() == (tmp_path / "out/other/masks.mcap").read_bytes()

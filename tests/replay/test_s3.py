@@ -1,7 +1,6 @@
 """Replays from and to S3, on a server on loopback: a killed one continues, with the outputs of a local replay."""
 
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -20,6 +19,7 @@ from sam3_node.replay import run
 from sam3_node.replay.shards import ShardLimits
 from sam3_node.replay.store import LOCK, WORK, open_store
 from tests.support.patience import PATIENCE_S
+from tests.support.processes import forks
 from tests.support.refuses import mentions, refuses
 from tests.support.s3 import BUCKET, S3Server, serve_s3
 
@@ -30,9 +30,6 @@ LIMITS = ShardLimits(frames=2)
 OPTIONS = ("--frames", str(FRAMES), "--prompt", "box", "--outputs", "mcap,coco,png")
 SECOND_SHARD = f"masks/b/{WORK}/parts/000001.masks"
 """What is stored when half of the second recording is done."""
-
-processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["sam3_node.replay.run", "sam3_node.cli.main"])
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +49,7 @@ def run_command(arguments: Sequence[str], environment: Mapping[str, str], log: s
 
 
 def start_command(arguments: Sequence[str], server: S3Server, log: Path) -> BaseProcess:
-    process = processes.Process(target=run_command, args=(arguments, server.environment, str(log)))
+    process = forks.Process(target=run_command, args=(arguments, server.environment, str(log)))
     process.start()
     return process
 

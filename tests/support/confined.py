@@ -1,6 +1,5 @@
 """Recordings that are opened and read in a process of their own, with its time, memory and disk measured."""
 
-import multiprocessing
 import os
 import tempfile
 import time
@@ -9,16 +8,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from tests.support.processes import forks
 from tests.support.resources import clear_peak_memory, peak_memory
 
-PRELOADED = [
-    "av",
-    "cv2",
-    "rosbags.typesys",
-    "mcap_protobuf.decoder",
-    "sam3_node.bags.bag",
-    "tests.support.confined",
-]
 MAX_SECONDS = 15
 """Limit of a recording of 64 KB: seconds of processor time."""
 MAX_MB = 300
@@ -41,15 +33,11 @@ class Outcome:
     problem: str | None
 
 
-_context = multiprocessing.get_context("forkserver")
-
-
 def read_confined(paths: Sequence[Path], together: int = 1) -> Iterator[Outcome]:
     """Yield the outcome of each recording, `together` in a process; memory is exact if each has its own.
 
     One that crashes or hangs costs its process, and the next gets a new one.
     """
-    _context.set_forkserver_preload(PRELOADED)
     waiting = list(paths)
     while waiting:
         for outcome in _read_in_one_process(waiting[:together]):
@@ -59,8 +47,8 @@ def read_confined(paths: Sequence[Path], together: int = 1) -> Iterator[Outcome]
 
 def _read_in_one_process(paths: Sequence[Path]) -> Iterator[Outcome]:
     with tempfile.TemporaryDirectory(prefix="sam3-node-confined-") as folder:
-        results, sender = _context.Pipe(duplex=False)
-        process = _context.Process(target=_serve, args=([str(path) for path in paths], folder, sender))
+        results, sender = forks.Pipe(duplex=False)
+        process = forks.Process(target=_serve, args=([str(path) for path in paths], folder, sender))
         process.start()
         sender.close()
         try:

@@ -23,7 +23,7 @@ from sam3_node.replay.job import Job
 from sam3_node.settings import Settings
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import CAUGHT_UP, DROPPED, FAILED, SERVED, Event, pack_event, pack_masks
-from tests.support.tiny import random_source
+from tests.support.tiny import write_tiny
 
 SIZE = (48, 64)
 BOX = [16.0, 12.0, 48.0, 36.0]
@@ -33,8 +33,7 @@ MS = 1_000_000
 def tiny_settings(folder: Path, **tracker: Any) -> Settings:
     """Return settings for tiny random weights, which are written to `folder` if they are missing."""
     weights = folder / "tiny"
-    if not weights.exists():
-        random_source("sam3", presence=60.0).save_pretrained(weights)
+    write_tiny(weights)
     return Settings(
         model={"name": str(weights), "device": "cpu", "threads": 1},  # type: ignore[arg-type]
         tracker={"max_objects": 4, **tracker},  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from sam3_node.types import Delivery, MaskFrame
 from tests.support.node_rig import picture, until
 from tests.support.patience import PATIENCE_MS, PATIENCE_S
 from tests.support.threads import in_thread
-from tests.support.tiny import random_source
+from tests.support.tiny import write_tiny
 
 
 class NearNode(ExitStack):
@@ -44,7 +44,7 @@ class NearNode(ExitStack):
         self.frames, self.masks_at, self.control = (f"ipc://{folder}/{name}" for name in "fmc")
         if weights is None:
             weights = folder / "tiny"
-            random_source("sam3", presence=60.0).save_pretrained(weights)
+            write_tiny(weights)
         self.settings = settings.Settings(
             transport=settings.TransportSettings(
                 frames=(self.frames,), masks=self.masks_at, control=self.control, delivery=delivery

@@ -10,8 +10,8 @@ import numpy as np
 
 from sam3_node.client import PerceptionClient
 from sam3_node.types import Frame, MaskFrame
-from tests.support.processes import CommandProcess, Process, until
-from tests.support.tiny import random_source
+from tests.support.processes import Process, fork_command, until
+from tests.support.tiny import write_tiny
 
 __all__ = ["Process", "Rig", "ids", "masks_where", "until"]
 
@@ -21,7 +21,7 @@ ANSWER_MS = 60_000
 
 def tiny_environment(folder: Path, frames: str, masks: str, control: str) -> dict[str, str]:
     """Write tiny random weights to `folder`. Return the settings of a node that uses them at these endpoints."""
-    random_source("sam3", presence=60.0).save_pretrained(folder / "tiny")
+    write_tiny(folder / "tiny")
     settings = {"TRANSPORT__FRAMES": frames, "TRANSPORT__MASKS": masks, "TRANSPORT__CONTROL": control}
     settings |= {"MODEL__NAME": str(folder / "tiny"), "MODEL__DEVICE": "cpu", "MODEL__THREADS": "1"}
     return {f"SAM3_{name}": value for name, value in (settings | {"DETECTOR__KIND": "none"}).items()}
@@ -50,7 +50,7 @@ class Rig(ExitStack):
         """Start a verb."""
         log = self.folder / f"log{len(self.processes)}.txt"
         changes = {f"SAM3_{name}": value for name, value in settings.items()}
-        process = Process(CommandProcess(arguments, os.environ | self.environment | changes, log), log)
+        process = Process(fork_command(arguments, os.environ | self.environment | changes, log), log)
         self.processes.append(self.enter_context(process))
         return process
 

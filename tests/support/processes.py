@@ -1,4 +1,4 @@
-"""Start processes: commands by a fork, so that each does not spend seconds on importing torch, and other programs."""
+"""Start processes: commands and functions by a fork, which spares each the seconds of importing torch, and programs."""
 
 from __future__ import annotations
 
@@ -9,29 +9,40 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S
 
 PRELOADED = [
+    # recordings: readers in a process of their own, and those of the node and the recorder
+    "av",
+    "cv2",
+    "rosbags.typesys",
+    "mcap_protobuf.decoder",
+    "foxglove_schemas_protobuf.CompressedImage_pb2",
     "sam3_node.node.node",
     "sam3_node.cli.main",
     "sam3_node.cameras.publish",
-    "tests.support.processes",
+    "sam3_node.replay.run",
+    "tests.support.confined",
+    "tests.support.transport_peer",
+    "tests.support.warm_up",
 ]
+"""All that any forked process needs: a process that runs tests has one server, whoever starts it."""
 
 T = TypeVar("T")
 PAUSE_S = 0.005
 """Seconds between two looks of `until`."""
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(PRELOADED)
+forks = multiprocessing.get_context("forkserver")
+forks.set_forkserver_preload(PRELOADED)
 
 
 def until(find: Callable[[], T | None], what: str, timeout_s: float = PATIENCE_S) -> T:
@@ -52,7 +63,7 @@ class Process:
     seen: all lines so far. log: the file that stderr goes to, if any.
     """
 
-    def __init__(self, process: CommandProcess | subprocess.Popen[str], log: Path | None = None) -> None:
+    def __init__(self, process: ForkedProcess | subprocess.Popen[str], log: Path | None = None) -> None:
         self.process = process
         self.log = log
         # None stands behind the last line
@@ -168,20 +179,32 @@ class Team:
         assert set(codes.values()) == {None}, codes
 
 
-class CommandProcess:
-    """`sam3-node ARGUMENTS` as a process of its own; stdout is read from `stdout`, stderr goes to the file `log`.
+class ForkedProcess:
+    """A function as a process of its own; stdout is read from `stdout`, stderr goes to the file `log`, if any.
 
     The interface is the part of subprocess.Popen that the tests use. The process is forked from a server that has
     imported the node, one for each process that runs tests.
     """
 
-    def __init__(self, arguments: Sequence[str], environment: dict[str, str], log: Path) -> None:
-        reader, writer = _context.Pipe(duplex=False)
-        self._process = _context.Process(target=_run, args=(tuple(arguments), environment, writer, str(log)))
+    def __init__(
+        self,
+        function: Callable[..., object],
+        arguments: Sequence[object],
+        environment: Mapping[str, str] | None = None,
+        log: Path | None = None,
+        folder: Path = ROOT,
+    ) -> None:
+        reader, writer = forks.Pipe(duplex=False)
+        begin = _Begin(dict(os.environ if environment is None else environment), writer, log, folder)
+        self._process = forks.Process(target=_run, args=(begin, function, tuple(arguments)))
         self._process.start()
         writer.close()
         self.stdout = io.TextIOWrapper(io.FileIO(os.dup(reader.fileno())))
         reader.close()
+
+    @property
+    def pid(self) -> int:
+        return int(self._process.pid)
 
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal; None while the process runs."""
@@ -204,15 +227,50 @@ class CommandProcess:
         self.send_signal(signal.SIGKILL)
 
 
-def _run(arguments: tuple[str, ...], environment: dict[str, str], stdout: Connection, log: str) -> None:
-    from sam3_node.cli.main import main
+def fork_command(
+    arguments: Sequence[str], environment: Mapping[str, str], log: Path, folder: Path = ROOT
+) -> ForkedProcess:
+    """Start `sam3-node ARGUMENTS`."""
+    return ForkedProcess(_command, arguments, environment, log, folder)
 
+
+def run_command(
+    arguments: Sequence[object], environment: Mapping[str, str] | None = None, folder: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    """Run `sam3-node ARGUMENTS` to its end; `environment` is all that it has."""
+    words = [str(argument) for argument in arguments]
+    with tempfile.TemporaryDirectory() as temporary:
+        log = Path(temporary) / "stderr"
+        process = ForkedProcess(_command, words, environment, log, folder)
+        with process.stdout:
+            printed = process.stdout.read()
+        return subprocess.CompletedProcess(words, process.wait(PATIENCE_S), printed, log.read_text())
+
+
+class _Begin(NamedTuple):
+    """What a forked process has of its own before its function begins."""
+
+    environment: dict[str, str]
+    stdout: Connection
+    log: Path | None
+    folder: Path
+
+
+def _run(begin: _Begin, function: Callable[..., object], arguments: tuple[object, ...]) -> None:
     os.environ.clear()
-    os.environ.update(environment)
-    os.dup2(stdout.fileno(), 1)
-    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
-    stdout.close()
+    os.environ.update(begin.environment)
+    os.chdir(begin.folder)
+    os.dup2(begin.stdout.fileno(), 1)
+    begin.stdout.close()
+    if begin.log is not None:
+        os.dup2(os.open(begin.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     # open as long as the process lives
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+    function(*arguments)
+
+
+def _command(*arguments: str) -> None:
+    from sam3_node.cli.main import main
+
     sys.exit(main(arguments))

@@ -1,7 +1,6 @@
 """The peer process of the transport tests, and helpers that they share."""
 
 import ctypes
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from sam3_node.transport.tap import StreamTap
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import Reply, Request, unpack_reply
 from tests.support.patience import PATIENCE_MS, PATIENCE_S
-from tests.support.processes import Process
+from tests.support.processes import ForkedProcess, Process
 
 TCP = "tcp://127.0.0.1:*"
 NOBODY = "tcp://127.0.0.1:9"
@@ -111,8 +110,8 @@ def wait_until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -
 
 
 def peer(*args: object) -> Process:
-    """Run this file as a process. The end of a `with` block kills it."""
-    return Process.spawn([sys.executable, "-m", "tests.support.transport_peer", *map(str, args)], stderr=None)
+    """Run one of ROLES as a process. The end of a `with` block kills it."""
+    return Process(ForkedProcess(play, [str(arg) for arg in args]))
 
 
 def print_line(line: object) -> None:
@@ -207,5 +206,7 @@ ROLES: dict[str, Callable[..., None]] = {
     "asker": run_asker,
 }
 
-if __name__ == "__main__":
-    ROLES[sys.argv[1]](*sys.argv[2:])
+
+def play(role: str, *arguments: str) -> None:
+    """Do what a role does: the main function of a process."""
+    ROLES[role](*arguments)

@@ -22,7 +22,7 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S
 
-SWITCH = "TEST_BINDINGS"
+pytestmark = pytest.mark.engines
 VERSIONS = ("10.3.0", "10.8.0.43", "10.16.1.11", "11.0.0.114", "11.4.0.106")
 SOURCES = ROOT / "sam3_node" / "engines" / "tensorrt"
 OBJECTS = {
@@ -192,8 +192,6 @@ def test_the_bindings_have_what_the_package_uses(version: str, tmp_path: Path) -
 
 def ask_bindings(version: str, folder: Path) -> dict[str, Any]:
     """Download the bindings of a version, and let a process of their own describe them."""
-    if not os.environ.get(SWITCH):
-        pytest.skip(f"downloads bindings: {SWITCH}=1, as make test-engines sets")
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
         pytest.skip(f"needs {', '.join(missing)} to make stand-ins for libraries")
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]

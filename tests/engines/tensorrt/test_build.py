@@ -28,6 +28,7 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine w
 GENERATIONS = ("sm89", "sm120")
 
 pytestmark = [
+    pytest.mark.engines,
     pytest.mark.skipif(find_spec("tensorrt") is not None, reason="tensorrt builds for the local GPU alone"),
     pytest.mark.timeout(1200),
 ]

@@ -22,6 +22,7 @@ LINEAR_LAYERS = 2 * 4  # of two encoder layers: query, key and value in one; the
 MEGABYTE = 10**6
 
 pytestmark = [
+    pytest.mark.engines,
     pytest.mark.skipif(find_spec("tensorrt") is not None, reason="tensorrt builds for the local GPU alone"),
     pytest.mark.timeout(1200),
 ]

@@ -19,6 +19,7 @@ from tests.support.refuses import refuses
 from tests.support.tiny import tiny_model
 
 triton = pytest.importorskip("triton")
+pytestmark = pytest.mark.engines
 
 HOPPER = 90
 SHARED_KB = {80: 163, 89: 99, 90: 227}

@@ -36,11 +36,13 @@ pytest.importorskip("ray")
 pytestmark = pytest.mark.timeout(1200)
 
 FRAMES = 500
-"""Frames of each of the first two recordings."""
-LONG_FRAMES = 2000
-"""Frames of each of the next two: they cost a minute of workers, beside which a second is little."""
+"""Frames of each of the first two recordings: one of them lasts while a lost worker is replaced."""
+MCAP_FRAMES = 200
+"""Frames of each of the next two."""
 LOOK_S = 0.1
 """Time between two looks at the processes of workers."""
+SLACK_S = 3.0
+"""Time by which the bill of five workers may differ from what is seen of their processes: 5 % of a minute."""
 PRICE = 36.0
 GOOD = ("a", "b", "c", "d", "e")
 
@@ -67,8 +69,8 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     ros1, ros2, foxglove, mcap_ros2, lerobot, video = paths
     ros_recordings.write_ros1(ros1, FRAMES)
     ros_recordings.write_ros2(ros2, FRAMES)
-    mcap_files.write_protobuf(foxglove, mcap_files.rgbd(LONG_FRAMES, compressed=True))
-    mcap_files.write_ros2(mcap_ros2, mcap_files.rgbd(LONG_FRAMES))
+    mcap_files.write_protobuf(foxglove, mcap_files.rgbd(MCAP_FRAMES, compressed=True))
+    mcap_files.write_ros2(mcap_ros2, mcap_files.rgbd(MCAP_FRAMES))
     shutil.copytree(ROOT / "tests/data/lerobot/v3.0", lerobot)
     write_cut_video(video)
     return paths
@@ -207,7 +209,7 @@ def test_the_plan_names_the_bad_recording_and_writes_nothing(
         plan,
         "6 recordings",
         "1 of them bad",
-        f"{2 * (FRAMES + LONG_FRAMES) + 30} frames",
+        f"{2 * (FRAMES + MCAP_FRAMES) + 30} frames",
         "3 joints",
         "price",
     )
@@ -261,7 +263,7 @@ def test_kills_cost_no_frame_and_the_bill_is_the_time_of_all_workers(
     # every loss is counted, and every second
     assert count_losses(bill) == before + 1
     assert bill["runs"] == 2
-    assert bill["held_s"] == pytest.approx(watch.seconds, rel=0.05)
+    assert bill["held_s"] == pytest.approx(watch.seconds, rel=0.05, abs=SLACK_S)
     assert bill["cost"] == pytest.approx(bill["held_s"] / 3600 * PRICE, abs=1e-5)
     assert sum(bag["worker_s"] for bag in bill["bags"]) <= bill["held_s"] + 1
     assert mentions((tmp_path / "second.log").read_text(), "lost", "of 2 runs")

@@ -189,14 +189,14 @@ def test_lost_and_stopped_jobs_continue(
     assert mentions("".join(bag.error or "" for bag in lost.bags), "1", "workers")
 
     job = job_of(bags, out, settings)
-    stopped = run(job, progress=lambda found: stop.set() if found.frames > 5 else None, stop=stop)
+    stopped = run(job, workers=1, progress=lambda found: stop.set() if found.frames > 5 else None, stop=stop)
     assert stopped.is_stopped
     assert not stopped.is_complete
     assert any(mentions(bag.error or "", "saved") for bag in stopped.bags)
 
     seen: list[RunProgress] = []
     saved: list[UsageReport] = []
-    bill = run(job, progress=seen.append, earlier=stopped.after(lost), save=saved.append)
+    bill = run(job, workers=1, progress=seen.append, earlier=stopped.after(lost), save=saved.append)
     assert bill.is_complete
     assert seen[-1].frames < bill.frames == 3 * FRAMES
     # the bill has all three runs, and the worker that was killed
@@ -265,7 +265,7 @@ def test_the_command_reports_the_cost_of_each_recording(
         capsys.readouterr()
         assert cli.main(["replay", str(bags[0]), "-o", str(out), option, value]) == 2
         assert mentions(capsys.readouterr().err, option, "--ray")
-    assert cli.main([*command, "--ray", "local", "--price-per-hour", "1"]) == 1
+    assert cli.main([*command, "--ray", "local", "--workers", "1", "--price-per-hour", "1"]) == 1
     assert mentions(capsys.readouterr().out, "failed", "recording")
     bill = json.loads((out / "bill.json").read_text())
     assert [bag["state"] for bag in bill["bags"]] == ["done", "failed"]

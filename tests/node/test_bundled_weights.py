@@ -1,8 +1,6 @@
-"""Where objects are, asked over the control socket of a real node with the bundled weights and recording."""
+"""Names of objects and their places: one node with the bundled weights, which plays the bundled recording."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,8 +11,10 @@ import pytest
 
 from sam3_node.client import AddedObject, ObjectPlace, PerceptionClient
 from sam3_node.errors import RequestError, UnknownObjectError
+from sam3_node.types import MaskFrame
 from tests.support.node_rig import Rig, masks_where, until
 from tests.support.patience import PATIENCE_MS, PATIENCE_S
+from tests.support.processes import run_command
 from tests.support.refuses import refuses
 from tests.support.tabletop import iou, true_instance
 
@@ -22,26 +22,69 @@ LABEL = "red mug"
 CLIP_FRAMES = 225
 
 
-def start(rig: Rig) -> None:
-    """Start a node and a camera that plays the recording again and again."""
-    rig.environment |= {"SAM3_MODEL__NAME": "nano", "SAM3_CAMERA__FPS": "5", "SAM3_CAMERA__LOOP": "true"}
-    rig.node()
-    rig.start("camera", "scene:tabletop", TRANSPORT__FRAMES=rig.frames[0])
-
-
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig(tmp_path_factory.mktemp("where")) as rig:
-        start(rig)
+    """A camera that plays the recording again and again, and a node that detects the red mug from its start."""
+    with Rig(tmp_path_factory.mktemp("bundled")) as rig:
+        rig.environment |= {
+            "SAM3_MODEL__NAME": "nano",
+            "SAM3_DETECTOR__KIND": "yolo-world",
+            "SAM3_DETECTOR__EVERY": "4",
+            "SAM3_DETECTOR__PROMPTS": LABEL,
+            "SAM3_CAMERA__FPS": "6",
+            "SAM3_CAMERA__LOOP": "true",
+            "SAM3_TRACKER__FEATURE_CACHE_S": "20",  # a busy machine is slow to ask
+        }
+        rig.node()
+        rig.start("camera", "scene:tabletop", TRANSPORT__FRAMES=rig.frames[0])
         yield rig
 
 
 @pytest.fixture
-def client(rig: Rig) -> Iterator[PerceptionClient]:
+def named(rig: Rig) -> Iterator[PerceptionClient]:
+    """A client of the node as the last test has left it."""
     with rig.client() as client:
-        client.wait_for_camera(PATIENCE_MS)
-        client.reset()
         yield client
+
+
+@pytest.fixture
+def client(named: PerceptionClient) -> PerceptionClient:
+    """A client of the node, which has neither names nor objects."""
+    named.wait_for_camera(PATIENCE_MS)
+    named.set_prompts([])
+    named.reset()
+    return named
+
+
+def prompt(rig: Rig, *names: str) -> None:
+    done = run_command(["prompt", *names, "--transport.control", rig.control])
+    assert done.returncode == 0, done.stderr
+
+
+def of(masks: MaskFrame, label: str, state: str = "tracked") -> set[int]:
+    return {i.id for i in masks.instances if i.label == label and state in ("", i.state)}
+
+
+def test_a_name_more_is_tracked_and_the_others_keep_their_ids(rig: Rig, named: PerceptionClient) -> None:
+    mug = of(masks_where(named, lambda masks: of(masks, "red mug"), "the mug"), "red mug")
+    prompt(rig, "red mug", "green bottle")
+    asked = masks_where(named, lambda masks: len(masks.prompts) == 2, "the new names")
+    assert mug <= {i.id for i in asked.instances}
+    seen: list[MaskFrame] = []
+    found = masks_where(named, lambda masks: seen.append(masks) or of(masks, "green bottle", ""), "it")
+    detections = sum("detect" in masks.stages_us for masks in seen)
+    assert detections <= 2, "a bottle is there within two periods of the detector"
+    assert mug <= {i.id for i in found.instances}
+    prompt(rig, "green bottle")
+    left = masks_where(named, lambda masks: masks.prompts == ("green bottle",), "one name")
+    assert {i.label for i in left.instances} <= {"green bottle"}
+    assert not mug & {i.id for i in left.instances}
+
+
+def test_the_status_has_the_limits_of_the_names(named: PerceptionClient) -> None:
+    limits = {"scores": {"red mug": 0.4}, "most": {"red mug": 2}, "priorities": {"red mug": "low"}}
+    named.set_prompts(["red mug"], **limits)
+    assert named.status()["prompt_limits"] == limits
 
 
 def add_mug(client: PerceptionClient) -> int:
@@ -109,36 +152,12 @@ def test_an_object_is_not_looked_for_on_its_own_camera(client: PerceptionClient)
         client.add_object(like=object_id, like_camera="cam0", camera="cam0")
 
 
-def test_an_object_begins_on_a_second_camera_by_its_looks(tmp_path: Path) -> None:
-    with Rig(tmp_path) as rig:
-        start(rig)
-        rig.start("camera", "scene:tabletop", TRANSPORT__FRAMES=rig.frames[1], CAMERA__NAME="side")
-        with rig.client() as client:
-            masks_where(client, lambda masks: masks.camera == "side", "masks of the second camera")
-            object_id = add_mug(client)
-            find_place(client, object_id)
-
-            def begin() -> AddedObject | None:
-                # a frame on which it is hidden does not show it for sure
-                with suppress(RequestError):
-                    return client.add_object(like=object_id, like_camera="cam0", camera="side")
-                return None
-
-            added = until(begin, "the mug on the second camera")
-            assert added.camera == "side"
-            assert added.segmentation is not None
-            true_mask = true_instance(added.segmentation.seq % CLIP_FRAMES, LABEL).mask
-            assert iou(added.segmentation.mask.full(), true_mask.full()) > 0.3
-            assert [place.label for place in client.where(added.id, camera="side")] == [LABEL]
-            assert {place.camera for place in client.where(LABEL)} == {"cam0", "side"}
-
-
 def test_the_shell_prints_the_place_and_writes_the_picture(
     rig: Rig, client: PerceptionClient, tmp_path: Path
 ) -> None:
     object_id = add_mug(client)
     find_place(client, object_id)
-    command = [sys.executable, "-m", "sam3_node", "where", "--transport.control", rig.control]
+    command = ["where", "--transport.control", rig.control]
     command += ["--transport.masks", rig.masks, "--timeout", str(PATIENCE_S)]
     printed = _run(*command, LABEL, "--picture", str(tmp_path / "mug.jpg"))
     assert printed.split()[:4] == ["cam0", str(object_id), *LABEL.split()]
@@ -149,6 +168,28 @@ def test_the_shell_prints_the_place_and_writes_the_picture(
 
 
 def _run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    done = run_command(command)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_an_object_begins_on_a_second_camera_by_its_looks(rig: Rig, client: PerceptionClient) -> None:
+    """The last test of this file: the node keeps the second camera."""
+    rig.start("camera", "scene:tabletop", TRANSPORT__FRAMES=rig.frames[1], CAMERA__NAME="side")
+    masks_where(client, lambda masks: masks.camera == "side", "masks of the second camera")
+    object_id = add_mug(client)
+    find_place(client, object_id)
+
+    def begin() -> AddedObject | None:
+        # a frame on which it is hidden does not show it for sure
+        with suppress(RequestError):
+            return client.add_object(like=object_id, like_camera="cam0", camera="side")
+        return None
+
+    added = until(begin, "the mug on the second camera")
+    assert added.camera == "side"
+    assert added.segmentation is not None
+    true_mask = true_instance(added.segmentation.seq % CLIP_FRAMES, LABEL).mask
+    assert iou(added.segmentation.mask.full(), true_mask.full()) > 0.3
+    assert [place.label for place in client.where(added.id, camera="side")] == [LABEL]
+    assert {place.camera for place in client.where(LABEL)} == {"cam0", "side"}

@@ -1,4 +1,4 @@
-"""The layer of the robot in the console's picture, with the bundled recording and its robot."""
+"""The layer of the robot in the console's picture, and a drag with Alt on it: all like this."""
 
 import cv2
 import numpy as np
@@ -9,6 +9,7 @@ from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.types import Mask
 from tests.support.console_rig import CLIP_FRAMES, ConsoleRig, Page
 from tests.support.node_rig import masks_where
+from tests.support.tiny_detectors import write_tiny_sam3
 
 pytest.importorskip("yourdfpy", reason="needs the extra robot")
 
@@ -21,8 +22,13 @@ PICTURE = """() => {
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The bundled recording's robot, and SAM 3's detector with random weights."""
     joints = f"ipc://{tmp_path_factory.mktemp('robot')}/joints"
+    detector = tmp_path_factory.mktemp("detector")
+    write_tiny_sam3(detector)
     return {
+        "SAM3_DETECTOR__KIND": "sam3-concept",
+        "SAM3_DETECTOR__NAME": str(detector),
         "SAM3_CAMERA__ROBOT": joints,
         "SAM3_SPATIAL__POSES": joints,
         "SAM3_SPATIAL__CALIBRATION": str(TABLETOP.with_suffix(".toml")),
@@ -58,3 +64,21 @@ def test_the_robot_is_painted_where_the_node_sees_it(rig: ConsoleRig, page: Page
     inside = robot.full()
     assert painted[inside].mean() > 0.5
     assert painted[~cv2.dilate(inside.astype(np.uint8), np.ones((5, 5), np.uint8)).astype(bool)].mean() < 0.01
+
+
+def test_drags_with_alt_show_what_to_look_for_and_what_not(rig: ConsoleRig, page: Page) -> None:
+    page.freeze()
+    page.drag((100, 100, 200, 180), "Alt")
+    page.wait("#toast.shown:has-text('Type a name first')")
+    page.page.locator("#name").fill("washer")
+    page.drag((100, 100, 200, 180), "Alt")
+    page.wait("#toast.shown:has-text('Looks for washer: all that is like this box.')")
+    page.page.locator("#name").fill("")
+    page.drag((300, 200, 420, 300), "Alt", "Shift")
+    page.wait("#toast.shown:has-text('all that is not like this box.')")
+    with rig.client() as client:
+        status = client.status()
+    assert status["prompts"] == ["washer"]
+    assert status["exemplars"] == {"washer": [1, 0]}
+    assert page.rows() == []
+    page.wait("#events li:has-text('Looks for all that is like a box.')")
