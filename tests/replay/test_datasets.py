@@ -274,7 +274,7 @@ def write_recordings(tmp_path: Path, count: int) -> list[Path]:
 
 def test_of_several_recordings_the_last_is_for_validation(tmp_path: Path) -> None:
     folders = write_recordings(tmp_path, 4)
-    note = join_outputs(tmp_path, folders)
+    note = join_outputs(tmp_path, "yolo", folders)
     found = pictures(tmp_path / "yolo")
     assert {name.split("-")[0] for name in found["train"]} == {"day0", "day1", "day2"}
     assert {name.split("-")[0] for name in found["val"]} == {"day3"}
@@ -292,7 +292,7 @@ def test_of_several_recordings_the_last_is_for_validation(tmp_path: Path) -> Non
 
 def test_two_recordings_are_split_by_time_each(tmp_path: Path) -> None:
     folders = write_recordings(tmp_path, 2)
-    assert "each is split by time" in join_outputs(tmp_path, folders)
+    assert "each is split by time" in join_outputs(tmp_path, "yolo", folders)
     found = pictures(tmp_path / "yolo")
     for part in ("train", "val"):
         assert {name.split("-")[0] for name in found[part]} == {"day0", "day1"}
@@ -301,7 +301,7 @@ def test_two_recordings_are_split_by_time_each(tmp_path: Path) -> None:
 
 def test_without_a_dataset_there_is_nothing_to_join(tmp_path: Path) -> None:
     with refuses(OutputError, field="dataset"):
-        join_outputs(tmp_path, [tmp_path / "missing"])
+        join_outputs(tmp_path, "yolo", [tmp_path / "missing"])
     assert not list(tmp_path.iterdir())
 
 

@@ -14,7 +14,7 @@ from ...errors import ReplayError
 
 # the command line reads the names at each start, and the formats need libraries of images
 if TYPE_CHECKING:
-    from .output import Output
+    from .output import OutputFormat
 
 FORMATS = {
     "mcap": "mcap:Mcap",
@@ -26,7 +26,7 @@ FORMATS = {
     "overlay": "overlay:Overlay",
     "images": "pictures:Images",
     "lerobot": "lerobot:LeRobot",
-    "report": "report:Report",
+    "report": "report:ReportPage",
 }
 """Module and class of each format, by its name"""
 OUTPUTS = tuple(FORMATS)
@@ -36,15 +36,15 @@ ALIASES = {"davis": "png"}
 
 
 @cache
-def find_output(name: str) -> type[Output]:
+def find_output(name: str) -> type[OutputFormat]:
     """Return the class of a format. Raises ReplayError for an unknown name."""
     if name not in FORMATS:
         raise ReplayError(f"unknown output {name!r:.60}: expected some of {', '.join(OUTPUTS)}")
     module, _, kind = FORMATS[name].partition(":")
-    found: type[Output] = getattr(import_module(f".{module}", __name__), kind)
+    found: type[OutputFormat] = getattr(import_module(f".{module}", __name__), kind)
     return found
 
 
-def list_outputs(is_wanted: Callable[[type[Output]], bool]) -> tuple[str, ...]:
+def list_outputs(is_wanted: Callable[[type[OutputFormat]], bool]) -> tuple[str, ...]:
     """Return the names of the formats for which a question is answered with yes."""
     return tuple(name for name in OUTPUTS if is_wanted(find_output(name)))

@@ -16,7 +16,7 @@ from typing import IO, Any, TextIO
 from ...types import Instance, MaskFrame
 from ...wire import encode_mask
 from ..davis_png import MaskSource, NumberTable
-from .output import Output, Progress, Sources
+from .output import OutputFormat, Progress, Sources
 
 COCO = "masks.json"
 """File in COCO's form."""
@@ -281,7 +281,7 @@ def _make_tubes(
             }
 
 
-class Coco(Output):
+class Coco(OutputFormat):
     """masks.json in COCO format."""
 
     file = (
@@ -299,7 +299,7 @@ class Coco(Output):
         write_coco(folder, sources.labels, names, sources.recording, progress)
 
 
-class YouTubeVis(Output):
+class YouTubeVis(OutputFormat):
     """ytvis.json in the format of YouTube-VIS."""
 
     file = "`ytvis.json`: YouTube-VIS, with RLE masks of each object over its video"

@@ -26,7 +26,7 @@ from ...recording.lerobot.masks import CHANNELS, FEATURE, NAMES, add_to_runs, en
 from ...recording.lerobot.statistics import PixelStatistics, Stats, name_pixel_stats
 from ...types import MaskFrame
 from ..davis_png import MaskSource, NumberTable
-from .output import Output, Progress, Sources
+from .output import OutputFormat, Progress, Sources
 
 FOLDER = "lerobot"
 """Folder of the copy, in that of the outputs."""
@@ -323,7 +323,7 @@ def _name_stats(stats: Mapping[str, Stats], frames: int, names: Collection[str])
     return named
 
 
-class LeRobot(Output):
+class LeRobot(OutputFormat):
     """lerobot/, the dataset with masks."""
 
     file = "`lerobot/`: the LeRobot dataset with masks as an added feature of each camera"

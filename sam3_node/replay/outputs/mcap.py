@@ -7,14 +7,14 @@ from ...bags.native import COLOUR
 from ...bags.native.writer import RecordingWriter, describe_compression
 from ...types import Frame
 from ...wire import pack_masks
-from .output import Output, Progress, Sources
+from .output import OutputFormat, Progress, Sources
 from .pairs import compress_frame, join_frames
 
 MASK_BYTES = 4000
 """Bytes of a frame's masks message, with about five objects at 1080p."""
 
 
-class Mcap(Output):
+class Mcap(OutputFormat):
     """masks.mcap, a recording of masks alone."""
 
     file = "`masks.mcap`: masks messages, and annotations for Foxglove"

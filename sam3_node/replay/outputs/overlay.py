@@ -8,11 +8,11 @@ from ...errors import WireError
 from ...files import child_path
 from ...visualization import VideoWriter, overlay
 from ...wire import decode_image
-from .output import Output, Progress, Sources
+from .output import OutputFormat, Progress, Sources
 from .pairs import join_frames, select_camera
 
 
-class Overlay(Output):
+class Overlay(OutputFormat):
     """overlay-<camera>.mp4 for each camera."""
 
     file = "`overlay-<camera>.mp4`: H.264, which browsers play; without PyAV (extra `bags`) MPEG-4, and the log says so"

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from .output import Output, Progress, Sources
+from .output import OutputFormat, Progress, Sources
 from .pairs import IMAGES, compress_frame, name_images
 
 
-class Images(Output):
+class Images(OutputFormat):
     """images/<camera>/, the frames."""
 
     file = "`images/<camera>/00000.jpg` or `.png`: the frames; `masks.json` and `ytvis.json` name them"

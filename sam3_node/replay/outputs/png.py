@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from ..davis_png import write_palette_pngs
-from .output import Output, Progress, Sources
+from .output import OutputFormat, Progress, Sources
 
 
-class Png(Output):
+class Png(OutputFormat):
     """png/<camera>/ in DAVIS format."""
 
     file = "or `davis`: `png/<camera>/00000.png`: palette masks in DAVIS' layout; `objects.json` names each index"

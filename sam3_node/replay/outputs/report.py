@@ -15,7 +15,7 @@ from ...geometry import mask_iou
 from ...types import NANOSECONDS, Frame, Instance, MaskFrame
 from ...visualization import PALETTE, overlay
 from ...wire import decode_image
-from .output import Output, Progress, Sources
+from .output import OutputFormat, Progress, Sources
 from .pairs import join_frames
 
 REPORT_PICTURES = 12
@@ -29,7 +29,7 @@ REPORT_POINTS = 4000
 _STATE_LETTERS = {"tentative": "n"}
 
 
-class Report(Output):
+class ReportPage(OutputFormat):
     """report.html, one page that needs no other file."""
 
     file = "`report.html`: one page with pictures, tracks, confidences and, with `--as-recorded`, IoU"

@@ -32,7 +32,7 @@ from ...types import NANOSECONDS, Frame, Image, Instance, Mask, MaskFrame
 from ...visualization import contact_sheet, draw_labels, write_image
 from ...wire.images import decode_image, decode_photo
 from ..davis_png import MAX_IMAGE_FILE, MaskSource
-from .output import Output, Progress, Sources
+from .output import OutputFormat, Progress, Sources
 from .pairs import FrameSource, compress_frame, name_images
 
 Points = npt.NDArray[np.int32]
@@ -416,7 +416,7 @@ def _read_labels(path: Path, size: tuple[int, int], classes: Sequence[str]) -> l
     return labels
 
 
-class Yolo(Output):
+class Yolo(OutputFormat):
     """yolo/, pictures and labels to train a network on, in Ultralytics' layout."""
 
     file = (
