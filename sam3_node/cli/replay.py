@@ -22,6 +22,7 @@ from ..errors import (
     VocabularyError,
 )
 from ..processes.signals import print_notice, stop_on_signals
+from ..replay.outputs import ALIASES, OUTPUTS, find_output, list_outputs
 from ..settings import Settings
 from .early_checks import check_job, check_named_files, check_node
 from .environment import prepare_torch
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
     from ..replay.job import Job, ObjectOnFrame
     from ..replay.store import Summary
 
-OUTPUTS = ("mcap", "mcap-images", "coco", "yolo", "ytvis", "png", "overlay", "images", "lerobot", "report")
-ALIASES = {"davis": "png"}
-"""Outputs by another name: DAVIS is the layout of the PNG files."""
 STRATEGIES = ("forward", "bidirectional")
 INTERRUPTED = 130
 """Exit code after a signal, as shells have it. The same command continues."""
@@ -54,7 +52,8 @@ def add_commands(commands: Commands) -> None:
     _add_prompts(parser)
     _add_part(parser)
     parser.add("--topics NAME,…", "cameras or colour topics to read [all]", _parse_names, ())
-    text = f"outputs to write: {', '.join(OUTPUTS)} [mcap]; davis: png"
+    others = ", ".join(f"{alias}: {name}" for alias, name in ALIASES.items())
+    text = f"outputs to write: {', '.join(OUTPUTS)} [mcap]; {others}"
     parser.add("--outputs KIND,…", text, _parse_outputs, ("mcap",))
     parser.add_flag(
         "--with-images",
@@ -230,18 +229,18 @@ def _replay_in_turn(jobs: Sequence[Job], args: Namespace, stop: Event) -> int:
 
 def _join(job: Job, jobs: Sequence[Job]) -> None:
     """Write the datasets that finished recordings have in common."""
-    from ..replay.job import JOINED_OUTPUTS
-    from ..replay.outputs import join_datasets
+    from ..replay.outputs.write import join_outputs
     from ..replay.run import read_finished_summary
     from ..replay.store import local_path
 
     out = local_path(job.out)
-    if out is None or not set(JOINED_OUTPUTS) & set(job.outputs):
+    joined = [kind for kind in job.outputs if find_output(kind).is_joined]
+    if out is None or not joined:
         return
     finished = [single for single in jobs if read_finished_summary(single) is not None]
     parts = [path for path in (local_path(single.out) for single in finished) if path is not None]
-    if parts:
-        print(f"{job.out}/{join_datasets(out, parts)}")
+    for kind in joined if parts else ():
+        print(f"{job.out}/{join_outputs(out, kind, parts)}")
 
 
 def _describe(error: Exception) -> str:
@@ -354,9 +353,10 @@ def _read_objects(args: Namespace) -> tuple[ObjectOnFrame, ...]:
 
 def _check_doubtful(doubtful: str, outputs: Sequence[str]) -> None:
     """Raise ReplayError for an option of doubtful objects that none of the outputs follows."""
-    from ..replay.job import LABEL_OUTPUTS, UNMARKED_OUTPUTS
-
-    options = {"left-out": ("--sure-only", LABEL_OUTPUTS), "drawn": ("--with-doubtful", UNMARKED_OUTPUTS)}
+    options = {
+        "left-out": ("--sure-only", list_outputs(lambda output: output.is_label)),
+        "drawn": ("--with-doubtful", list_outputs(lambda output: output.hides_doubt)),
+    }
     if doubtful not in options:
         return
     option, wanted = options[doubtful]
@@ -369,10 +369,8 @@ def _check_doubtful(doubtful: str, outputs: Sequence[str]) -> None:
 
 def _add_images(outputs: tuple[str, ...]) -> tuple[Any, ...]:
     """Return the outputs with the frames beside masks: in the recording, and as files that others name."""
-    from ..replay.job import NAMING_OUTPUTS
-
     named = ["mcap-images" if kind == "mcap" else kind for kind in outputs]
-    if set(NAMING_OUTPUTS) & set(named) and "images" not in named:
+    if any(find_output(kind).names_images for kind in named) and "images" not in named:
         named.append("images")
     return tuple(named)
 

@@ -17,8 +17,10 @@ from typing import Any
 
 from ..errors import ReplayError
 from .davis_png import MaskSource
-from .job import LABEL_OUTPUTS, NAMING_OUTPUTS, SECTIONS, Job
-from .outputs import Sources, write_outputs
+from .job import SECTIONS, Job
+from .outputs import find_output
+from .outputs.output import Sources
+from .outputs.write import write_outputs
 from .schedule import Schedule, open_schedule
 from .second_pass import read_results
 from .shards import FIRST_PASS, SECOND_PASS, Shards
@@ -128,10 +130,10 @@ def list_missing_outputs(job: Job, summary: Summary) -> list[str]:
     missing: list[str] = [kind for kind in job.outputs if kind not in summary.outputs]
     # labels are written anew if they treat doubtful objects in another way
     if summary.doubtful != job.doubtful:
-        missing += [kind for kind in LABEL_OUTPUTS if kind in summary.outputs]
+        missing += [kind for kind in summary.outputs if find_output(kind).is_label]
     # what names the images is written anew with them
     if "images" in missing:
-        missing += [kind for kind in NAMING_OUTPUTS if kind in summary.outputs]
+        missing += [kind for kind in summary.outputs if find_output(kind).names_images]
     return missing
 
 

@@ -29,30 +29,13 @@ from ..wire import Fields
 from ..wire.codec import Schema, integer
 from ..wire.frame_prompt import FramePrompt, check_parts
 from .davis_png import VOID, find_objects, read_labels, read_mask
+from .outputs import find_output
+from .outputs.output import Doubtful
 
 Mode = Literal["as-recorded", "every"]
 Strategy = Literal["forward", "bidirectional"]
-Output = Literal[
-    "mcap", "mcap-images", "coco", "yolo", "ytvis", "png", "overlay", "images", "lerobot", "report"
-]
 MODES: tuple[Mode, ...] = get_args(Mode)
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
-OUTPUTS: tuple[Output, ...] = get_args(Output)
-Doubtful = Literal["marked", "drawn", "left-out"]
-"""The treatment of doubtful objects in outputs.
-
-marked    all outputs but UNMARKED_OUTPUTS have them, and say which they are; UNMARKED_OUTPUTS, which cannot, have none
-drawn     UNMARKED_OUTPUTS have them, too
-left-out  none of LABEL_OUTPUTS has them
-"""
-UNMARKED_OUTPUTS: tuple[Output, ...] = ("png", "yolo", "ytvis")
-"""The outputs whose readers do not see which objects are doubtful."""
-LABEL_OUTPUTS: tuple[Output, ...] = ("coco", "lerobot", *UNMARKED_OUTPUTS)
-"""The outputs that others train on and measure with."""
-NAMING_OUTPUTS: tuple[Output, ...] = ("coco", "ytvis")
-"""The outputs that name the files of `images`, if there are any."""
-JOINED_OUTPUTS: tuple[Output, ...] = ("yolo",)
-"""The outputs that several recordings also have in common, in a folder of the output's name beside theirs."""
 STDIN = Path("-")
 """Path that stands for standard input."""
 MAX_OBJECTS_BYTES = 16 << 20
@@ -114,7 +97,7 @@ class Job:
     names: tuple[str, ...] = ()
     objects: tuple[ObjectOnFrame, ...] = ()
     topics: tuple[str, ...] = ()
-    outputs: tuple[Output, ...] = ("mcap",)
+    outputs: tuple[str, ...] = ("mcap",)
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     allow_gaps: bool = False
     start: int = 0
@@ -135,7 +118,7 @@ class Job:
         _check_choice("strategy", self.strategy, STRATEGIES)
         _check_choice("doubtful", self.doubtful, get_args(Doubtful))
         for output in self.outputs:
-            _check_choice("output", output, OUTPUTS)
+            find_output(output)
         for section in self.settings:
             _check_choice("settings", section, SECTIONS)
         _check_objects(self.names, self.objects)
@@ -177,7 +160,7 @@ class Job:
             names.append(safe_file_name(stem) if stem.strip(".") else "bag")
         out = self.out.rstrip("/")
         # the results of a recording of this name have another folder
-        folders = _make_unique(names, [output for output in self.outputs if output in JOINED_OUTPUTS])
+        folders = _make_unique(names, [output for output in self.outputs if find_output(output).is_joined])
         return tuple(
             replace(self, bags=(bag,), out=f"{out}/{folder}")
             for bag, folder in zip(self.bags, folders, strict=True)

@@ -20,7 +20,8 @@ from ..perception.step import GRIPPER
 from ..settings import DetectorSettings
 from ..types import NANOSECONDS, Frame, JointState
 from .completion import ProgressCallback, read_complete_summary
-from .job import Job, Output, calibrations_for
+from .job import Job, calibrations_for
+from .outputs import find_output
 from .schedule import NOTHING_ASKED, Schedule, open_schedule
 from .store import Summary, local_path, open_store
 
@@ -29,12 +30,6 @@ MAX_GAP_S = 10.0
 """Longest time between two frames of a camera that counts as recorded. Longer ones are pauses."""
 MASK_BYTES = 4000
 """Bytes of a frame's masks message, with about five objects at 1080p. Work files hold it a second time."""
-FRAME_BYTES: dict[Output, int] = {"coco": 3000, "yolo": 3000, "ytvis": 3000, "png": 8000, "report": 200}
-"""Bytes that an output adds for each frame, about."""
-PIXEL_BYTES: dict[Output, float] = {"overlay": 0.02, "lerobot": 0.02}
-"""Bytes that an output adds for each pixel of a frame, about: those of a video."""
-IMAGE_OUTPUTS: tuple[Output, ...] = ("mcap-images", "images", "yolo")
-"""Outputs that keep the frames as they were recorded."""
 MAX_JOINTS_SHOWN = 8
 """Names of joints that a plan lists."""
 
@@ -235,15 +230,13 @@ def _count_frames(plan: RecordingPlan, job: Job, frames: Iterator[Frame]) -> Non
     plan.bytes = round(size)
 
 
-def _estimate_bytes(frame: Frame, outputs: Sequence[Output]) -> float:
+def _estimate_bytes(frame: Frame, outputs: Sequence[str]) -> float:
     # the shards are always written, and deleted at the end
     size: float = MASK_BYTES
-    for kind in outputs:
-        if kind in ("mcap", "mcap-images"):
-            size += MASK_BYTES
-        if kind in IMAGE_OUTPUTS:
+    for output in map(find_output, outputs):
+        size += output.frame_bytes + output.pixel_bytes * frame.width * frame.height
+        if output.has_frames:
             size += len(frame.colour)
-        size += FRAME_BYTES.get(kind, 0) + PIXEL_BYTES.get(kind, 0.0) * frame.width * frame.height
     return size
 
 

@@ -33,8 +33,8 @@ from ..wire.operations import CHANGES, AddExemplar, AddObject, Reset, SetPrompts
 from . import event_log
 from .davis_png import MAX_IMAGE_FILE, read_mask
 from .job import Job, ObjectOnFrame, calibrations_for, settings_for
-from .lerobot_dataset import check_lerobot
-from .outputs import Dataset
+from .outputs import find_output
+from .outputs.output import Dataset
 from .store import local_bag
 
 FramePlace = tuple[str, int]
@@ -73,8 +73,8 @@ class Schedule(Closeable):
         self.names = job.names
         """Names to look for: the job's, without those that were skipped."""
         # before hours of work whose output could not be written
-        if "lerobot" in job.outputs:
-            check_lerobot(path)
+        for output in job.outputs:
+            find_output(output).check(path)
         self.notes = event_log.Notes(job.allow_gaps)
         self._files = [path]
         if path.is_dir():

@@ -15,8 +15,9 @@ import pytest
 from pycocotools import mask as coco_mask
 
 from sam3_node.errors import OutputError
-from sam3_node.replay.outputs import Sources, join_datasets, write_outputs
-from sam3_node.replay.yolo import fill_polygon, make_polygon
+from sam3_node.replay.outputs.output import Sources
+from sam3_node.replay.outputs.write import join_outputs, write_outputs
+from sam3_node.replay.outputs.yolo import fill_polygon, make_polygon
 from sam3_node.types import NANOSECONDS, Frame, Instance, Mask, MaskFrame
 from tests.replay.test_outputs import (
     ALL,
@@ -191,7 +192,7 @@ def test_classes_are_numbered_by_the_prompts_first(tmp_path: Path) -> None:
     sources = Sources(all_masks, all_frames, dataset=None)
     write_outputs(tmp_path, ["yolo"], sources, told)
     assert read_names(tmp_path / "yolo") == ["bowl", "mug"]
-    from sam3_node.replay.outputs import Dataset
+    from sam3_node.replay.outputs.output import Dataset
 
     named = Dataset(tmp_path, ("mug", 'a "small" öse'))
     write_outputs(tmp_path, ["yolo"], sources._replace(dataset=named), told)
@@ -273,7 +274,7 @@ def write_recordings(tmp_path: Path, count: int) -> list[Path]:
 
 def test_of_several_recordings_the_last_is_for_validation(tmp_path: Path) -> None:
     folders = write_recordings(tmp_path, 4)
-    note = join_datasets(tmp_path, folders)
+    note = join_outputs(tmp_path, "yolo", folders)
     found = pictures(tmp_path / "yolo")
     assert {name.split("-")[0] for name in found["train"]} == {"day0", "day1", "day2"}
     assert {name.split("-")[0] for name in found["val"]} == {"day3"}
@@ -291,7 +292,7 @@ def test_of_several_recordings_the_last_is_for_validation(tmp_path: Path) -> Non
 
 def test_two_recordings_are_split_by_time_each(tmp_path: Path) -> None:
     folders = write_recordings(tmp_path, 2)
-    assert "each is split by time" in join_datasets(tmp_path, folders)
+    assert "each is split by time" in join_outputs(tmp_path, "yolo", folders)
     found = pictures(tmp_path / "yolo")
     for part in ("train", "val"):
         assert {name.split("-")[0] for name in found[part]} == {"day0", "day1"}
@@ -300,7 +301,7 @@ def test_two_recordings_are_split_by_time_each(tmp_path: Path) -> None:
 
 def test_without_a_dataset_there_is_nothing_to_join(tmp_path: Path) -> None:
     with refuses(OutputError, field="dataset"):
-        join_datasets(tmp_path, [tmp_path / "missing"])
+        join_outputs(tmp_path, "yolo", [tmp_path / "missing"])
     assert not list(tmp_path.iterdir())
 
 

@@ -14,12 +14,13 @@ import pyarrow.parquet
 import pytest
 
 from sam3_node.errors import BagError, ReplayError
-from sam3_node.replay import lerobot_dataset
+from sam3_node.recording.lerobot.masks import NAMES
 from sam3_node.replay.completion import StoppedError
 from sam3_node.replay.event_log import Edit, Notes, Step
 from sam3_node.replay.job import Job, ObjectOnFrame
-from sam3_node.replay.lerobot_dataset import NAMES
-from sam3_node.replay.outputs import Dataset, Sources, write_outputs
+from sam3_node.replay.outputs import lerobot as lerobot_dataset
+from sam3_node.replay.outputs.output import Dataset, Sources
+from sam3_node.replay.outputs.write import write_outputs
 from sam3_node.replay.run import PerceptionCache, run_job
 from sam3_node.replay.schedule import step_all_frames
 from sam3_node.replay.second_pass import find_bidirectional_spans

@@ -27,8 +27,10 @@ from sam3_node.bags.native.reader import RecordingReader
 from sam3_node.errors import BagError, OutputError, ReplayError, WireError
 from sam3_node.replay import davis_png
 from sam3_node.replay.davis_png import colours, decode_labels, encode_labels, paint_indices
-from sam3_node.replay.outputs import KINDS, Sources, write_outputs
-from sam3_node.replay.pictures import join_frames
+from sam3_node.replay.outputs import OUTPUTS as KINDS
+from sam3_node.replay.outputs.output import Sources
+from sam3_node.replay.outputs.pairs import join_frames
+from sam3_node.replay.outputs.write import write_outputs
 from sam3_node.types import NANOSECONDS, Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import decode_image, encode_image
 from tests.support.console_rig import BROWSERS
@@ -514,7 +516,8 @@ SCRIPT = """
 import resource, sys
 from pathlib import Path
 from sam3_node.errors import OutputError
-from sam3_node.replay.outputs import Sources, write_outputs
+from sam3_node.replay.outputs.output import Sources
+from sam3_node.replay.outputs.write import write_outputs
 from tests.replay.test_outputs import all_frames, all_masks, told
 out, kind, limit = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 masks = lambda: (masks for _ in range(40) for masks in all_masks())

@@ -15,7 +15,8 @@ from sam3_node.cli.main import main
 from sam3_node.errors import BagError, OutputError, ReplayError
 from sam3_node.perception.perception import Perception
 from sam3_node.replay.completion import StoppedError
-from sam3_node.replay.job import OUTPUTS, Job, ObjectOnFrame
+from sam3_node.replay.job import Job, ObjectOnFrame
+from sam3_node.replay.outputs import OUTPUTS
 from sam3_node.replay.run import PerceptionCache, compare_job, compare_masks, read_finished_summary, run_job
 from sam3_node.replay.shards import ShardLimits
 from sam3_node.settings import Settings
@@ -307,7 +308,7 @@ def test_the_command_takes_several_recordings_and_compares(bag: Path, tmp_path: 
     [
         (("--compare",), "--compare: expected --as-recorded with it"),
         (("--as-recorded", "--prompt", "mug"), "expected no names or objects beside it"),
-        (("--outputs", "avi"), f"one of {', '.join(OUTPUTS)}, found"),
+        (("--outputs", "avi"), f"some of {', '.join(OUTPUTS)}"),
         (("--objects", "absent.json"), "cannot read absent.json"),
         (("--from", "soon"), "expected seconds from the start"),
         (("--to", "2026-05-01T12:00:00"), "has no offset"),

@@ -16,7 +16,8 @@ from sam3_node.errors import BagError, MissingExtraError, OutputError, ReplayErr
 from sam3_node.replay import store as store_module
 from sam3_node.replay.completion import StoppedError
 from sam3_node.replay.job import Job
-from sam3_node.replay.outputs import Sources, write_outputs
+from sam3_node.replay.outputs.output import Sources
+from sam3_node.replay.outputs.write import write_outputs
 from sam3_node.replay.run import PerceptionCache, compare_job, read_finished_summary, run_job
 from sam3_node.replay.shards import FIRST_PASS, Cursor, ShardLimits, Shards
 from sam3_node.replay.store import LOCK, FolderStore, HeldError, UrlStore, local_bag, open_store

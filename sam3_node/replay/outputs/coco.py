@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-from ..types import Instance, MaskFrame
-from ..wire import encode_mask
-from .davis_png import MaskSource, NumberTable
+from ...types import Instance, MaskFrame
+from ...wire import encode_mask
+from ..davis_png import MaskSource, NumberTable
+from .output import OutputFormat, Progress, Sources
 
 COCO = "masks.json"
 """File in COCO's form."""
@@ -278,3 +279,37 @@ def _make_tubes(
                 "length": length,
                 **lists,
             }
+
+
+class Coco(OutputFormat):
+    """masks.json in COCO format."""
+
+    file = (
+        "`masks.json`: COCO with RLE masks, with `videos` and `tracks` beside; each annotation has `confidence` and "
+        "`doubtful`"
+    )
+    is_label = True
+    names_images = True
+    frame_bytes = 3000
+
+    @classmethod
+    def write(cls, folder: Path, sources: Sources, progress: Progress) -> None:
+        """Write the file."""
+        names = sources.name_images(sources.labels)
+        write_coco(folder, sources.labels, names, sources.recording, progress)
+
+
+class YouTubeVis(OutputFormat):
+    """ytvis.json in the format of YouTube-VIS."""
+
+    file = "`ytvis.json`: YouTube-VIS, with RLE masks of each object over its video"
+    hides_doubt = True
+    is_label = True
+    names_images = True
+    frame_bytes = 3000
+
+    @classmethod
+    def write(cls, folder: Path, sources: Sources, progress: Progress) -> str:
+        """Write the file. Return how many masks are left out."""
+        names = sources.name_images(sources.masks)
+        return write_ytvis(folder, sources.masks, names, sources.recording, progress, sources.with_doubtful)

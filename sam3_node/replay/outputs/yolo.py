@@ -26,13 +26,14 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import OutputError, WireError
-from ..files import read_regular
-from ..types import NANOSECONDS, Frame, Image, Instance, Mask, MaskFrame
-from ..visualization import contact_sheet, draw_labels, write_image
-from ..wire.images import decode_image, decode_photo
-from .davis_png import MAX_IMAGE_FILE, MaskSource
-from .pictures import FrameSource, compress_frame, name_images
+from ...errors import OutputError, WireError
+from ...files import read_regular
+from ...types import NANOSECONDS, Frame, Image, Instance, Mask, MaskFrame
+from ...visualization import contact_sheet, draw_labels, write_image
+from ...wire.images import decode_image, decode_photo
+from ..davis_png import MAX_IMAGE_FILE, MaskSource
+from .output import OutputFormat, Progress, Sources
+from .pairs import FrameSource, compress_frame, name_images
 
 Points = npt.NDArray[np.int32]
 """Pixels (x, y), int32 [n, 2]."""
@@ -413,3 +414,29 @@ def _read_labels(path: Path, size: tuple[int, int], classes: Sequence[str]) -> l
         mask = Mask.from_full(fill_polygon(corners, size))
         labels.append((classes[int(number)], int(number), mask))
     return labels
+
+
+class Yolo(OutputFormat):
+    """yolo/, pictures and labels to train a network on, in Ultralytics' layout."""
+
+    file = (
+        "`yolo/`: pictures and polygons in Ultralytics' layout (`images/`, `labels/`, `data.yaml`), split to train and "
+        "to validate, and `contact.jpg`, which shows them; [your own classes](own-classes.md)"
+    )
+    hides_doubt = True
+    is_label = True
+    is_joined = True
+    has_frames = True
+    frame_bytes = 3000
+
+    @classmethod
+    def write(cls, folder: Path, sources: Sources, progress: Progress) -> str:
+        """Write the dataset of a recording. Return what is in it."""
+        return write_yolo(
+            folder, sources.masks, sources.frames, progress, sources.prompts, sources.with_doubtful
+        )
+
+    @classmethod
+    def join(cls, folder: Path, parts: Sequence[Path]) -> str:
+        """Write one dataset of those of several recordings."""
+        return join_yolo(folder, parts)

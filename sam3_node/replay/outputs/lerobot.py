@@ -18,14 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from ..bags.formats.lerobot import EPISODES_V3, INFO, Episode, is_lerobot, read_layout
-from ..bags.isolated import IsolatedCalls
-from ..bags.samples import split_selection
-from ..errors import BagError, ReplayError, find_version, install_advice
-from ..recording.lerobot.masks import CHANNELS, FEATURE, NAMES, add_to_runs, encode_picture, paint_object
-from ..recording.lerobot.statistics import PixelStatistics, Stats, name_pixel_stats
-from ..types import MaskFrame
-from .davis_png import MaskSource, NumberTable
+from ...bags.formats.lerobot import EPISODES_V3, INFO, Episode, is_lerobot, read_layout
+from ...bags.isolated import IsolatedCalls
+from ...bags.samples import split_selection
+from ...errors import BagError, ReplayError, find_version, install_advice
+from ...recording.lerobot.masks import CHANNELS, FEATURE, NAMES, add_to_runs, encode_picture, paint_object
+from ...recording.lerobot.statistics import PixelStatistics, Stats, name_pixel_stats
+from ...types import MaskFrame
+from ..davis_png import MaskSource, NumberTable
+from .output import OutputFormat, Progress, Sources
 
 FOLDER = "lerobot"
 """Folder of the copy, in that of the outputs."""
@@ -320,3 +321,23 @@ def _name_stats(stats: Mapping[str, Stats], frames: int, names: Collection[str])
         values = name_pixel_stats(rows, frames)
         named[FEATURE.format(camera)] = {name: value for name, value in values.items() if name in names}
     return named
+
+
+class LeRobot(OutputFormat):
+    """lerobot/, the dataset with masks."""
+
+    file = "`lerobot/`: the LeRobot dataset with masks as an added feature of each camera"
+    is_label = True
+    pixel_bytes = 0.02
+
+    @classmethod
+    def check(cls, recording: Path) -> None:
+        """Raise ReplayError unless the recording is a whole LeRobot dataset."""
+        check_lerobot(recording)
+
+    @classmethod
+    def write(cls, folder: Path, sources: Sources, progress: Progress) -> None:
+        """Write the copy of the dataset that was replayed."""
+        if sources.dataset is None:
+            raise ReplayError("the output lerobot: expected a LeRobot dataset to add masks to, found none")
+        write_lerobot(folder, sources.dataset.path, sources.labels, progress, sources.dataset.prompts)

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from ..bags.native.writer import compress_colour
-from ..errors import WireError
-from ..files import safe_file_name
-from ..types import Frame, MaskFrame
-from ..wire.images import CHANNELS
-from .davis_png import MaskSource
+from ...bags.native.writer import compress_colour
+from ...errors import WireError
+from ...files import safe_file_name
+from ...types import Frame, MaskFrame
+from ...wire.images import CHANNELS
+from ..davis_png import MaskSource
 
 T = TypeVar("T", MaskFrame, Frame)
 FrameSource = Callable[[], Iterator[Frame]]
