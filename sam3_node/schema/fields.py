@@ -65,7 +65,7 @@ _AT_PATH = re.compile(r".* - at `(?P<key>key` in `)?(?P<path>\$.*)`", re.DOTALL)
 _STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<index>\d+|\.\.\.)\]")
 
 
-class Place(NamedTuple):
+class WrongField(NamedTuple):
     """A place in a value of the schema, where something is wrong."""
 
     name: str
@@ -165,7 +165,7 @@ def _type_info(kind: type) -> inspect.Type:
     return inspect.type_info(kind)
 
 
-def _find(path: str | None, value: object, kind: type) -> Place:
+def _find(path: str | None, value: object, kind: type) -> WrongField:
     """Return the place that a path of msgspec names, such as "$.instances[2].score"."""
     info = _type_info(kind)
     name = ""
@@ -185,7 +185,7 @@ def _find(path: str | None, value: object, kind: type) -> Place:
         elif isinstance(info, inspect.DictType):
             # msgspec does not say which entry of a map is wrong
             name, found, info = _find_entry(name, found, info)
-    return Place(name, describe_type(info, found), found, _field_names(_without_none(info)))
+    return WrongField(name, describe_type(info, found), found, _field_names(_without_none(info)))
 
 
 def _field(info: inspect.Type, name: str) -> inspect.Type:
@@ -258,7 +258,10 @@ def describe_type(info: inspect.Type, found: object = None) -> str:
         return "one of " + ", ".join(map(str, info.values))
     if isinstance(info, inspect.StrType):
         if info.pattern is not None:
-            return "the name of a camera, frame or robot: 1 to 64 letters, digits, '_', '.' or '-', and not of dots alone"
+            return (
+                "the name of a camera, frame or robot: 1 to 64 letters, digits, '_', '.' or '-', and not of dots "
+                "alone"
+            )
         is_long = isinstance(found, str) and info.max_length is not None
         return f"a string of at most {info.max_length} characters" if is_long else "a string"
     if isinstance(info, inspect.TupleType):
