@@ -83,7 +83,7 @@ bench: $(READY)
 docs: $(READY)
 	$(BIN)/pip install -q $(PIP_FLAGS) 'mkdocs-material>=9.5' 'mike>=2'
 	rm -rf out/pages && mkdir -p out/pages
-	git ls-files -z '*.md' LICENSE docs launch examples calibration tools training sam3_node tests research \
+	git ls-files -z '*.md' LICENSE docs launch examples calibration tools training sam3_node tests \
 		| grep -zvE '\.(safetensors|mcap|bin|npz|bag|db3)$$' | tar --null -T - -cf - | tar -xf - -C out/pages
 	$(BIN)/mkdocs build --strict -q
 

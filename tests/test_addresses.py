@@ -1,8 +1,7 @@
 """Addresses, and the header Host by which a server on loopback knows pages of other sites."""
 
-import pytest
-
 from sam3_node.addresses import is_loopback_header, read_host_header
+from tests.support.tables import each_row
 
 HOSTS = {
     "127.0.0.1": "127.0.0.1",
@@ -66,18 +65,18 @@ OTHERS = (
 )
 
 
-@pytest.mark.parametrize("text", HOSTS)
+@each_row("text", HOSTS)
 def test_a_host_is_read_without_brackets_and_port(text: str) -> None:
     assert read_host_header(text) == HOSTS[text]
 
 
-@pytest.mark.parametrize("text", MALFORMED)
+@each_row("text", MALFORMED)
 def test_anything_beside_host_and_port_is_refused(text: str) -> None:
     assert read_host_header(text) is None
     assert not is_loopback_header([text])
 
 
-@pytest.mark.parametrize("text", OTHERS)
+@each_row("text", OTHERS)
 def test_another_name_is_not_this_machine(text: str) -> None:
     assert not is_loopback_header([text])
 

@@ -30,6 +30,7 @@ from tests.support.node_rig import Rig
 from tests.support.pages import Code, block_with, blocks, shown
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_MS, PATIENCE_S
+from tests.support.tables import each_row
 from tests.support.wire_examples import golden
 from tools.docs.command_line import commands
 from tools.docs.errors import ADVICE, error_classes
@@ -49,7 +50,7 @@ ALL = [
 ]
 COMMANDS = [words[1:] for words, _ in commands(command_parser())]
 SETTINGS_SECTIONS = tuple(Settings.model_fields)
-FOLDERS = "calibration|docs|examples|launch|research|sam3_node|tests|tools|training"
+FOLDERS = "calibration|docs|examples|launch|sam3_node|tests|tools|training"
 EXAMPLES = {
     "README.md": {"calibration/wrist.toml"},
     "three-d.md": {"calibration/overhead.toml", "calibration/wrist.toml"},
@@ -92,7 +93,7 @@ def run(code: str, timeout_s: float = PATIENCE_S) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(("page", "line"), command_lines(), ids=lambda value: value[:60])
+@each_row(("page", "line"), command_lines())
 def test_every_command_is_understood(page: str, line: str) -> None:
     words = shlex.split(line, comments=True)
     check = {
@@ -138,7 +139,7 @@ def check_tests(words: list[str]) -> None:
     assert not [word for word in named if not (ROOT / word).exists()]
 
 
-@pytest.mark.parametrize("path", ALL, ids=lambda path: str(path.relative_to(ROOT)))
+@each_row("path", ALL, ids=str)
 def test_links_lead_somewhere(path: Path) -> None:
     broken = []
     for target in re.findall(r"\]\(([^)\s]+)\)", shown(path)):
@@ -151,7 +152,7 @@ def test_links_lead_somewhere(path: Path) -> None:
     assert not broken
 
 
-@pytest.mark.parametrize("path", ALL, ids=lambda path: str(path.relative_to(ROOT)))
+@each_row("path", ALL, ids=str)
 def test_every_path_exists(path: Path) -> None:
     text = re.sub(r"\]\([^)]*\)|https?://\S+", "", shown(path))
     named = set(re.findall(rf"(?<![\w/.-])(?:{FOLDERS})/[\w./-]*\w", text))
@@ -183,7 +184,7 @@ def test_modules_in_the_design_exist() -> None:
 TOUR = re.findall(r"`([\w/]+\.py)::([\w.]+)`", shown(ROOT / "docs" / "tour.md"))
 
 
-@pytest.mark.parametrize(("path", "name"), TOUR, ids=lambda value: value)
+@each_row(("path", "name"), TOUR)
 def test_a_stop_of_the_tour_exists(path: str, name: str) -> None:
     body = ast.parse((ROOT / path).read_text()).body
     for part in name.split("."):
@@ -241,7 +242,7 @@ def test_the_hex_is_that_of_the_golden_files() -> None:
     assert golden("frame-jpeg")[1].hex().startswith(start)
 
 
-@pytest.mark.parametrize("block", python_blocks(), ids=str)
+@each_row("block", python_blocks(), ids=str)
 def test_python_examples_compile(block: Code) -> None:
     assert ast.parse(block.text).body
 

@@ -34,6 +34,8 @@ from tests.support.node_rig import ids, masks_where
 from tests.support.pages import block_with, shown
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_MS, PATIENCE_S
+from tests.support.repeats import if_pages_changed
+from tests.support.tables import each_row
 from tests.support.threads import in_thread
 from tests.support.tiny import Oracle, random_source
 from tests.support.transport_peer import NOBODY, TCP
@@ -51,6 +53,9 @@ PERIOD_S = 0.15
 MUG = (211, 285, 346, 427)
 """Box of the red mug on the first frame of the bundled recording."""
 KEY = "key-of-this-test"
+
+
+typed = if_pages_changed()
 
 
 class Step(NamedTuple):
@@ -178,7 +183,7 @@ def test_the_page_is_one_page() -> None:
     assert not [cells[0] for cells in rows() if "`" not in cells[1]], "each row has a call or a command"
 
 
-@pytest.mark.parametrize("step", [step for step in STEPS if not step.is_call], ids=str)
+@each_row("step", [step for step in STEPS if not step.is_call], ids=str)
 def test_a_command_is_understood_and_its_files_are_there(step: Step) -> None:
     words = shlex.split(step.code)
     checks = {
@@ -269,6 +274,7 @@ def test_every_call_that_is_named_beside_exists() -> None:
     assert not [name for name in named if not hasattr(PerceptionClient, name)]
 
 
+@typed
 def test_every_command_to_a_node_runs(
     cell: Cell, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -292,6 +298,7 @@ def test_the_probes_answer(cell: Cell) -> None:
     assert {ask(cell.near.url, f"/{page}")[0] for page in pages} == {200}
 
 
+@typed
 @pytest.mark.usefixtures("here")
 def test_every_node_starts(tmp_path: Path) -> None:
     endpoints = {
@@ -308,6 +315,7 @@ def test_every_node_starts(tmp_path: Path) -> None:
 REPLAYS = [step for step in STEPS if step.is_replay]
 
 
+@typed
 @pytest.mark.parametrize("number", range(len(REPLAYS)), ids=lambda number: str(REPLAYS[number]))
 def test_every_replay_runs(number: int, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = shlex.split(REPLAYS[number].code)[1:]

@@ -24,6 +24,7 @@ from tests.support.command_line import command_parser
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions
+from tests.support.tables import each_row
 
 LAUNCH = ROOT / "launch"
 
@@ -44,18 +45,18 @@ processes = [{processes}]
 PROFILES = sorted(LAUNCH.glob("*.toml"))
 
 
-@pytest.mark.parametrize("profile", PROFILES, ids=lambda path: path.stem)
+@each_row("profile", PROFILES, ids=lambda path: path.stem)
 def test_every_profile_validates_and_names_processes(profile: Path) -> None:
     assert list_processes(load_settings(profile), profile)
 
 
-@pytest.mark.parametrize("profile", PROFILES, ids=lambda path: path.stem)
+@each_row("profile", PROFILES, ids=lambda path: path.stem)
 def test_every_profile_is_in_the_tables_of_profiles(profile: Path) -> None:
     assert f"| `{profile.name}` |" in (LAUNCH / "README.md").read_text()
     assert f"| `launch/{profile.name}` |" in (ROOT / "docs" / "profiles.md").read_text()
 
 
-@pytest.mark.parametrize("profile", PROFILES, ids=lambda path: path.stem)
+@each_row("profile", PROFILES, ids=lambda path: path.stem)
 def test_every_profile_fits_together(profile: Path) -> None:
     """Settings that contradict each other would only be refused, or ignored, on the machine of the profile."""
     settings = load_settings(profile)
@@ -86,7 +87,7 @@ def commands() -> list[str]:
     return [command for file in files for command in re.findall(COMMAND, file.read_text(), re.MULTILINE)]
 
 
-@pytest.mark.parametrize("command", commands())
+@each_row("command", commands())
 def test_every_command_is_parsed(command: str) -> None:
     assert command_parser().parse_args(shlex.split(command)).run
 

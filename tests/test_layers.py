@@ -59,6 +59,21 @@ class Import(NamedTuple):
     deferred: bool
 
 
+class Source(NamedTuple):
+    """What the tests look at in a file."""
+
+    lines: int
+    functions: dict[str, int]
+    """Lines of each function, by its place and name."""
+    classes: tuple[str, ...]
+    imports: tuple[Import, ...]
+    """Imports of a module of the package that are not for types alone."""
+    names: frozenset[str]
+    """Modules that a module of the package names in any import, also for types alone."""
+    packages: frozenset[str]
+    """Top-level packages of all imports."""
+
+
 @cache
 def modules() -> dict[str, Path]:
     """Return every module of the package by its full name."""
@@ -71,9 +86,31 @@ def compute_name(path: Path) -> str:
 
 
 @cache
+def read_source(path: Path) -> Source:
+    """Parse a file once for all tests. The trees of all files would take 300 MB, so they are not kept."""
+    text = path.read_text()
+    tree = ast.parse(text)
+    nodes = list(ast.walk(tree))
+    module = compute_name(path) if path.is_relative_to(PACKAGE) else ""
+    imported = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    froms = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    imported += [node.module or "" for node in froms if not node.level]
+    return Source(
+        text.count("\n"),
+        {
+            f"{path}:{node.lineno} {node.name}": (node.end_lineno or 0) - node.lineno + 1
+            for node in nodes
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        },
+        tuple(node.name for node in tree.body if isinstance(node, ast.ClassDef)),
+        tuple(walk(tree, module, deferred=False)) if module else (),
+        frozenset(name for node in froms for name in targets(node, module)) if module else frozenset(),
+        frozenset(name.split(".")[0] for name in imported),
+    )
+
+
 def list_imports(module: str) -> tuple[Import, ...]:
-    tree = ast.parse(modules()[module].read_text())
-    return tuple(walk(tree, module, deferred=False))
+    return read_source(modules()[module]).imports
 
 
 def walk(node: ast.AST, module: str, deferred: bool) -> Iterator[Import]:
@@ -103,9 +140,7 @@ def targets(node: ast.ImportFrom, module: str) -> Iterator[str]:
 @cache
 def list_siblings(module: str) -> frozenset[str]:
     """Return the modules of the same package that a module names in any import, also for types alone."""
-    tree = ast.parse(modules()[module].read_text())
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    names = {name for node in imports for name in targets(node, module)}
+    names = read_source(modules()[module]).names
     return frozenset(name for name in names & modules().keys() - {module} if unit(name) == unit(module))
 
 
@@ -167,41 +202,39 @@ def test_every_module_has_its_layer() -> None:
     assert not unknown
 
 
-@pytest.mark.parametrize("module", modules())
-def test_imports_point_downward(module: str) -> None:
-    if module == "sam3_node":
-        return
-    for item in list_imports(module):
-        if item.name.startswith("sam3_node.") and unit(item.name) != unit(module):
-            assert layer(item.name) < layer(module), f"{module} imports {item.name}"
+def test_imports_point_downward() -> None:
+    upward = [
+        f"{module} imports {item.name}"
+        for module in modules().keys() - {"sam3_node"}
+        for item in list_imports(module)
+        if item.name.startswith("sam3_node.") and unit(item.name) != unit(module)
+        if layer(item.name) >= layer(module)
+    ]
+    assert not upward, "\n".join(sorted(upward))
 
 
 def test_no_import_circle() -> None:
     assert not [path for module in modules() if (path := find_circle(module, list_needed_at_import))]
 
 
-@pytest.mark.parametrize("module", modules())
-def test_no_import_circle_inside_a_package(module: str) -> None:
+def test_no_import_circle_inside_a_package() -> None:
     """Imports for types alone and imports in functions count: a circle of files is one file, however it is hidden."""
-    circle = find_circle(module, list_siblings)
-    assert circle is None, " -> ".join(circle)
+    circles = [" -> ".join(path) for module in modules() if (path := find_circle(module, list_siblings))]
+    assert not circles, "\n".join(circles)
 
 
 def test_no_two_classes_have_one_name() -> None:
-    trees = [ast.parse(path.read_text()) for path in modules().values()]
-    classes = Counter(node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef))
+    classes = Counter(name for path in modules().values() for name in read_source(path).classes)
     assert not [name for name, count in classes.items() if count > 1]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_and_functions_stay_short(path: Path) -> None:
-    text = path.read_text()
-    assert text.count("\n") <= MAX_FILE_LINES
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert (node.end_lineno or 0) - node.lineno < MAX_FUNCTION_LINES, (
-                f"{path}:{node.lineno} {node.name}"
-            )
+def test_files_and_functions_stay_short() -> None:
+    sources = {path: read_source(path) for path in SOURCES}
+    long = [f"{path}: {file.lines} lines" for path, file in sources.items() if file.lines > MAX_FILE_LINES]
+    for file in sources.values():
+        functions = file.functions.items()
+        long += [f"{function}: {lines} lines" for function, lines in functions if lines > MAX_FUNCTION_LINES]
+    assert not long, "\n".join(long)
 
 
 def test_only_transport_imports_zeromq() -> None:
@@ -267,14 +300,4 @@ def test_forbidden_packages_are_not_imported() -> None:
 
 
 def test_nothing_imports_the_laboratory() -> None:
-    importing = []
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and not node.level:
-                names = [node.module or ""]
-            else:
-                continue
-            importing += [path for name in names if name.split(".")[0] == "training"]
-    assert not importing
+    assert not [path for path in SOURCES if "training" in read_source(path).packages]

@@ -18,6 +18,7 @@ from sam3_node.settings import (
     options,
 )
 from tests.support.refuses import mentions
+from tests.support.tables import each_row
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +117,7 @@ def test_an_error_names_field_value_and_layer(tmp_path: Path, monkeypatch: pytes
     assert mentions(text, "'fast'", "command line")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "named"),
     [
         ("[tracker]\nbank = 3", "tracker.bank"),
@@ -185,7 +186,7 @@ def test_the_command_line_refuses_a_name_from_before(capsys: pytest.CaptureFixtu
     assert "detector.doubt" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "nearest"),
     [
         ("[tracker]\nbank_sise = 3", "bank_size"),
@@ -364,7 +365,7 @@ source = "rtsp://camera/stream"
     assert right.source == "rtsp://camera/stream"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("first", "second"),
     [
         ("tcp://127.0.0.1:6000", "tcp://127.0.0.1:6000"),
@@ -395,7 +396,7 @@ def test_one_endpoint_for_two_settings_is_refused(first: str, second: str) -> No
     assert mentions(load_error(**several), "transport.frames", "transport.masks")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("first", "second"),
     [
         ("tcp://127.0.0.1:6000", "tcp://127.0.0.1:6001"),

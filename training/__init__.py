@@ -1,1 +1,1 @@
-"""The laboratory: trains the bundled weights and fits the bundled confidence. Nothing else in the checkout needs it."""
+"""Trains the bundled weights and fits the bundled confidence. Nothing else in the checkout needs it."""

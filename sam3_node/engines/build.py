@@ -21,7 +21,7 @@ OBJECTS_A_CALL = {"read": USUAL_OBJECTS}
 """Largest number of objects of a call, by stage: so many fill a GPU, and each needs memory (256 MB at 1008 pixels)."""
 GROUPS_A_CALL = {"read": 2, "decode": 4, "remember": 4}
 """Largest number of groups of objects of a call, by stage: one fills a GPU, and each needs memory (450 MB of the read
-and 113 MB of the memory encoder at 1008 pixels; `python -m tools.bench.engines.layers --family sam3.1`)."""
+and 113 MB of the memory encoder at 1008 pixels; `tools/bench/results/engines-layers-sam31.json`)."""
 TIMINGS = "timing.cache"
 USUAL_SIDE = 1008
 MAX_PLAN_BYTES = 2e9

@@ -49,6 +49,7 @@ from tests.support.mcap_files import (
 )
 from tests.support.recordings import frame_at, read_bag, write_film, write_recording
 from tests.support.refuses import mentions, refuses
+from tests.support.tables import each_row
 from tests.support.wire_examples import masks
 
 FAST = CameraSettings(fps=1000)
@@ -90,7 +91,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@each_row("kind", sorted(KINDS))
 def test_every_format_gives_the_same_frames_whatever_the_file_is_called(tmp_path: Path, kind: str) -> None:
     path = KINDS[kind](tmp_path / "recording.bin", rgbd(4))
     with open_bag(path) as bag:
@@ -308,8 +309,8 @@ def grey(topic: str, index: int, **changes: Any) -> Moment:
     return replace(moment, **changes)
 
 
-@pytest.mark.parametrize("format_", ["ros2", "ros1", "json", "protobuf"])
-@pytest.mark.parametrize("kind", ["8UC1", "jpeg"])
+@each_row("format_", ["ros2", "ros1", "json", "protobuf"])
+@each_row("kind", ["8UC1", "jpeg"])
 def test_pictures_on_the_topic_of_depth_are_told(tmp_path: Path, format_: str, kind: str) -> None:
     moments = [moment for moment in rgbd(3) if "depth" not in moment.topic]
     topic = "/camera/depth/image_raw" + ("/compressed" if kind == "jpeg" else "")

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from sam3_node.bags.discovery import Camera, choose_cameras, find_cameras, settle_kinds
 from sam3_node.bags.formats.mcap import McapBag
 from sam3_node.bags.messages.ros_images import find_kind
@@ -11,6 +9,7 @@ from sam3_node.bags.samples import Topic
 from sam3_node.errors import BagError
 from tests.support.mcap_files import T0, Moment, colour_pixels, depth_pixels, write_ros2
 from tests.support.refuses import refuses
+from tests.support.tables import each_row
 
 BAG = Path("table.mcap")
 
@@ -112,7 +111,7 @@ DRIVERS = {  # topics, and camera, colour, depth and intrinsics that are found i
 }
 
 
-@pytest.mark.parametrize(("names", "expected"), DRIVERS.values(), ids=DRIVERS)
+@each_row(("names", "expected"), DRIVERS.values(), ids=DRIVERS)
 def test_drivers(names: str, expected: str) -> None:
     found = [parts(camera) for camera in find_cameras(topics(*names.split()))]
     assert tuple(None if part == "-" else part for part in expected.split()) in found
@@ -222,7 +221,7 @@ RAW = """
 """
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "rectified"),
     [*((name, True) for name in RECTIFIED.split()), *((name, False) for name in RAW.split())],
 )

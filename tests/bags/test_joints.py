@@ -19,6 +19,7 @@ from tests.support import mcap_files, ros_recordings
 from tests.support.hdf5_files import make_pictures, write_aloha, write_robomimic
 from tests.support.mcap_files import T0, Moment, rgbd
 from tests.support.paths import ROOT
+from tests.support.tables import each_row
 
 TOPIC = "/arm/joint_states"
 WANTED = "/arm/joint_states_desired"
@@ -189,7 +190,7 @@ def test_of_topics_with_the_same_joints_the_state_counts_and_is_told(
     assert not notes
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("names", "named"),
     [
         ([["shoulder_pan", "elbow_flex", "gripper"]], None),

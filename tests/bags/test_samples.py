@@ -8,6 +8,7 @@ from sam3_node.bags.samples import CameraInfo
 from sam3_node.errors import BagError
 from sam3_node.types import Intrinsics
 from tests.support.refuses import refuses
+from tests.support.tables import each_row
 
 K = Intrinsics(120.0, 121.0, 64.0, 48.0, "brown_conrady", (-0.2, 0.05, 0.0, 0.0, 0.0))
 P = Intrinsics(100.0, 101.0, 60.0, 44.0)
@@ -42,7 +43,7 @@ def test_a_lens_that_cannot_be_used_is_an_error_of_its_images_alone() -> None:
         replace(INFO, projection="no P").fit((128, 96), True)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("size", "binning", "roi", "expected"),
     [
         ((64, 48), (2, 2), (0, 0, 0, 0), (60.0, 60.5, 32.0, 24.0)),

@@ -29,6 +29,7 @@ from tests.support.calibration_scenes import (
     render_views,
 )
 from tests.support.refuses import mentions, refuses
+from tests.support.tables import each_row
 
 PINHOLE = Intrinsics(600, 600, 320, 240, "none")
 CHARUCO = "charuco:7x5:30mm:21mm:4x4_50"
@@ -48,7 +49,7 @@ def test_a_board_reads_its_own_text(text: str) -> None:
     assert str(Board.parse(text)) == text
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "named"),
     [
         ("circles:7x5:30mm", "charuco"),
@@ -69,17 +70,15 @@ def test_impossible_boards_are_refused(text: str, named: str | tuple[str, ...]) 
         Board.parse(text)
 
 
-@pytest.mark.parametrize("kind", ["charuco:6x5:22mm:14mm", "apriltag:6x5:22mm:6mm"])
-@pytest.mark.parametrize(
-    "name", ["36h11", "APRILTAG_36h11", "apriltag_36H11", "DICT_APRILTAG_36h11", "tag36h11"]
-)
+@each_row("kind", ["charuco:6x5:22mm:14mm", "apriltag:6x5:22mm:6mm"])
+@each_row("name", ["36h11", "APRILTAG_36h11", "apriltag_36H11", "DICT_APRILTAG_36h11", "tag36h11"])
 def test_a_dictionary_has_the_names_of_others(kind: str, name: str) -> None:
     board = Board.parse(f"{kind}:{name}:first=3")
     assert board.dictionary == "APRILTAG_36h11"
     assert str(board) == f"{kind}:36h11:first=3"
 
 
-@pytest.mark.parametrize("name", sorted(name for name in dir(cv2.aruco) if name.startswith("DICT_")))
+@each_row("name", sorted(name for name in dir(cv2.aruco) if name.startswith("DICT_")))
 def test_all_dictionaries_of_opencv_are_read(name: str) -> None:
     board = Board.parse(f"charuco:4x4:30mm:21mm:{name}")
     assert f"DICT_{board.dictionary}".lower() == name.lower()
@@ -201,7 +200,7 @@ def test_an_image_without_a_board_has_none() -> None:
         assert explain_absence(Board.parse(text), np.full((480, 640, 3), 90, np.uint8)) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("described", "change", "named"),
     [
         (CHARUCO, "mirror", "mirrored"),

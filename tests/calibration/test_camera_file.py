@@ -9,6 +9,7 @@ from sam3_node.calibration import Calibration, load_calibration, save_calibratio
 from sam3_node.errors import OutputError, SettingsError
 from tests.support.paths import ROOT
 from tests.support.refuses import mentions, refuses
+from tests.support.tables import each_row
 
 EXAMPLE = ROOT / "calibration" / "example.toml"
 INTRINSICS = (
@@ -71,7 +72,7 @@ def test_hand_eye_is_a_transform(tmp_path: Path, rotation: str) -> None:
     np.testing.assert_allclose(hand_eye.parent_from_camera, expected, atol=1e-7)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("old", "new", "named"),
     [
         ("fx_px = 500", "fx_px = 0", "intrinsics.fx_px"),

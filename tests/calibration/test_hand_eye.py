@@ -26,6 +26,7 @@ from tests.support.calibration_scenes import (
 from tests.support.paths import SHARED
 from tests.support.refuses import mentions
 from tests.support.repeats import repetitions
+from tests.support.tables import each_row
 from tools.bench.accuracy.calibration import CHARUCO, CHESSBOARD, read_focal, read_pairs
 
 MOUNTINGS: tuple[Mounting, ...] = ("eye_in_hand", "eye_to_hand")
@@ -139,7 +140,7 @@ def shuffle(views: list[HandEyeView]) -> list[HandEyeView]:
     return [replace(view, base_from_gripper=other.base_from_gripper) for view, other in pairs]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("change", "named"),
     [
         (lambda views: views[:4], "at least 6 poses"),
@@ -234,8 +235,8 @@ def scale(views: list[HandEyeView], robot: float = 1.0, board: float = 1.0) -> l
     return list(map(change, views))
 
 
-@pytest.mark.parametrize("mounting", MOUNTINGS)
-@pytest.mark.parametrize(
+@each_row("mounting", MOUNTINGS)
+@each_row(
     ("robot", "board", "named"),
     [
         (1, 1e3, "too large, millimetres read as metres: correct board_unit"),

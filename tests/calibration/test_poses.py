@@ -11,6 +11,7 @@ from sam3_node.errors import CalibrationError
 from sam3_node.geometry import rigid, rotation_from_vector
 from sam3_node.types import FramePose, JointState
 from tests.support.refuses import refuses
+from tests.support.tables import each_row
 
 MATRIX: list[list[float]] = [[0, -1, 0, 0.1], [1, 0, 0, 0.2], [0, 0, 1, 0.3], [0, 0, 0, 1]]
 QUATERNION = [0, 0, 0.5**0.5, 0.5**0.5]
@@ -40,7 +41,7 @@ def write(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "text"),
     [
         ("poses.json", dump(image="a.png", matrix=MATRIX)),
@@ -86,7 +87,7 @@ def entry(**fields: object) -> str:
     return dump(**{"position": [0, 0, 0], "quaternion_xyzw": [0, 0, 0, 1]} | fields)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "text", "named"),
     [
         ("a.csv", "image,x,y,z,rx,ry,rz\na,0.4,0,0.4,0,0,90\n", "length 90.*degrees, or Euler angles"),

@@ -37,6 +37,7 @@ from tests.support.hostility import declare_jpeg, limited_memory, mutations
 from tests.support.processes import Process
 from tests.support.refuses import mentions, refuses
 from tests.support.repeats import repetitions
+from tests.support.tables import each_row
 
 VALID = {
     "groot": groot({"head": base64_jpeg(picture()), "wrist": jpeg(picture())}, {"head": 5.5, "wrist": 6}),
@@ -96,7 +97,7 @@ def test_lerobot_images_are_swapped_and_empty_images_are_nothing() -> None:
     assert read("lerobot", [b'{"images": null}']) == ([], [])
 
 
-@pytest.mark.parametrize("stamp", [None, "now", True, [], math.nan, -math.inf, 1 << 63])
+@each_row("stamp", [None, "now", True, [], math.nan, -math.inf, 1 << 63])
 def test_a_stamp_that_is_no_number_is_none(stamp: Any) -> None:
     for dialect, make in (("groot", groot), ("lerobot", lerobot)):
         (image,) = read(dialect, make({"head": base64_jpeg(picture())}, {"head": stamp})).images
@@ -148,8 +149,8 @@ def test_one_damaged_image_does_not_take_the_others_with_it() -> None:
     assert mentions(str(contents.rejected[1]), "'c'", "JPEG", "7")
 
 
-@pytest.mark.parametrize("sent", VALID)
-@pytest.mark.parametrize("dialect", VALID)
+@each_row("sent", VALID)
+@each_row("dialect", VALID)
 def test_a_message_of_another_dialect_is_named(dialect: str, sent: str) -> None:
     if dialect == sent:
         assert detect_dialect(views(VALID[sent])) == sent
@@ -164,7 +165,7 @@ def test_frames_of_our_own_are_named() -> None:
         read("groot", [bytes(part) for part in pack_frame(frame)])
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("dialect", "parts", "reason"),
     [
         ("groot", [], "a message of 0 parts"),

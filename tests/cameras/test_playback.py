@@ -27,6 +27,7 @@ from tests.support.paths import SHARED
 from tests.support.patience import PATIENCE_S
 from tests.support.recordings import INTRINSICS, MS, frame_at, write_film, write_recording
 from tests.support.refuses import mentions, refuses
+from tests.support.tables import each_row
 
 FAST = CameraSettings(fps=1000)
 JPEG = CameraSettings(fps=1000, encoding="jpeg")
@@ -256,7 +257,7 @@ def test_a_real_recording() -> None:
     assert captured[19].times["media_ns"] == 19 * 40_000_000
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("source", "nearest"),
     [
         ("clip.MP4", ("video", "video:clip.MP4")),
@@ -373,7 +374,7 @@ def test_from_uri_reads_every_parameter() -> None:
     assert scene.render(0)[0].shape == (240, 320, 3)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("uri", "named"),
     [
         ("scene:cubes", ("scene:shapes", "scene:tabletop")),

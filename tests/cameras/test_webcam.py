@@ -22,6 +22,7 @@ from sam3_node.settings import CameraSettings
 from sam3_node.wire import decode_image
 from tests.support.recordings import write_film
 from tests.support.refuses import mentions, refuses
+from tests.support.tables import each_row
 
 
 @pytest.fixture
@@ -325,7 +326,7 @@ USB3 = [
 USB2 = [Mode(640, 480, 15, "rgb8"), Mode(640, 480, 6, "rgb8"), Mode(424, 240, 30, "rgb8")]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("modes", "wanted", "expected"),
     [
         (USB3, (640, 480, 30), (640, 480, 30)),

@@ -28,6 +28,7 @@ from sam3_node.wire import Reply, Request, encode_mask
 from tests.support.command_line import command_parser
 from tests.support.patience import PATIENCE_MS, PATIENCE_S
 from tests.support.refuses import mentions
+from tests.support.tables import each_row
 from tools.bench.processes import free_ports
 from tools.docs.command_line import commands
 
@@ -134,7 +135,7 @@ def test_a_misspelt_word_is_answered_with_the_nearest(
 LISTED = {" ".join(words[1:]): parser for words, parser in commands(command_parser())}
 
 
-@pytest.mark.parametrize("command", LISTED)
+@each_row("command", LISTED)
 def test_every_command_has_examples_that_can_be_typed(command: str) -> None:
     examples, used = (load_examples()[kind] for kind in ("examples", "settings"))
     text = LISTED[command].format_help()

@@ -11,6 +11,7 @@ from sam3_node.transport import MaskPublisher
 from sam3_node.types import Instance, Mask, MaskFrame
 from sam3_node.wire import pack_masks
 from tests.support.patience import PATIENCE_MS
+from tests.support.tables import each_row
 from tests.support.transport_peer import make_masks, wait_until
 
 HEIGHT = 80
@@ -45,7 +46,7 @@ def ahead(masks: MaskFrame, ms: float) -> int:
     return masks.capture_ns + round(ms * 1e6)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("start", "steps"),
     [*((START, steps) for steps in (-1, 0, 0.25, 0.5, 1, 2)), *(((104, 20), steps) for steps in (1, 2, 4))],
 )
@@ -91,7 +92,7 @@ UNMOVED: dict[str, tuple[MaskFrame, float, str]] = {
 }
 
 
-@pytest.mark.parametrize(("masks", "ms", "why"), UNMOVED.values(), ids=UNMOVED)
+@each_row(("masks", "ms", "why"), UNMOVED.values(), ids=UNMOVED)
 def test_an_instance_is_left_as_it_was(masks: MaskFrame, ms: float, why: str) -> None:
     moved, unmoved = masks.moved_to(ahead(masks, ms))
     assert unmoved == {masks.instances[0].id: why}

@@ -38,6 +38,7 @@ from sam3_node.types import Depth, FramePose, Mask
 from sam3_node.wire import Reply, Request, decode_mask, encode_mask
 from tests.support.patience import PATIENCE_MS, PATIENCE_S
 from tests.support.refuses import mentions, refuses
+from tests.support.tables import each_row
 from tests.support.transport_peer import NOBODY, TCP, make_frame, make_masks, wait_until
 
 MASK = make_masks(1).instances[0].mask
@@ -191,7 +192,7 @@ NO_BOXES = [
 ]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("method", "given", "told"),
     [
         *[("add_object", wrong, str(next(iter(wrong)))) for wrong in NO_PROMPTS],

@@ -9,6 +9,7 @@ from sam3_node.detection import phrases
 from sam3_node.detection.vocabulary import Vocabulary
 from sam3_node.errors import RequestError
 from tests.support.refuses import refuses
+from tests.support.tables import each_row
 from tests.support.tiny_clip import CLIP, NAMES, vocabulary
 
 
@@ -36,7 +37,7 @@ def test_cleaning_is_idempotent_or_refuses(phrase: str) -> None:
     assert Vocabulary((cleaned,), np.ones((1, 2), np.float32), CLIP).encode([f" {phrase}\n"]).shape == (1, 2)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("phrase", "told"),
     [
         ("", "found an empty one"),

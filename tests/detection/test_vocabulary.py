@@ -20,6 +20,7 @@ from sam3_node.detection.vocabulary import Vocabulary, build_vocabulary, find_co
 from sam3_node.errors import OutputError, UnknownPhraseError, VocabularyError
 from tests.support.paths import SHARED
 from tests.support.refuses import refuses
+from tests.support.tables import each_row
 from tests.support.tiny_clip import CLIP, NAMES, vocabulary, write_tiny_clip
 
 GOOD = {"version": "1", "model": CLIP, "phrases": json.dumps(["mug", "cup"])}
@@ -106,7 +107,7 @@ def test_vectors_get_unit_length_and_files_keep_every_bit(
     np.testing.assert_array_equal(again.vectors, known.vectors)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("phrases", "vectors", "model", "told"),
     [
         ((), np.zeros((0, 3)), CLIP, ("0", "3", "shape")),
@@ -134,7 +135,7 @@ def test_what_is_no_vocabulary_is_refused(
 EYE = {"vectors": np.eye(2, dtype=np.float32)}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("tensors", "metadata", "told"),
     [
         (EYE, None, ("1", "version")),

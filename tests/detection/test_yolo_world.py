@@ -136,7 +136,7 @@ def test_a_failure_of_torch_is_told() -> None:
     "YOLO-World",
     "real data",
     "the public checkpoint on frames of DAVIS",
-    "the public implementation beside it: `python -m tools.bench.accuracy.yolo_parity` compares",
+    "the public implementation beside it, at commit 18aa48e3",
 )
 @pytest.mark.skipif(not PUBLIC.exists(), reason="the public checkpoint is not here")
 def test_public_weights_find_what_is_there(tmp_path: Path) -> None:

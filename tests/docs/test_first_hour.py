@@ -29,6 +29,9 @@ from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S
 from tests.support.policy_servers import graspgen_pack, graspgen_unpack, serve
 from tests.support.processes import Process
+from tests.support.repeats import if_pages_changed
+
+typed = if_pages_changed()
 
 CAMERAS = re.compile(r"webcam:0|realsense\b")
 STAND_IN = "scene:tabletop --camera.loop"
@@ -75,6 +78,7 @@ def follow(page: str, folder: Path) -> dict[str, str]:
     return printed
 
 
+@typed
 def test_the_first_mask(tmp_path: Path) -> None:
     printed = follow("first-mask.md", tmp_path)
     assert printed["sam3-node object add"] == "1\n"
@@ -86,6 +90,7 @@ def test_the_first_mask(tmp_path: Path) -> None:
     assert files > {"mug.mp4", "pick.mcap", "out/pick/masks.json", "out/pick/overlay-cam0.mp4"}
 
 
+@typed
 def test_the_grasp_pose(tmp_path: Path) -> None:
     *rows, width = follow("grasp-pose.md", tmp_path)["python grasp.py"].splitlines()
     pose = np.array([[float(number) for number in row.strip(" []").split()] for row in rows])

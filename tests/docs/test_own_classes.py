@@ -9,6 +9,7 @@ pytest.importorskip("torch")
 pytest.importorskip("mcap")
 
 from tests.docs.test_first_hour import follow
+from tests.support.repeats import if_pages_changed
 from tests.support.tabletop import cut
 
 CUTS = {"monday": 0, "tuesday": 80, "wednesday": 160}
@@ -30,6 +31,7 @@ class RFDETRSegNano:
 '''
 
 
+@if_pages_changed()
 def test_the_way_to_your_own_classes(tmp_path: Path) -> None:
     for name, first in CUTS.items():
         cut(tmp_path / f"{name}.mcap", first, first + LENGTH)

@@ -19,6 +19,7 @@ from sam3_node.models.sam31 import random_model
 from sam3_node.tracking import ObjectPrompt, Tracker
 from tests.support.paths import ROOT
 from tests.support.refuses import refuses
+from tests.support.tables import each_row
 from tests.support.tiny import random_source, tiny_model
 from tests.support.tiny import stages_of as tiny_stages
 
@@ -183,7 +184,7 @@ def test_scales_are_kept_in_a_file(scales: quantize.Scales, tmp_path: Path) -> N
     assert quantize.Scales.load(tmp_path / "there" / "scales.json") == scales
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         None,

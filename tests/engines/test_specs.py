@@ -8,6 +8,7 @@ from sam3_node.errors import EngineError
 from sam3_node.models import TrackerModel
 from sam3_node.models.sam31 import random_model
 from tests.support.refuses import refuses
+from tests.support.tables import each_row
 from tests.support.tiny import random_source, stages_of, tiny_model
 
 CPU = torch.device("cpu")
@@ -36,7 +37,7 @@ def test_a_stage_of_the_image_is_of_one() -> None:
     assert specs.find_sizes(fixed, (image(),), 1, CPU).objects == 1
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("inputs", "said"),
     [
         ((image(),), ("scale", "2", "1")),

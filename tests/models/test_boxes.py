@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sam3_node.models.pixels import GREY, box_iou, letterbox, mask_boxes, select, suppress
+from tests.support.tables import each_row
 
 
 def overlap(a: list[float], b: list[float]) -> float:
@@ -38,8 +39,8 @@ def random_boxes(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat([corners, corners + sides], dim=1), torch.rand(count, 3, generator=generator)
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("iou", [0.3, 0.7])
+@each_row("seed", range(5))
+@each_row("iou", [0.3, 0.7])
 def test_selection_equals_greedy_suppression(seed: int, iou: float) -> None:
     boxes, scores = random_boxes(150, seed)
     thresholds = [0.2, 0.6, 0.9]

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
-import pytest
 import zmq
 
 from sam3_node.client.diagnosis import NO_FRAME_YET, Wanted, diagnose
@@ -18,6 +17,7 @@ from sam3_node.wire import find_camera, pack_frame, unpack_frame
 from tests.support.node_rig import Rig, until
 from tests.support.patience import PATIENCE_MS
 from tests.support.refuses import mentions, refuses
+from tests.support.tables import each_row
 from tests.support.threads import repeating
 from tests.support.transport_peer import make_frame
 
@@ -52,7 +52,7 @@ def test_a_pinhole_needs_no_coefficients_and_a_distorted_lens_does() -> None:
     assert unpack_frame(pack("cam0", FISHEYE | {"coeffs": []})).intrinsics is not None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("topic", "camera"),
     [
         (b"frame/cam0", "cam0"),

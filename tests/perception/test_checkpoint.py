@@ -14,6 +14,7 @@ from sam3_node.perception.checkpoint import FREE_BYTES, MAGIC, pack_state, unpac
 from sam3_node.types import State
 from sam3_node.wire.codec import compress
 from tests.support.refuses import refuses
+from tests.support.tables import each_row
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
 
@@ -43,7 +44,7 @@ def test_plain_values_come_back_as_they_were() -> None:
     assert math.copysign(1, found["real"][3]) == -1
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each_row("dtype", DTYPES, ids=str)
 def test_tensors_come_back_with_their_values(dtype: torch.dtype) -> None:
     given = (torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(1)) * 100).to(dtype)
     assert same(back(given), given)

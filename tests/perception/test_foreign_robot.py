@@ -17,6 +17,7 @@ from sam3_node.perception.step import StepFrame
 from sam3_node.settings import RobotSettings
 from sam3_node.types import Frame, Intrinsics, JointState, RobotState
 from tests.support.refuses import refuses
+from tests.support.tables import each_row
 
 trimesh = pytest.importorskip("trimesh", reason="needs the extra robot")
 pytest.importorskip("yourdfpy", reason="needs the extra robot")
@@ -207,7 +208,7 @@ def test_numbers_count_joints_from_the_base(tmp_path: Path) -> None:
     assert find_turns(body, {"0": 0.2, "1": 0.5}) == pytest.approx([0, 0.5, 0.7])
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("positions", "named"),
     [
         ({"turn": 45.0, "slide": 0.0}, ("turn", "limits", "degrees")),

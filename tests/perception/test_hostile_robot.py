@@ -25,6 +25,7 @@ from sam3_node.types import Intrinsics
 from tests.support.hostility import limited_memory, link_to_device, make_huge, make_pipe
 from tests.support.refuses import refuses
 from tests.support.resources import nothing_added
+from tests.support.tables import each_row
 
 trimesh = pytest.importorskip("trimesh", reason="needs the extra robot")
 pytest.importorskip("yourdfpy", reason="needs the extra robot")
@@ -71,7 +72,7 @@ def spread(count: int, size: tuple[float, float, float]) -> Array:
     return corners
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("elements", "named"),
     [
         ((make_links("a", "b"), make_joint("up", "a", "b"), make_joint("down", "b", "a")), ("up", "down")),
@@ -323,8 +324,8 @@ def test_a_thinned_hull_is_around_the_whole_one(count: int, size: tuple[float, f
     assert (old & new).sum() > 0.93 * (old | new).sum()
 
 
-@pytest.mark.parametrize("turn", [(0.0, 0.0, 0.0), (0.4, 1.1, 0.2)])
-@pytest.mark.parametrize("noise_m", [0.0, 1e-17, 1e-15, 1e-13])
+@each_row("turn", [(0.0, 0.0, 0.0), (0.4, 1.1, 0.2)])
+@each_row("noise_m", [0.0, 1e-17, 1e-15, 1e-13])
 def test_a_flat_hull_is_thinned_in_its_plane(turn: tuple[float, float, float], noise_m: float) -> None:
     around = np.linspace(0, 2 * np.pi, 400, endpoint=False)
     disc = np.column_stack([0.1 * np.cos(around), 0.04 * np.sin(around), np.zeros(400)])
@@ -368,7 +369,7 @@ def test_the_log_tells_the_error_of_a_thinned_hull(tmp_path: Path, caplog: pytes
     assert 0.5 < float(told[1]) < 4
 
 
-@pytest.mark.parametrize("seed", range(8))
+@each_row("seed", range(8))
 def test_the_cut_at_the_camera_is_that_between_all_corners(seed: int) -> None:
     random = np.random.default_rng(seed)
     corners = spread(40, (0.2, 0.1, 0.3)) @ rotation_from_vector(random.normal(size=3)).T
@@ -408,8 +409,8 @@ def test_a_mesh_of_many_corners_at_the_camera_costs_little(tmp_path: Path) -> No
     assert drawn.all()
 
 
-@pytest.mark.parametrize("position", [1e7, -1e300, float("inf"), float("nan")])
-@pytest.mark.parametrize("kind", ["prismatic", "revolute"])
+@each_row("position", [1e7, -1e300, float("inf"), float("nan")])
+@each_row("kind", ["prismatic", "revolute"])
 def test_positions_that_lead_nowhere_are_refused(tmp_path: Path, kind: str, position: float) -> None:
     more = '<axis xyz="1 0 0"/><origin xyz="0 0 1"/>'
     body = RobotBody(write_urdf(tmp_path, make_links("a", "b"), make_joint("up", "a", "b", kind, more)))

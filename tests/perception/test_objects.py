@@ -20,6 +20,7 @@ from sam3_node.perception.stage import PerObject
 from sam3_node.settings import TrackerSettings
 from sam3_node.types import Mask
 from tests.support.paths import ROOT
+from tests.support.tables import each_row
 
 STAGES = sorted((ROOT / "sam3_node/perception/stages").glob("*.py"))
 
@@ -109,7 +110,7 @@ def test_declared_attributes_are_saved_by_their_types() -> None:
     assert set(one.state()) == {"seen", "last"}
 
 
-@pytest.mark.parametrize("path", STAGES, ids=lambda path: path.stem)
+@each_row("path", STAGES, ids=lambda path: path.stem)
 def test_no_stage_imports_another(path: Path) -> None:
     imports = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
     beside = [node.module for node in imports if node.level == 1]

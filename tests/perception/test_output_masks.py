@@ -34,6 +34,7 @@ from sam3_node.types import Frame, Mask, MaskFrame
 from sam3_node.wire import decode_mask, encode_image, encode_mask, pack_masks
 from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.strict_cuda import HOST_READS
+from tests.support.tables import each_row
 
 SIZES = [(480, 640), (720, 1280), (1080, 1920), (479, 641), (97, 101), (61, 50), (64, 64), (1, 1), (36, 144)]
 
@@ -55,9 +56,9 @@ def upsampled(logits: np.ndarray, frame_size: tuple[int, int]) -> np.ndarray:
     return F.interpolate(whole, size=frame_size, mode="bilinear", align_corners=False)[0, 0].numpy()
 
 
-@pytest.mark.parametrize("frame_size", SIZES)
-@pytest.mark.parametrize("low", [72, 63])
-@pytest.mark.parametrize("blobs", [1, 4])
+@each_row("frame_size", SIZES)
+@each_row("low", [72, 63])
+@each_row("blobs", [1, 4])
 def test_equals_the_upsampled_whole(frame_size: tuple[int, int], low: int, blobs: int) -> None:
     for seed in range(5):
         logits = smooth_logits(seed, low, blobs)
@@ -129,8 +130,8 @@ def every_logits(side: int) -> np.ndarray:
     return np.concatenate([[smooth_logits(seed, side, 1 + seed % 4) for seed in range(6)], hard_logits(side)])
 
 
-@pytest.mark.parametrize("frame_size", SIZES)
-@pytest.mark.parametrize("side", [LOW, 63])
+@each_row("frame_size", SIZES)
+@each_row("side", [LOW, 63])
 def test_masks_of_host_and_device_are_those_of_the_definition(frame_size: tuple[int, int], side: int) -> None:
     logits = every_logits(side)
     if frame_size[0] > 500:  # a few masks suffice there, and take a second

@@ -10,6 +10,7 @@ from sam3_node.geometry import Scaling
 from sam3_node.perception.prompts import to_model
 from sam3_node.tracking import ObjectPrompt
 from sam3_node.wire.frame_prompt import FramePrompt
+from tests.support.tables import each_row
 
 SIDE = 64
 SAME = Scaling((SIDE, SIDE), SIDE)  # model pixels are frame pixels
@@ -55,7 +56,7 @@ def test_good_prompts_are_equal_in_both_forms(fields: dict[str, Any]) -> None:
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("fields", BAD.values(), ids=BAD)
+@each_row("fields", BAD.values(), ids=BAD)
 def test_bad_prompts_are_refused_in_both_forms_with_one_message(fields: dict[str, Any]) -> None:
     with pytest.raises(RequestError) as mine:
         to_model(FramePrompt(**fields), 1, SAME)

@@ -13,6 +13,7 @@ import pytest
 from sam3_node.types import Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import encode_mask, pack_masks
 from tests.support.paths import ROOT
+from tests.support.tables import each_row
 from tests.support.wire_examples import EXAMPLES, golden
 
 DRIVERS = Path(__file__).parent
@@ -93,7 +94,7 @@ def _frame(value: Frame) -> list[str]:
     "golden files of wire version 1",
     "big-endian machines",
 )
-@pytest.mark.parametrize("name", READABLE)
+@each_row("name", READABLE)
 def test_golden_files_are_read(reader: Path, name: str) -> None:
     assert read(reader, [golden(name)]) == expected(EXAMPLES[name].value)
 

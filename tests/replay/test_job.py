@@ -29,6 +29,7 @@ from tests.support.command_line import command_parser
 from tests.support.hostility import MEGABYTE, large_png, limited_memory, make_irregular
 from tests.support.paths import SHARED
 from tests.support.refuses import refuses
+from tests.support.tables import each_row
 
 DESCRIPTION = {
     "device": "cpu",
@@ -63,7 +64,7 @@ def full_job() -> Job:
     )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("change", "told"),
     [
         ({"mode": "some"}, ("mode", "some")),
@@ -312,7 +313,7 @@ def test_an_annotation_of_255_is_one_object(tmp_path: Path) -> None:
     assert np.array_equal(read_mask(Path(shown.mask or ""), shown.value).full(), labels() > 0)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("entry", "message"),
     [
         (3, ("3", "map")),

@@ -13,9 +13,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sam3_node.models import TrackerModel
+from tests.support.step_costs import build, count_methods, count_read, count_stages
 from tools.bench.common import Figures
 from tools.bench.counting import Counts, count
-from tools.bench.latency.operations import build, count_methods, count_read, count_stages
 from tools.bench.latency.step import TRAINED_LOGIT, Taken, Times, compare, random_source, report, stages
 
 RING = 7

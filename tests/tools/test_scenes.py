@@ -22,6 +22,7 @@ from sam3_node.replay.davis_png import colours
 from sam3_node.wire import decode_depth, decode_image
 from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions, refuses
+from tests.support.tables import each_row
 from tools.scenes import nameless
 from tools.scenes.__main__ import main
 from tools.scenes.camera import WALK, draw_view, film
@@ -133,7 +134,7 @@ def test_splits_share_nothing() -> None:
     assert set(list_kinds("test")) == set(MAKERS)
 
 
-@pytest.mark.parametrize("kind", MAKERS)
+@each_row("kind", MAKERS)
 def test_objects_stand_on_their_base_and_are_closed_in_by_their_radius(kind: str) -> None:
     for identity in (0, 8, 9):
         model = make_object(identity, (kind,))
@@ -205,7 +206,7 @@ def test_a_wrong_option_is_refused(arguments: list[str], capsys: pytest.CaptureF
     assert "expected" in capsys.readouterr().err or "x" in arguments
 
 
-@pytest.mark.parametrize("kind", nameless.MAKERS)
+@each_row("kind", nameless.MAKERS)
 def test_nameless_solids_become_training_objects(kind: str) -> None:
     models = [make_object(10 * number + 1, (kind,), nameless.MAKERS) for number in range(20)]
     assert all(0.03 < model.extent < 0.4 for model in models)

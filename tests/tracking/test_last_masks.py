@@ -12,6 +12,7 @@ from sam3_node.models import TrackerModel
 from sam3_node.perception.checkpoint import pack_state, unpack_state
 from sam3_node.tracking import ObjectPrompt, Tracker
 from sam3_node.tracking.track_history import SureHistory
+from tests.support.tables import each_row
 from tests.support.tiny import noise_clip, random_source
 
 FRAMES = 6
@@ -201,7 +202,7 @@ PLAUSIBLE = {
 }
 
 
-@pytest.mark.parametrize("object_that", PLAUSIBLE)
+@each_row("object_that", PLAUSIBLE)
 def test_what_an_object_may_do_is_followed(object_that):
     assert all(follow(PLAUSIBLE[object_that]))
 

@@ -16,6 +16,7 @@ from sam3_node.transport.limits import rss_bytes
 from sam3_node.wire import Failure, Reply, Request, pack, pack_reply, pack_request, unpack_reply
 from tests.support.patience import PATIENCE_MS
 from tests.support.refuses import refuses
+from tests.support.tables import each_row
 from tests.support.threads import repeating
 from tests.support.transport_peer import (
     TCP,
@@ -63,7 +64,7 @@ def test_a_request_is_answered(endpoint: str) -> None:
         assert client.call("status") == {}
 
 
-@pytest.mark.parametrize(
+@each_row(
     "error_class",
     [
         errors.RequestError,

@@ -18,6 +18,7 @@ from sam3_node.types import Delivery, Depth, Frame, Intrinsics
 from sam3_node.wire import pack_frame, unpack_frame
 from tests.support.patience import PATIENCE_MS, PATIENCE_S
 from tests.support.refuses import mentions
+from tests.support.tables import each_row
 from tests.support.transport_peer import TCP, bound_cameras, make_frame, peer, take_frame, wait_until
 
 
@@ -373,7 +374,7 @@ A = "tcp://a:1"
 B = "tcp://b:1"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("cameras", "expected"),
     [
         ({"one": (A, False), "two": (B, False)}, None),

@@ -23,6 +23,7 @@ from sam3_node.wire import Reply
 from tests.support.hostility import make_pipe
 from tests.support.refuses import refuses
 from tests.support.resources import nothing_added
+from tests.support.tables import each_row
 from tests.support.transport_peer import TCP, make_frame, wait_until
 
 
@@ -47,7 +48,7 @@ def test_an_endpoint_is_tried_without_binding_it(endpoint: str) -> None:
         pass
 
 
-@pytest.mark.parametrize(
+@each_row(
     "endpoint",
     [
         "",
@@ -167,8 +168,8 @@ def describe(path: Path) -> tuple[int, ...]:
     return status.st_mode, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-@pytest.mark.parametrize("kind", ["file", "folder", "FIFO", "symbolic link", "dangling symbolic link"])
-@pytest.mark.parametrize("binder", range(len(BINDERS)))
+@each_row("kind", ["file", "folder", "FIFO", "symbolic link", "dangling symbolic link"])
+@each_row("binder", range(len(BINDERS)))
 def test_only_a_socket_is_replaced_at_an_ipc_path(binder: int, kind: str, tmp_path: Path) -> None:
     path = tmp_path / "thing"
     make_thing(kind, path)
@@ -219,7 +220,7 @@ PUBLIC = """
 """
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("host", "local"),
     [*((host, True) for host in LOCAL.split()), *((host, False) for host in PUBLIC.split())],
 )

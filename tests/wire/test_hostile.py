@@ -27,6 +27,7 @@ from tests.support.hostility import (
     png_header,
     refused,
 )
+from tests.support.tables import each_row
 from tests.support.wire_examples import EXAMPLES, JPEG, golden
 
 UNPACKED = sorted(set(EXAMPLES) - {"beat"})  # receivers look at the topic of a beat alone
@@ -63,7 +64,7 @@ MSGPACK = {
 SMALL = codec.Limits(total_bytes=MEGABYTE, text_bytes=1024, total_items=8192)
 
 
-@pytest.mark.parametrize("data", MSGPACK.values(), ids=MSGPACK.keys())
+@each_row("data", MSGPACK.values(), ids=MSGPACK.keys())
 def test_msgpack_is_refused(data):
     with refused("test: expected"):
         wire.unpack(data, what="test", limits=SMALL)
@@ -89,7 +90,7 @@ def test_any_bytes_unpack_or_are_refused(data):
             call(data)
 
 
-@pytest.mark.parametrize("name", UNPACKED)
+@each_row("name", UNPACKED)
 def test_mutated_messages_unpack_or_are_refused(name):
     refusals = 0
     with limited_memory():
@@ -103,7 +104,7 @@ def test_mutated_messages_unpack_or_are_refused(name):
     assert refusals > 100
 
 
-@pytest.mark.parametrize("name", UNPACKED)
+@each_row("name", UNPACKED)
 def test_truncated_messages_are_refused(name):
     parts = golden(name)
     for index, part in enumerate(parts):
@@ -138,7 +139,7 @@ def paths(value, path=()):
         yield from paths(child, (*path, key))
 
 
-@pytest.mark.parametrize("name", UNPACKED)
+@each_row("name", UNPACKED)
 def test_wrong_types_anywhere_are_refused_or_accepted(name):
     parts = golden(name)
     body = next(index for index, part in enumerate(parts) if part[0] >= 0x80)
@@ -231,7 +232,7 @@ FIELDS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "path", "value", "match"), FIELDS)
+@each_row(("name", "path", "value", "match"), FIELDS)
 def test_a_wrong_field_is_named(name, path, value, match):
     with refused(match):
         EXAMPLES[name].unpack(changed(name, *path, value=value))
@@ -297,7 +298,7 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
+@each_row("mask", MASKS.values(), ids=MASKS.keys())
 def test_masks_are_refused(mask):
     with refused("mask: expected"):
         wire.decode_mask(dict(zip(("encoding", "size", "box", "data"), mask, strict=True)))
@@ -345,7 +346,7 @@ IMAGES = {
 }
 
 
-@pytest.mark.parametrize("image", IMAGES.values(), ids=IMAGES.keys())
+@each_row("image", IMAGES.values(), ids=IMAGES.keys())
 def test_images_are_refused(image):
     width, height, encoding, data = image
     with refused():
@@ -363,7 +364,7 @@ DEPTHS = {
 }
 
 
-@pytest.mark.parametrize("depth", DEPTHS.values(), ids=DEPTHS.keys())
+@each_row("depth", DEPTHS.values(), ids=DEPTHS.keys())
 def test_depths_are_refused(depth):
     encoding, width, height, data = depth
     with refused():

@@ -20,6 +20,7 @@ from sam3_node.wire import decode_depth, decode_image, images
 from tests.support.hostility import MEGABYTE, large_jpeg, large_png, limited_memory, png_header, refused
 from tests.support.hostility import join_png as png
 from tests.support.hostility import png_chunk as chunk
+from tests.support.tables import each_row
 
 SIDE = 64
 RAMP = np.add.outer(np.arange(SIDE), np.arange(SIDE))[..., None].repeat(3, 2).astype(np.uint8)
@@ -105,7 +106,7 @@ JPEGS = {
 }
 
 
-@pytest.mark.parametrize("data", JPEGS.values(), ids=JPEGS.keys())
+@each_row("data", JPEGS.values(), ids=JPEGS.keys())
 def test_hostile_jpegs_are_refused(data):
     assert len(data) < 1.2 * MEGABYTE
     with refused("jpeg image: expected", megabytes=4):
@@ -127,7 +128,7 @@ GOOD_JPEGS = {
 }
 
 
-@pytest.mark.parametrize("data", GOOD_JPEGS.values(), ids=GOOD_JPEGS.keys())
+@each_row("data", GOOD_JPEGS.values(), ids=GOOD_JPEGS.keys())
 def test_jpegs_of_cameras_are_decoded(data):
     assert images.compressed_size(data, "jpeg") == (SIDE, SIDE)
     image = decode_image(Frame("cam0", 0, 0, SIDE, SIDE, "jpeg", memoryview(data)))
@@ -181,7 +182,7 @@ PNGS = {
 }
 
 
-@pytest.mark.parametrize("data", PNGS.values(), ids=PNGS.keys())
+@each_row("data", PNGS.values(), ids=PNGS.keys())
 def test_hostile_pngs_are_refused(data):
     assert len(data) < 1.2 * MEGABYTE
     with refused("png image: expected", megabytes=4):
@@ -202,7 +203,7 @@ GOOD_PNGS = {
 }
 
 
-@pytest.mark.parametrize("data", GOOD_PNGS.values(), ids=GOOD_PNGS.keys())
+@each_row("data", GOOD_PNGS.values(), ids=GOOD_PNGS.keys())
 def test_pngs_of_other_programs_are_decoded(data):
     assert images.compressed_size(data, "png") == (SIDE, SIDE)
     assert not decode_image(Frame("cam0", 0, 0, SIDE, SIDE, "png", data)).any()

@@ -16,6 +16,7 @@ from sam3_node.types import Mask
 from sam3_node.wire import Fields, decode_mask, encode_mask, unpack_masks
 from sam3_node.wire.masks import EncodedMask, read_mask
 from tests.support.refuses import refuses
+from tests.support.tables import each_row
 from tests.support.wire_examples import golden
 
 ENCODINGS = ("bits+zstd", "rle")
@@ -56,28 +57,30 @@ EDGES = {
 }
 
 
-@pytest.fixture(params=EDGES.values(), ids=EDGES.keys())
-def edge(request):
-    return request.param
+each_edge = each_row("edge", EDGES.values(), ids=EDGES)
 
 
+@each_edge
 def test_rle_equals_pycocotools(edge):
     assert encode_mask(Mask.from_full(edge), "rle")["data"] == coco_counts(edge)
 
 
+@each_edge
 @pytest.mark.filterwarnings("ignore:__array__ implementation")
 def test_pycocotools_decodes_rle(edge):
     encoded = encode_mask(Mask.from_full(edge), "rle")
     assert np.array_equal(coco.decode({"size": encoded["size"], "counts": encoded["data"]}), edge)
 
 
+@each_edge
 def test_rle_of_pycocotools_decodes(edge):
     mask = Mask.from_full(edge)
     encoded = {"encoding": "rle", "size": list(edge.shape), "box": list(mask.box), "data": coco_counts(edge)}
     assert np.array_equal(decode_mask(encoded).full(), edge)
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
+@each_row("encoding", ENCODINGS)
+@each_edge
 def test_edges_round_trip(edge, encoding):
     mask = Mask.from_full(edge)
     back = decode_mask(encode_mask(mask, encoding))
@@ -174,7 +177,7 @@ def test_they_are_equal_to_those_that_are_decoded_at_once(name: str) -> None:
             _ = other.mask.absent
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "change"),
     [
         ("masks-bits", {"area": 10**6}),

@@ -1,6 +1,5 @@
 """The operations: what their fields say about requests, and that those of wire version 1 stay as they are."""
 
-from dataclasses import fields
 from typing import Any
 
 import msgpack
@@ -26,6 +25,7 @@ from sam3_node.wire.operations import (
 )
 from tests.support.hostility import limited_memory
 from tests.support.refuses import refuses
+from tests.support.tables import each_row
 from tests.support.wire_examples import EXAMPLES, golden
 
 # required arguments, then optional ones; * stands for those of a prompt
@@ -63,7 +63,7 @@ REQUESTS = [name for name in EXAMPLES if name.startswith("request-") and name !=
 BOX = (16.0, 12.0, 48.0, 36.0)
 
 
-@pytest.mark.parametrize("op", WIRE_1)
+@each_row("op", WIRE_1)
 def test_operations_of_wire_version_1_are_frozen(op: str) -> None:
     arguments = ARGUMENTS[op]
     schema = arguments.schema
@@ -77,7 +77,7 @@ def test_every_change_is_an_operation_and_names_are_unique() -> None:
     assert set(CHANGES) < OPERATIONS.keys()
 
 
-@pytest.mark.parametrize("name", REQUESTS)
+@each_row("name", REQUESTS)
 def test_a_golden_request_is_an_operation_that_packs_the_same_bytes(name: str) -> None:
     (data,) = golden(name)
     request = unpack_request(data)
@@ -89,7 +89,7 @@ def test_a_golden_request_is_an_operation_that_packs_the_same_bytes(name: str) -
     assert pack_request(Request(request.id, request.op, ordered, request.request_id)) == data
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("operation", "args"),
     [
         (AddObject(prompt=FramePrompt(box=BOX)), {"box": list(BOX)}),
@@ -141,7 +141,7 @@ def test_nil_counts_as_absent() -> None:
     assert (operation.to_args(), operation.op) == ({"box": list(BOX)}, "add_object")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("op", "args", "field"),
     [
         ("add_objet", {}, ("add_objet", "add_object")),
@@ -169,9 +169,3 @@ def test_one_text_among_many_numbers_takes_no_more_memory_than_it_has(name: str,
     args: dict[str, Any] = {"points": [[1, 2]], name: [[text, 1]] + [[1, 2]] * 4000}
     with limited_memory(1), refuses(RequestError, field=name):
         read_operation("segment", args)
-
-
-@pytest.mark.parametrize("kind", OPERATIONS.values(), ids=OPERATIONS)
-def test_an_operation_cannot_be_changed(kind: type[Any]) -> None:
-    assert kind.__dataclass_params__.frozen
-    assert all(part.kw_only for part in fields(kind))

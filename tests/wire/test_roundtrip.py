@@ -14,6 +14,7 @@ from sam3_node import wire
 from sam3_node.errors import UnknownObjectError, WireError
 from sam3_node.types import Depth, Frame, Instance, Intrinsics, Mask, MaskFrame
 from tests.support.refuses import refuses
+from tests.support.tables import each_row
 from tests.support.wire_examples import DATA, EXAMPLES, golden, gripper_pose, jpeg_frame, plain
 
 naturals = st.integers(0, 2**63 - 1)
@@ -227,13 +228,13 @@ def test_endless_nesting_is_not_packed():
         wire.pack(value)
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@each_row("name", EXAMPLES)
 def test_golden_bytes_unpack_to_the_value(name):
     example = EXAMPLES[name]
     assert plain(example.unpack(golden(name))) == plain(example.value)
 
 
-@pytest.mark.parametrize("name", [name for name, example in EXAMPLES.items() if example.exact])
+@each_row("name", [name for name, example in EXAMPLES.items() if example.exact])
 def test_the_value_packs_to_golden_bytes(name):
     example = EXAMPLES[name]
     assert [bytes(part) for part in example.pack(example.value)] == golden(name)
@@ -290,7 +291,7 @@ def test_an_event_is_unpacked_as_it_was_packed() -> None:
         assert wire.unpack_event(wire.pack_event(event)) == event
 
 
-@pytest.mark.parametrize(
+@each_row(
     "change",
     [
         {"v": 2},
@@ -334,7 +335,7 @@ def test_the_topic_names_the_frame() -> None:
     assert wire.pack_pose(gripper_pose())[0] == wire.pose_topic("gripper") == b"pose/gripper"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("parts", "named"),
     [
         (changed(quaternion=[0, 0, 0, 2.0]), ("1", "2", "length")),

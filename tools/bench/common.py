@@ -1,7 +1,8 @@
 """Common parts of all benchmarks: command-line options, statistics, figures printed and written as JSON.
 
 A figure is a number with its unit, its target where one was set, and its spread where it was measured in several
-runs. The JSON also says how to measure it again, when, on which machine and with which versions it was measured.
+runs. The JSON also says how to measure it again, when, of which commit, on which machine and with which versions it was
+measured.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import os
 import platform
 import shlex
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -103,6 +105,7 @@ class Figures:
             "machine": describe_machine(),
             "versions": read_versions(),
             "date": datetime.now(UTC).date().isoformat(),
+            "commit": find_commit(),
         }
         self._figures: list[Record] = []
 
@@ -178,6 +181,16 @@ def describe_machine() -> Record:
         "memory_gb": round(int(memory_kb[0]) / 1e6, 1) if memory_kb else None,
     }
     return machine | {name: flag in flags for name, flag in CPU_FLAGS.items()}
+
+
+def find_commit() -> str:
+    """Return the commit of this checkout, with "-dirty" where files have changed since; "unknown" without git."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=8", "--exclude=*"]
+    try:
+        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    except OSError:
+        return "unknown"
+    return found.stdout.strip() or "unknown"
 
 
 def count_cores() -> int:

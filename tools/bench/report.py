@@ -23,12 +23,10 @@ HEADLINES: dict[str, list[list[str]]] = tomllib.loads(Path(__file__).with_name("
 """Sections of the page: for each line its text, the result file and the figure."""
 DOCS = ROOT / "docs"
 GROUPS = ("latency", "accuracy", "engines", "replay")
-ASSERTED = "tests"
-"""Page of the figures that no benchmark measures: tests assert them, or they follow by arithmetic."""
 HEADING = """# Benchmarks
 
 The figures that matter most. All are from two CPU cores, but for the plot of GPUs. Each name links to the file of its
-result: the command that measures it again, the date, the machine and its load.
+result: the command that measures it again, the commit, the date, the machine and its load.
 `python -m tools.bench.report latency-step` prints all figures of a benchmark.
 
 `python -m tools.bench.report` writes this page. To renew a figure, run its command with `--json
@@ -39,12 +37,14 @@ comes from paired runs, in which both sides alternate on the same machine.
 """
 
 
+GONE = """Figures that other pages quote, of benchmarks that are gone. Their commands are those of the commit in the
+result:"""
 GPU_LINES = RESULTS / "gpu"
-"""Folder of the lines that `gpu_first` wrote."""
+"""Folder of the lines that `tools.bench.gpu` wrote."""
 
 
 class GpuSeries(NamedTuple):
-    """A line of the plot of GPUs: figures of `gpu_first` that differ by their number of objects."""
+    """A line of the plot of GPUs: figures of `tools.bench.gpu` that differ by their number of objects."""
 
     label: str
     file: str
@@ -196,7 +196,7 @@ transformers on the same frames. `small` is a tracker of SAM 3's class with 4.5 
         "Milliseconds of a step by the number of objects, SAM 3 and SAM 3.1 on a GPU",
         """**Milliseconds by number of objects.** Median time of a step at full size with random weights: SAM 3 on one
 H100 with up to 16 objects, SAM 3.1 on one H200 with up to 64. An H200 has the arithmetic of an H100, and memory that
-is faster by 40 % ([lines of `gpu_first`](../tools/bench/results/gpu)).""",
+is faster by 40 % ([raw lines](../tools/bench/results/gpu)).""",
         plot_gpu,
     ),
     Plot(
@@ -230,9 +230,16 @@ def read_results(folder: Path = RESULTS) -> Results:
 
 
 def name_bench(record: Record) -> str:
-    """Return the name of the page of a record's benchmark, such as "latency-step"."""
-    match = re.match(r"python -m tools\.bench\.([\w.]+)", record["command"])
-    return match[1].replace(".", "-").replace("_", "-") if match else ASSERTED
+    """Return the name of a record's benchmark, such as "latency-step"."""
+    module = str(record["command"]).split()[2].removeprefix("tools.bench.")
+    return module.replace(".", "-").replace("_", "-")
+
+
+def find_bench(name: str) -> Path | None:
+    """Return the file of a benchmark; None for one that is gone, whose command is that of its commit."""
+    places = (name.replace("-", "_"), name.replace("-", "/", 1).replace("-", "_"))
+    paths = (ROOT / f"tools/bench/{place}.py" for place in places)
+    return next((path for path in paths if path.is_file()), None)
 
 
 def group_records(results: Results) -> dict[str, list[Record]]:
@@ -258,7 +265,10 @@ def format_overview(results: Results) -> str:
         sections.append(f"## {title}\n\n{table(('figure', 'value', 'target'), rows)}\n")
     sections.append("## Plots\n")
     sections += [f"![{plot.title}](images/{plot.name})\n\n{plot.caption}\n" for plot in PLOTS]
-    sections.append(f"## All benchmarks\n\n{', '.join(map(code, group_records(results)))}.\n")
+    names = list(group_records(results))
+    kept = ", ".join(code(name) for name in names if find_bench(name))
+    gone = ", ".join(code(name) for name in names if not find_bench(name))
+    sections.append(f"## All benchmarks\n\n{kept}.\n\n{GONE} {gone}.\n")
     return "\n".join(sections)
 
 
@@ -273,13 +283,10 @@ def _find_figure(records: list[Record], figure: str) -> Record:
 
 def _describe_bench(name: str) -> str:
     """Return the first line of a benchmark's docstring."""
-    if name == ASSERTED:
-        return "Figures that tests assert, or that follow by arithmetic."
-    places = (name.replace("-", "_"), name.replace("-", "/", 1).replace("-", "_"))
-    paths = [path for place in places if (path := ROOT / f"tools/bench/{place}.py").is_file()]
-    if not paths:
-        raise FileNotFoundError(f"no benchmark for the page {name}")
-    return (ast.get_docstring(ast.parse(paths[0].read_text())) or "").partition("\n")[0]
+    path = find_bench(name)
+    if path is None:
+        return "The commands are those of the commit."
+    return (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
 
 
 def format_detail(name: str, records: list[Record]) -> str:
@@ -300,10 +307,10 @@ def _name_figure(record: Record) -> str:
 
 
 def _origin(record: Record) -> str:
-    """Return the date, the machine with its load, and the versions."""
+    """Return the date, the commit, the machine with its load, and the versions."""
     machine = record["machine"]
     versions = record.get("versions", {})
-    parts = [machine["cpu"]]
+    parts = [f"commit {record['commit']}", machine["cpu"]]
     if "cores" in machine:
         parts.append(f"{machine['cores']} cores")
     if machine.get("memory_gb"):

@@ -1,31 +1,21 @@
-"""Format the results of an evaluation as a table, as JSON, and as a contact sheet.
+"""Format the results of an evaluation as a table and as JSON.
 
 Means are over the objects of a sequence or of all sequences, as in the benchmark.
 """
 
 import statistics
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 
-from sam3_node.types import Image, Instance, MaskFrame
-from sam3_node.visualization import contact_sheet, overlay, write_image
-
 from .evaluate import SequenceResult
-from .followers import Masks
-from .metrics import MaskScore, OcclusionCount, region_similarity
-from .sequences import LabelledSequence, TrueFrame
+from .metrics import MaskScore, OcclusionCount
 
 Results = Mapping[str, Mapping[str, SequenceResult]]
 """Results by setting, then by sequence."""
 
 NONE = "-"
-COLUMNS = 6
-WIDTH = 480
-WHITE = (255, 255, 255)
 
 
 def as_json(results: Results) -> dict[str, Any]:
@@ -126,37 +116,3 @@ def _aligned(rows: list[tuple[str, ...]], left: int) -> list[str]:
     sides = ["<"] * left + [">"] * (len(widths) - left)
     shape = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
     return [shape.format(*row).rstrip() for row in rows]
-
-
-class Sheet:
-    """Collects reduced pictures of a few frames of each sequence, and writes them as one picture."""
-
-    def __init__(self) -> None:
-        self._pictures: list[Image] = []
-        self._captions: list[str] = []
-
-    def show(self, sequence: LabelledSequence, index: int, frame: TrueFrame, masks: Masks) -> None:
-        """Draw the frame if the sheet includes it."""
-        shown = np.linspace(0, sequence.length - 1, COLUMNS).round().astype(int)
-        for _ in range(int((shown == index).sum())):  # a short sequence repeats frames
-            ious = {i: region_similarity(mask.full(), frame.truth(i)) for i, mask in masks.items()}
-            self._pictures.append(draw(sequence.name, index, frame, masks, ious))
-            self._captions.append(f"J {np.mean(list(ious.values())):.2f}" if ious else "prompted here")
-
-    def write(self, path: Path) -> None:
-        """Write the PNG; raise OutputError if that is not possible."""
-        write_image(path, contact_sheet(self._pictures, self._captions, COLUMNS))
-
-
-def draw(name: str, index: int, frame: TrueFrame, masks: Masks, ious: Mapping[int, float]) -> Image:
-    """Draw a frame, reduced to WIDTH, with masks, ids and `ious`, and the truth as a white line."""
-    height, width = frame.size
-    size = (WIDTH, round(height * WIDTH / width))
-    instances = tuple(Instance(i, "", ious[i], "tracked", 1, 0, mask) for i, mask in masks.items())
-    small = np.asarray(cv2.resize(frame.image, size, interpolation=cv2.INTER_AREA), np.uint8)
-    canvas = overlay(small, MaskFrame(name, index, 0, width, height, instances=instances))
-    for mask in frame.masks.values():
-        truth = cv2.resize(mask.view(np.uint8), size, interpolation=cv2.INTER_NEAREST)
-        outlines, _ = cv2.findContours(truth, cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
-        cv2.drawContours(canvas, outlines, -1, WHITE, 1, cv2.LINE_AA)
-    return canvas

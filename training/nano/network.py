@@ -1,8 +1,8 @@
 """Run the tracker's training forward: many objects of many clips at once, with gradients through the memory.
 
 The same arithmetic as inference (`sam3_node.models`, transformers), on transformers' own modules, which hold the
-weights; `python -m training.nano gate parity` compares it with transformers' streaming inference. The module also
-holds the tracker's shape and its first weights.
+weights; training/tests/test_nano_network.py compares it with transformers' streaming inference. The module also holds
+the tracker's shape and its first weights.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def clip_cost(
 
     A frame's loss reaches the writing of memories, but not, through a followed frame's mask, the frames before it.
     Through a chain of eight or sixteen masks the median norm of gradients was up to 16 and 54 times the norm on single
-    frames, see training/nano/README.md.
+    frames.
     """
     frames = batch.images.shape[1]
     believed = torch.rand(len(batch.clip), device=batch.clip.device) < trust

@@ -12,7 +12,7 @@ import torch
 from sam3_node.errors import CameraError
 from tests.support.recordings import write_film
 from tests.support.refuses import refuses
-from training.nano import agree, teach
+from training.nano import teach
 from training.nano.augment import LOW
 from training.nano.data import Clips, Recipe, Sources
 from training.nano.network import SIZE
@@ -427,23 +427,3 @@ def test_clips_are_mixed_into_the_picture_stage() -> None:
     assert [recipe.frames for recipe in recipes] == 2 * [1, 4, 1, 8, 1, 16]
     assert [recipe.encoder for recipe in recipes] == [recipe.frames < 16 for recipe in recipes]
     assert stage.seconds == 120
-
-
-def test_agreement_is_told_by_group(shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    agree.main(["nano", "--taught", str(shards), "--groups"])
-    told = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in told] == ["nano all", "nano a"]
-    assert all("3 objects" in line for line in told)
-
-
-def test_agreement_with_the_labels_of_clips(scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    agree.main(["nano", "--clips", str(scenes), "--every", "4"])
-    assert "8 objects" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match="error: "):
-        agree.main(["nano", "--clips", str(scenes / "absent")])
-
-
-def test_an_overlap_is_shared_over_either() -> None:
-    one = square_mask(0, 0, 10, 10)
-    other = square_mask(0, 5, 10, 10)
-    assert agree.region_similarity(one, other) == pytest.approx(50 / 150)

@@ -44,6 +44,7 @@ from tests.support.hostile_recordings import (
 )
 from tests.support.refuses import mentions, refuses
 from tests.support.repeats import repetitions
+from tests.support.tables import each_row
 
 GIGABYTE = 1 << 30
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -102,8 +103,8 @@ def test_honest_chunks_may_be_larger_than_bombs() -> None:
     assert max_content(GIGABYTE) == GIGABYTE
 
 
-@pytest.mark.parametrize("compression", ["zstd", "lz4"])
-@pytest.mark.parametrize("declared", [100, 200 << 20, GIGABYTE, 2**63])
+@each_row("compression", ["zstd", "lz4"])
+@each_row("declared", [100, 200 << 20, GIGABYTE, 2**63])
 def test_mcap_chunks_expand_within_limits(tmp_path: Path, compression: str, declared: int) -> None:
     data = COMPRESS[compression](bytes(300 << 20))
     stream = McapStream(write_mcap_file(tmp_path, chunk(data, declared, compression)))

@@ -18,6 +18,7 @@ from tests.support.damaged_recordings import write_bop, write_picture, write_tum
 from tests.support.paths import SHARED
 from tests.support.recordings import read_bag
 from tests.support.refuses import mentions, refuses
+from tests.support.tables import each_row
 
 DATA = SHARED / "data"
 SIZE = (24, 32)
@@ -98,7 +99,7 @@ def test_two_resolutions_of_a_sequence_are_two_cameras(tmp_path: Path) -> None:
     assert list(read(tmp_path)[0]) == ["/480p_dog/image", "/1080p_dog/image"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("colour", "depth", "names"),
     [
         ("desk/color", "desk/depth", ("{}.jpg", "{}.png")),

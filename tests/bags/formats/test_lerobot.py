@@ -22,6 +22,7 @@ from sam3_node.wire import decode_depth, decode_image
 from tests.support.paths import ROOT
 from tests.support.recordings import read_bag
 from tests.support.refuses import mentions, refuses
+from tests.support.tables import each_row
 from tools.lerobot_roundtrip.__main__ import EPISODES, MAX_DEPTH_ERROR_MM, save_frames
 
 DATA = ROOT / "tests" / "data" / "lerobot"
@@ -321,9 +322,9 @@ def test_the_depth_of_lerobot_itself_is_metres(written: Any) -> None:
         assert (found > 0).mean() > 0.9
 
 
-@pytest.mark.parametrize("flag", ["is_depth_map", "video.is_depth_map"])
-@pytest.mark.parametrize("pixels", ["gray12le", "yuv420p12le"])
-@pytest.mark.parametrize("use_log", [True, False])
+@each_row("flag", ["is_depth_map", "video.is_depth_map"])
+@each_row("pixels", ["gray12le", "yuv420p12le"])
+@each_row("use_log", [True, False])
 def test_depth_in_a_video_is_metres(tmp_path: Path, flag: str, pixels: str, use_log: bool) -> None:
     dataset = copy_v2(tmp_path)
     codes = add_depth(dataset, INFO | {flag: True, "video.use_log": use_log}, pixels)

@@ -43,6 +43,7 @@ from tests.support.mcap_files import (
     write_ros2,
 )
 from tests.support.refuses import mentions, refuses
+from tests.support.tables import each_row
 
 FORMATS = sorted(WRITERS)
 TOPICS = {COLOUR, DEPTH, INFO}
@@ -99,8 +100,8 @@ def test_compressed_images_keep_their_bytes(tmp_path: Path, format_: str) -> Non
     assert samples[3].payload == Colour(WIDTH, HEIGHT, "jpeg", samples[3].payload.data)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("format_", FORMATS)
-@pytest.mark.parametrize(
+@each_row("format_", FORMATS)
+@each_row(
     ("encoding", "code"),
     [("rgba8", cv2.COLOR_BGR2RGBA), ("bgra8", cv2.COLOR_BGR2BGRA), ("mono8", cv2.COLOR_BGR2GRAY)],
 )
@@ -130,8 +131,8 @@ def test_depth_in_metres_becomes_millimetres(tmp_path: Path, format_: str) -> No
     assert np.array_equal(decode_depth(payload), expected)
 
 
-@pytest.mark.parametrize("format_", FORMATS)
-@pytest.mark.parametrize(
+@each_row("format_", FORMATS)
+@each_row(
     ("model", "coeffs", "expected"),
     [
         ("rational_polynomial", (0.1,) * 8, "brown_conrady"),
@@ -332,8 +333,8 @@ def test_a_damaged_message_is_passed_over(tmp_path: Path) -> None:
         assert mentions(str(lost), "1", "/cam/image_raw")
 
 
-@pytest.mark.parametrize("encoding", ["json", "protobuf", "cdr", "ros1"])
-@pytest.mark.parametrize("data", [b"", b"\xff" * 30, b"[1]", b'{"data": 3, "width": "x", "height": []}'])
+@each_row("encoding", ["json", "protobuf", "cdr", "ros1"])
+@each_row("data", [b"", b"\xff" * 30, b"[1]", b'{"data": 3, "width": "x", "height": []}'])
 def test_bytes_that_are_no_message_are_passed_over(tmp_path: Path, encoding: str, data: bytes) -> None:
     from foxglove_schemas_protobuf.RawImage_pb2 import RawImage
     from mcap_protobuf.schema import build_file_descriptor_set

@@ -15,6 +15,7 @@ from sam3_node.bags.formats.rosbag import ROSBAG1_MAGIC, RosBag
 from sam3_node.errors import BagError
 from tests.support import ros_recordings as ros
 from tests.support.refuses import mentions, refuses
+from tests.support.tables import each_row
 
 FRAMES = 20
 
@@ -352,8 +353,8 @@ def test_a_part_that_is_packed_and_unpacked_comes_once_in_its_place(
     assert mentions(str(read(folder)[1]), "drive", "drive_12.db3")
 
 
-@pytest.mark.parametrize("storage", ["SQLITE3", "MCAP"])
-@pytest.mark.parametrize("damaged", ["packed", "unpacked", "empty", "pointer"])
+@each_row("storage", ["SQLITE3", "MCAP"])
+@each_row("damaged", ["packed", "unpacked", "empty", "pointer"])
 def test_the_whole_one_of_two_copies_is_read(tmp_path: Path, storage: str, damaged: str) -> None:
     folder, parts = split(tmp_path, storage, 2)
     copies = {"unpacked": parts[0], "packed": pack(parts[0], keep=True)}

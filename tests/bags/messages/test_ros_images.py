@@ -21,6 +21,7 @@ from tests.support.hostile_recordings import pack_rvl
 from tests.support.mcap_files import T0, WRITERS, Moment
 from tests.support.refuses import mentions, refuses
 from tests.support.ros_recordings import decoded
+from tests.support.tables import each_row
 
 SIZE = (12, 16)
 IMAGE, COMPRESSED, INFO = (f"sensor_msgs/msg/{name}" for name in ("Image", "CompressedImage", "CameraInfo"))
@@ -67,8 +68,8 @@ def read_depth(message: object, topic: str = DEPTH_TOPIC, type_name: str = IMAGE
     return decode_depth(payload)
 
 
-@pytest.mark.parametrize("padding", [0, 5])
-@pytest.mark.parametrize(
+@each_row("padding", [0, 5])
+@each_row(
     ("pixels", "encoding"),
     [
         (BGR, "bgr8"),
@@ -95,8 +96,8 @@ def test_grey_of_8_and_16_bits(padding: int) -> None:
     assert np.array_equal(read_colour(image(wide, "mono16", padding, big_endian=True)), expected)
 
 
-@pytest.mark.parametrize("pattern", ["rggb", "bggr", "gbrg", "grbg"])
-@pytest.mark.parametrize("bits", [8, 16])
+@each_row("pattern", ["rggb", "bggr", "gbrg", "grbg"])
+@each_row("bits", [8, 16])
 def test_bayer_patterns_keep_their_colours(pattern: str, bits: int) -> None:
     colour = {"b": 200, "g": 120, "r": 40}
     mosaic = np.tile(np.array([colour[place] for place in pattern], np.uint8).reshape(2, 2), (6, 8))
@@ -231,10 +232,8 @@ def test_impossible_sizes_are_refused_by_topic(changes: dict[str, Any]) -> None:
         read_payload(message, IMAGE, COLOUR_TOPIC)
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"\xff\xd8\xff", b"GIF89a" * 10, cv2.imencode(".png", BGR)[1].tobytes()[:-20]]
-)
-@pytest.mark.parametrize("format_", ["jpeg", "16UC1; compressedDepth png"])
+@each_row("data", [b"", b"\xff\xd8\xff", b"GIF89a" * 10, cv2.imencode(".png", BGR)[1].tobytes()[:-20]])
+@each_row("format_", ["jpeg", "16UC1; compressedDepth png"])
 def test_damaged_compressed_images_are_refused(data: bytes, format_: str) -> None:
     with pytest.raises(MessageError, match=COLOUR_TOPIC):
         read_payload(SimpleNamespace(format=format_, data=data), COMPRESSED, COLOUR_TOPIC)
@@ -319,7 +318,7 @@ def test_damaged_rvl_depth_costs_its_message() -> None:
     assert refused > 200
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("type_name", "topic", "kind"),
     [
         (IMAGE, "/camera/color/image_raw", "colour"),
@@ -451,8 +450,8 @@ def test_a_folder_of_images_is_what_opencv_decodes(tmp_path: Path, name: str) ->
         assert np.array_equal(decode_depth(frame.depth), STILL_DEPTH)
 
 
-@pytest.mark.parametrize("format_", WRITERS)
-@pytest.mark.parametrize("name", FORMATS)
+@each_row("format_", WRITERS)
+@each_row("name", FORMATS)
 def test_a_compressed_message_is_what_opencv_decodes(tmp_path: Path, name: str, format_: str) -> None:
     good = encode(name)
     (colour, depth) = (f"/camera/{kind}/image_raw/compressed" for kind in ("color", "depth"))

@@ -47,6 +47,7 @@ from tests.support.policy_servers import (
     serve_openpi,
 )
 from tests.support.refuses import refuses
+from tests.support.tables import each_row
 from tests.support.transport_peer import TCP, wait_until
 
 SIZE = (24, 32)
@@ -121,7 +122,7 @@ def test_flat_keys_for_earlier_servers() -> None:
     }
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("form", "changes", "message"),
     [
         (as_gr00t, {"video": {"front": RGB.astype(np.float32)}}, "uint8"),
@@ -204,7 +205,7 @@ def damaged_gr00t() -> Iterator[bytes]:
     yield gr00t_pack({"a": np.zeros(9)})[:-3]
 
 
-@pytest.mark.parametrize("reply", list(damaged_gr00t()), ids=lambda reply: reply[:24].hex())
+@each_row("reply", list(damaged_gr00t()), ids=lambda reply: reply[:24].hex())
 def test_damaged_replies_of_gr00t_are_refused(reply: bytes) -> None:
     with refuses(PolicyError, field="GR00T"):
         unpack_gr00t(reply)
@@ -348,7 +349,7 @@ def damaged_openpi() -> Iterator[bytes]:
     yield openpi_pack({"a": np.zeros(9)})[:-3]
 
 
-@pytest.mark.parametrize("message", list(damaged_openpi()), ids=lambda message: message[:60].hex())
+@each_row("message", list(damaged_openpi()), ids=lambda message: message[:60].hex())
 def test_damaged_messages_are_refused(message: bytes) -> None:
     with refuses(PolicyError, field=("openpi", "server")):
         unpack_openpi(message)
@@ -465,7 +466,7 @@ def test_the_best_grasps_of_the_points_come_in_the_base() -> None:
     assert (found.masks.seq, found.masks.capture_ns > T0, found.masks.camera) == (5, True, "cam0")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "field"),
     [
         ({"frame": "camera"}, "spatial.calibration"),
@@ -522,7 +523,7 @@ DAMAGED_GRASPS = {
 }
 
 
-@pytest.mark.parametrize("reply", DAMAGED_GRASPS.values(), ids=DAMAGED_GRASPS)
+@each_row("reply", DAMAGED_GRASPS.values(), ids=DAMAGED_GRASPS)
 def test_damaged_grasps_are_refused(reply: Any) -> None:
     with refuses(PolicyError, field="GraspGen"):
         unpack_graspgen(graspgen_pack(reply), 9)

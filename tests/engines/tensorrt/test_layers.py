@@ -14,7 +14,7 @@ pytest.importorskip("onnxscript")
 pytest.importorskip("tensorrt_rtx")
 
 from sam3_node.models import TrackerModel
-from tools.bench.engines.layers import PlanReport, make_group_model, make_model, report_plans
+from tests.support.tensorrt_plans import PlanReport, make_group_model, make_model, report_plans
 
 GENERATIONS = ("sm89", "sm120")
 READ_LAYERS = 2  # of four

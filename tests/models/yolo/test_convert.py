@@ -20,6 +20,7 @@ from sam3_node.models.yolo.network import SCALES, YoloWorld, load_yolo_world
 from tests.support.paths import SHARED
 from tests.support.public_yolo import PublicLayout
 from tests.support.refuses import refuses
+from tests.support.tables import each_row
 from tests.support.tiny_yolo import TINY, phrases, tiny_yolo
 
 REAL = SHARED / "weights/yolo-world/yolov8s-worldv2.pt"
@@ -128,7 +129,7 @@ def test_every_name_that_is_refused_is_told(tmp_path: Path) -> None:
         read_checkpoint(file)
 
 
-@pytest.mark.parametrize("kind", ["absent", "folder", "empty", "text", "cut", "archive", "pickle of nothing"])
+@each_row("kind", ["absent", "folder", "empty", "text", "cut", "archive", "pickle of nothing"])
 def test_what_is_no_checkpoint_is_told(tmp_path: Path, kind: str) -> None:
     file = checkpoint(tmp_path)
     data = file.read_bytes()
@@ -194,7 +195,7 @@ def set_bias(value: torch.Tensor | None) -> Callable[[Any], object]:
     return lambda layers: layers[12].attn._parameters.update(bias=bias)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("change", "told"),
     [
         (lambda layers: remove_from(layers[16], "_modules", "bn"), "neck.shrink.0.norm.bias"),

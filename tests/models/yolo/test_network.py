@@ -12,6 +12,7 @@ from sam3_node.errors import ModelError, OutputError
 from sam3_node.models.weight_files import digest_path
 from sam3_node.models.yolo import network
 from tests.support.refuses import refuses
+from tests.support.tables import each_row
 from tests.support.tiny_yolo import TINY, phrases, tiny_yolo
 
 CPU = torch.device("cpu")
@@ -106,7 +107,7 @@ def test_an_exported_graph_serves_other_phrases() -> None:
     torch.testing.assert_close(theirs[1], mine.scores)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("pixels", "text", "told"),
     [
         *((pixels, (3, 12), "multiples of 32") for pixels in ((1, 3, 64, 60), (3, 64, 64), (1, 1, 64, 64))),
@@ -187,7 +188,7 @@ def test_damaged_folders_are_clear_errors(tmp_path: Path, damage: str) -> None:
         network.load_yolo_world(folder)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("change", "told"),
     [
         ({"model_type": "bert"}, ("model_type", "yolo_world")),
@@ -226,8 +227,6 @@ def test_a_configuration_survives_json(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "config.json").write_text("[]")
     with refuses(ModelError, field="config.json"):
         network.load_yolo_world(tmp_path)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        TINY.bins = 3  # type: ignore[misc]
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from tests.support.mcap_files import colour_pixels, depth_pixels, raw, write_ros
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions, refuses
+from tests.support.tables import each_row
 from tools.bench.processes import free_ports
 
 NO_RAY = "Ray is not installed, which the extra 'cloud' brings"
@@ -101,7 +102,7 @@ def test_segments_are_replayed_at_once_and_then_joined() -> None:
     assert task.segments == tuple(segments)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("job", "split", "text"),
     [
         (JOB, Split(frames=10, overlap=-1), "an overlap of 0 to 9"),

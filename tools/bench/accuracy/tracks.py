@@ -18,8 +18,6 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from sam3_node.cameras.camera_source import CapturedImage
 from sam3_node.cameras.publish import frame_from
 from sam3_node.detection.detectors import Detector, prepare_prompts
@@ -29,13 +27,10 @@ from sam3_node.perception.loading import load_configured_detector, load_model
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.settings import DetectorSettings, ModelSettings, TrackerSettings
 from sam3_node.types import NANOSECONDS, MaskFrame
-from sam3_node.visualization import contact_sheet, overlay, write_image
 from tools.bench.common import STDOUT, Figures, make_parser
 from tools.command import errors_in_one_line
 from tools.doubt.names import CAMERA, knows
 from tools.mot import MotFrame, MotScore, MotScorer, TrueClip, open_clips, total
-
-PICTURES = 6  # of each clip on the sheet
 
 
 def make_settings(args: argparse.Namespace) -> dict[str, DetectorSettings]:
@@ -65,25 +60,21 @@ def evaluate(
     detector: Detector,
     settings: DetectorSettings,
     args: argparse.Namespace,
-) -> tuple[MotScore, list[np.ndarray]]:
-    """Return the score over all clips, and pictures of them."""
+) -> MotScore:
+    """Return the score over all clips."""
     scorers = []
     frames = 0
-    pictures = []
     for truth in clips:
         scorer = MotScorer(truth.named)
         length = min(len(truth.clip), args.frames or len(truth.clip))
-        shown = set(np.linspace(length // 12, length - 1, PICTURES).astype(int).tolist())
         for index, (true_frame, masks) in enumerate(play(truth, model, detector, settings, args.frames)):
             scorer.add(true_frame, masks.instances)
-            if index in shown:
-                pictures.append(overlay(true_frame.image, masks))
             if sys.stderr.isatty():
                 print(f"\r{truth.clip.name} {index + 1}/{length}", end="", file=sys.stderr)
         print(f"\r{truth.clip.name}: {length} frames, {len(truth.named)} objects", file=sys.stderr)
         scorers.append(scorer)
         frames += length
-    return total(scorers, frames, clips[0].fps), pictures
+    return total(scorers, frames, clips[0].fps)
 
 
 def keep_figures(scores: dict[str, MotScore], args: argparse.Namespace, figures: Figures) -> None:
@@ -107,7 +98,6 @@ def main() -> None:
     parser.add_argument("--every", default="5", help="detector periods in frames, comma-separated")
     parser.add_argument("--score", type=float, default=DetectorSettings().score, help="as detector.score")
     parser.add_argument("--frames", type=int, default=0, help="number of first frames of each clip; 0: all")
-    parser.add_argument("--sheet", type=Path, default=Path("out/tracks/contact.png"), help="contact sheet")
     args = parser.parse_args()
     figures = Figures("accuracy.tracks")
     with errors_in_one_line():
@@ -123,19 +113,15 @@ def main() -> None:
                 f"{args.path}: expected objects with names that {detector.name} knows, found none"
             )
         scores: dict[str, MotScore] = {}
-        sheet: list[np.ndarray] = []
         for name, chosen in settings.items():
             print(name, file=sys.stderr)
-            scores[name], pictures = evaluate(clips, model, detector, chosen, args)
+            scores[name] = evaluate(clips, model, detector, chosen, args)
             print(f"{name}: IDF1 {scores[name].idf1:.3f}", file=sys.stderr)
-            sheet = sheet or pictures
-        write_image(args.sheet, contact_sheet(sheet, [""] * len(sheet), PICTURES))
     if args.json == STDOUT:
         print(json.dumps({name: asdict(score) for name, score in scores.items()}, indent=2))
     else:
         keep_figures(scores, args, figures)
         figures.write(args.json)
-    print(f"pictures in {args.sheet}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from tools.bench.common import STDOUT, Figures, make_parser
 from tools.command import errors_in_one_line
 from tools.vos.evaluate import SequenceResult, evaluate
 from tools.vos.followers import COMPARED, PROMPTS, Masks, ModelKey, Setting, parse_settings
-from tools.vos.report import Sheet, all_settings, as_json, as_table
+from tools.vos.report import all_settings, as_json, as_table
 from tools.vos.sequences import LabelledSequence, TrueFrame, open_sequences
 
 
@@ -46,20 +46,18 @@ def evaluate_all(
     sequences: list[LabelledSequence],
     settings: list[Setting],
     models: dict[ModelKey, TrackerModel],
-    sheet: Sheet,
 ) -> dict[str, dict[str, SequenceResult]]:
     """Return the results by setting, then by sequence; print progress to stderr."""
     results: dict[str, dict[str, SequenceResult]] = {setting.name: {} for setting in settings}
     for sequence in sequences:
-        of_settings = evaluate(sequence, settings, models, partial(watch, sheet, sequence))
+        of_settings = evaluate(sequence, settings, models, partial(watch, sequence))
         for setting, result in zip(settings, of_settings, strict=True):
             results[setting.name][sequence.name] = result
     return results
 
 
-def watch(sheet: Sheet, sequence: LabelledSequence, index: int, frame: TrueFrame, masks: Masks) -> None:
-    """Draw a frame on the sheet, and print progress."""
-    sheet.show(sequence, index, frame, masks)
+def watch(sequence: LabelledSequence, index: int, frame: TrueFrame, masks: Masks) -> None:
+    """Print progress."""
     last = index + 1 == sequence.length
     if last or sys.stderr.isatty():
         print(f"\r{sequence.name} {index + 1}/{sequence.length}", end="\n" if last else "", file=sys.stderr)
@@ -103,23 +101,19 @@ def main() -> None:
     )
     parser.add_argument("--frames", type=int, default=0, help="first frames of each sequence; 0: all")
     parser.add_argument("--every", type=int, default=1, help="use every N-th frame")
-    parser.add_argument("--sheet", type=Path, default=Path("out/vos/contact.png"), help="contact sheet")
     args = parser.parse_args()
-    sheet = Sheet()
     figures = Figures("accuracy.vos", show=False)
     with errors_in_one_line():
         settings = parse_settings(args.settings, Setting(prompt=args.prompt))
         names = [name for name in args.sequences.split(",") if name]
         sequences = open_sequences(args.path, names, args.frames, max(1, args.every))
-        results = evaluate_all(sequences, settings, load_models(args, settings), sheet)
-        sheet.write(args.sheet)
+        results = evaluate_all(sequences, settings, load_models(args, settings))
     if args.json == STDOUT:
         print(json.dumps(as_json(results), indent=2))
     else:
         print(as_table(results))
         keep_figures(results, args, figures)
         figures.write(args.json)
-    print(f"pictures in {args.sheet}", file=sys.stderr)
 
 
 if __name__ == "__main__":

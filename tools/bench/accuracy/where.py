@@ -22,21 +22,15 @@ from sam3_node.settings import TrackerSettings
 from sam3_node.types import NANOSECONDS, Frame, Mask, RobotState
 from sam3_node.wire import encode_depth
 from sam3_node.wire.frame_prompt import FramePrompt
-from tools.bench.accuracy.held import (
-    FIRST,
-    FPS,
-    LENS,
-    PINHOLE,
-    SEEN_PX,
-    SIZE,
-    TRACKED,
-    build,
-    make_clip,
-)
-from tools.bench.accuracy.robot import Scene
+from tools.bench.accuracy.rendered_table import FIRST, PINHOLE, SIZE, Scene, draw_table
 from tools.bench.accuracy.spatial import add_noise, compute_truth
 from tools.bench.common import Figures, make_parser
 
+FPS = 15.0
+TRACKED = 3
+"""How many of the things are tracked."""
+SEEN_PX = 30
+"""Pixels from which a tracker would follow a thing."""
 LOOKS_S = 3.0
 """Time for which the camera looks at the table."""
 TURN_S = 0.5
@@ -78,12 +72,8 @@ def main() -> None:
 
 def run_clip(model: TrackerModel, random: np.random.Generator, found: dict[str, list[float]]) -> None:
     """Add the figures of one clip."""
-    clip = make_clip(random, "pass")
-    scene = Scene(build(clip), clip.camera, SIZE, LENS)
-    # things stand still, and the gripper of the other bench is out of the picture
-    for index, pose in enumerate(clip.poses[:-1]):
-        place(scene, index, pose[0])
-    place(scene, len(clip.poses) - 1, rigid(np.eye(3), [0, 0, 30]))
+    table = draw_table(random)
+    scene = Scene(table)
     mount = pose_of(MOUNT, "camera", "gripper", 0, "system")
     hand_eye: dict[str, Any] = {"kind": "eye_in_hand", "translation_m": mount.position_m}
     hand_eye["rotation_quaternion_xyzw"] = mount.quaternion_xyzw
@@ -94,11 +84,9 @@ def run_clip(model: TrackerModel, random: np.random.Generator, found: dict[str, 
     frames = round((2 * LOOKS_S + 2 * TURN_S + AWAY_S) * FPS)
     for seq in range(frames):
         now_s = seq / FPS
-        camera = move(clip.camera, now_s)
-        aim(scene, camera)
-        geoms, depth_m = scene.render()
-        scene.renderer.update_scene(scene.data, "camera")
-        colour = np.ascontiguousarray(scene.renderer.render()[..., ::-1])
+        camera = move(table.camera, now_s)
+        scene.aim(camera)
+        colour, geoms, depth_m = scene.render()
         packed = encode_depth(add_noise(depth_m.astype(np.float64), random), "z16", 0.001, True)
         stamp_ns = round(now_s * NANOSECONDS)
         frame = Frame("cam0", seq, stamp_ns, *SIZE[::-1], "bgr8", colour.tobytes(), depth=packed)
@@ -146,18 +134,6 @@ def move(start: Array, now_s: float) -> Array:
     sway = rigid(np.eye(3), [SWAY_M * np.sin(2 * now_s), SWAY_M * np.cos(1.3 * now_s) - SWAY_M, 0])
     moved: Array = start @ sway @ turn
     return moved
-
-
-def aim(scene: Scene, camera: Array) -> None:
-    """Put the camera at a place. MuJoCo's cameras look along -z, with y up."""
-    scene.model.cam_pos[0] = camera[:3, 3]
-    scene.mujoco.mju_mat2Quat(scene.model.cam_quat[0], (camera[:3, :3] @ np.diag([1.0, -1, -1])).ravel())
-
-
-def place(scene: Scene, body: int, pose: Array) -> None:
-    """Put a thing at a place."""
-    scene.data.mocap_pos[body] = pose[:3, 3]
-    scene.mujoco.mju_mat2Quat(scene.data.mocap_quat[body], pose[:3, :3].ravel())
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from sam3_node.errors import DeviceError
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions
-from tools.bench import gpu_first
-from tools.bench.gpu_first import Journal, OutOfTimeError, read_lines
+from tools.bench import gpu
+from tools.bench.gpu import Journal, OutOfTimeError, read_lines
 
 UNLIMITED = ["--dry-run", "--seconds", "1e4", "--total", "1e4"]
 
@@ -29,14 +29,14 @@ UNLIMITED = ["--dry-run", "--seconds", "1e4", "--total", "1e4"]
 def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the file of a dry run of all sections."""
     path = tmp_path_factory.mktemp("first") / "first.jsonl"
-    assert gpu_first.main([*UNLIMITED, "--out", str(path)]) == 0, path.read_text()
+    assert gpu.main([*UNLIMITED, "--out", str(path)]) == 0, path.read_text()
     return path
 
 
 def test_a_dry_run_measures_every_figure_of_every_section(journal: Path) -> None:
     lines = read_lines(journal)
     assert not [line for line in lines if "error" in line]
-    assert {line["section"] for line in lines} == set(gpu_first.SECTIONS) - {"kernels"}  # they need a GPU
+    assert {line["section"] for line in lines} == set(gpu.SECTIONS) - {"kernels"}  # they need a GPU
     assert max(Counter((line["section"], line["figure"]) for line in lines).values()) == 1
     values: list[Any] = []
     for line in lines:
@@ -52,7 +52,7 @@ def test_a_run_that_was_killed_goes_on_where_it_was(
     *kept, last = text.splitlines(keepends=True)
     journal.write_text("".join(kept) + last[: len(last) // 2])
     capsys.readouterr()
-    assert gpu_first.main([*UNLIMITED, "--section", "stages", "peer", "fp8", "--out", str(journal)]) == 0
+    assert gpu.main([*UNLIMITED, "--section", "stages", "peer", "fp8", "--out", str(journal)]) == 0
     (printed,) = capsys.readouterr().out.splitlines()
     assert json.loads(printed)["figure"] == json.loads(last)["figure"]
     assert [line["figure"] for line in read_lines(journal)] == [
@@ -67,9 +67,9 @@ def test_a_figure_is_cut_when_the_time_of_its_section_is_over(
         journal.measure("short", "s", lambda: 1)
         journal.measure("endless", "s", lambda: subprocess.run(["sleep", "1000"], check=True).returncode)
 
-    monkeypatch.setattr(gpu_first, "SECTIONS", {"wait": wait, "next": lambda journal: None})
+    monkeypatch.setattr(gpu, "SECTIONS", {"wait": wait, "next": lambda journal: None})
     path = tmp_path / "first.jsonl"
-    assert gpu_first.main(["--dry-run", "--seconds", "0.5", "--out", str(path)]) == 3
+    assert gpu.main(["--dry-run", "--seconds", "0.5", "--out", str(path)]) == 3
     assert [line["figure"] for line in read_lines(path)] == ["short"]
     assert mentions(capsys.readouterr().err, "time", "wait")
 
@@ -82,23 +82,23 @@ def test_after_a_figure_that_loses_the_gpu_a_new_process_goes_on(
 
     calls = list[list[str]]()
     path = tmp_path / "first.jsonl"
-    monkeypatch.setattr(gpu_first, "SECTIONS", {"one": lambda journal: journal.measure("first", "ms", fail)})
-    monkeypatch.setattr(gpu_first.os, "execv", lambda file, words: calls.append(words[3:]))
-    gpu_first.main(["--dry-run", "--out", str(path)])
+    monkeypatch.setattr(gpu, "SECTIONS", {"one": lambda journal: journal.measure("first", "ms", fail)})
+    monkeypatch.setattr(gpu.os, "execv", lambda file, words: calls.append(words[3:]))
+    gpu.main(["--dry-run", "--out", str(path)])
     (words,) = calls
-    assert gpu_first.arguments(words).out == path
-    assert gpu_first.arguments(words).total <= gpu_first.TOTAL_S
-    assert gpu_first.main(words) == 0, "the file has the figure"
+    assert gpu.arguments(words).out == path
+    assert gpu.arguments(words).total <= gpu.TOTAL_S
+    assert gpu.main(words) == 0, "the file has the figure"
     (line,) = read_lines(path)
     assert "illegal memory access" in line["traceback"]
 
 
 def test_no_figure_begins_after_the_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "first.jsonl"
-    assert gpu_first.main(["--dry-run", "--seconds", "0", "--out", str(path)]) == 3
+    assert gpu.main(["--dry-run", "--seconds", "0", "--out", str(path)]) == 3
     assert not path.exists()
     said = capsys.readouterr().err
-    assert all(f"time is over in {section}" in said for section in gpu_first.SECTIONS if section != "kernels")
+    assert all(f"time is over in {section}" in said for section in gpu.SECTIONS if section != "kernels")
 
 
 BARE = """torch transformers numpy opencv-python-headless msgpack safetensors prometheus-client pytest hypothesis pyzmq
@@ -152,7 +152,7 @@ def run_bare(script: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_it_runs_with_few_packages(tmp_path: Path) -> None:
     path = tmp_path / "first.jsonl"
-    script = "from tools.bench import gpu_first\nsys.exit(gpu_first.main(sys.argv[1:]))"
+    script = "from tools.bench import gpu\nsys.exit(gpu.main(sys.argv[1:]))"
     words = [*UNLIMITED, "--section", "stages", "fp8", "--out", str(path)]
     done = run_bare(script, *words)
     assert done.returncode == 0, done.stderr
@@ -163,7 +163,7 @@ def test_the_tests_that_need_a_gpu_are_found_with_few_packages() -> None:
     """Naming their files leaves out files that import rosbags or pycocotools, which ended the collection."""
     script = "import pytest\nsys.exit(pytest.main(sys.argv[1:]))"
     options = ["-p", "no:cacheprovider", "--collect-only", "--continue-on-collection-errors", "-m", "gpu"]
-    done = run_bare(script, *options, *gpu_first.find_gpu_tests())
+    done = run_bare(script, *options, *gpu.find_gpu_tests())
     assert "Interrupted" not in done.stdout
     files = {line.split("::")[0] for line in done.stdout.splitlines() if "::" in line}
     assert files >= {"tests/perception/test_pipeline.py", "tests/tracking/test_tracker.py"}, done.stdout
@@ -173,9 +173,9 @@ def test_no_passed_test_is_a_failed_figure(tmp_path: Path, monkeypatch: pytest.M
     def run(*args: object, stdout: Any, **options: object) -> None:
         stdout.write("Interrupted: 5 errors during collection\n5 errors in 9.10s\n")
 
-    monkeypatch.setattr(gpu_first.subprocess, "run", run)
+    monkeypatch.setattr(gpu.subprocess, "run", run)
     path = tmp_path / "first.jsonl"
-    assert gpu_first.main(["--dry-run", "--section", "tests", "--out", str(path)]) == 1
+    assert gpu.main(["--dry-run", "--section", "tests", "--out", str(path)]) == 1
     (line,) = read_lines(path)
     assert mentions(line["error"], "no test")
     assert "5 errors" in line["error"]
@@ -183,13 +183,13 @@ def test_no_passed_test_is_a_failed_figure(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_counts_of_pytest() -> None:
-    counts = gpu_first.read_counts("2 failed, 11 passed, 1 error, 3 deselected in 4.05s")
+    counts = gpu.read_counts("2 failed, 11 passed, 1 error, 3 deselected in 4.05s")
     assert counts == {"passed": 11.0, "failed": 2.0, "errors": 1.0, "skipped": 0.0, "deselected": 3.0}
 
 
 def test_a_figure_that_fails_is_a_line_and_the_next_one_follows(tmp_path: Path) -> None:
     path = tmp_path / "first.jsonl"
-    journal = Journal(path, "kernels", gpu_first.choose_scale(dry=True), end_s=float("inf"), context={})
+    journal = Journal(path, "kernels", gpu.choose_scale(dry=True), end_s=float("inf"), context={})
 
     def fail() -> float:
         raise RuntimeError("no kernel\nfor this GPU")

@@ -12,14 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from research.nano_pack.__main__ import main
-from research.nano_pack.run import describe, ships
 from sam3_node.errors import ModelError
 from tests.support.refuses import refuses
 from tools.command import read_json_lines
 from tools.scenes.clips import list_clips, read_clip, write_clip
 from tools.vos.sequences import UNKNOWN
 from training.nano.export import read_checkpoint
+from training.pack.__main__ import main
+from training.pack.run import describe, ships
 
 PARTS = ("rendered", "tracks")
 PATIENCE_S = 240.0
@@ -56,7 +56,7 @@ def test_a_run_that_is_killed_goes_on_and_exports_each_seed_and_their_mean(
     packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
-    command = [sys.executable, "-m", "research.nano_pack", *words_of_run(packed, folder, minutes=60)]
+    command = [sys.executable, "-m", "training.pack", *words_of_run(packed, folder, minutes=60)]
     environment = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
     running = subprocess.Popen(command, env=environment)
     ends = time.monotonic() + PATIENCE_S

@@ -19,7 +19,7 @@ def unpack(pack: Path, folder: Path) -> None:
     Raises CameraError for a file that is absent, damaged or no pack, OutputError where the folder cannot be written.
     """
     if not pack.is_file():
-        raise CameraError(f"no pack {pack}: make one, python -m research.nano_pack")
+        raise CameraError(f"no pack {pack}: make one, python -m training.pack")
     held = pack.stat()
     stamp = f"{held.st_size} {held.st_mtime_ns}\n"
     if (folder / STAMP).is_file() and (folder / STAMP).read_text() == stamp:
@@ -42,9 +42,7 @@ def _extract(pack: Path, folder: Path) -> None:
             archive.extractall(folder)
     except (BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
         raise CameraError(
-            f"expected a zip file of python -m research.nano_pack, found {pack} damaged: {error}; copy it again"
+            f"expected a zip file of python -m training.pack, found {pack} damaged: {error}; copy it again"
         ) from error
     if not (folder / "train" / "JPEGImages").is_dir():
-        raise CameraError(
-            f"expected training clips in {pack}, found none: make it, python -m research.nano_pack"
-        )
+        raise CameraError(f"expected training clips in {pack}, found none: make it, python -m training.pack")

@@ -1,8 +1,4 @@
-"""Report what TensorRT-RTX makes of the stages of SAM 3 or 3.1: fused attentions, how they add, FP8 products, memory.
-
-    python -m tools.bench.engines.layers                         sm89 and sm120, at 1008 pixels
-    python -m tools.bench.engines.layers --image-size 504 --gpu sm89
-    python -m tools.bench.engines.layers --family sam3.1
+"""Reads what TensorRT-RTX makes of the stages of SAM 3 and 3.1: fused attentions, how they add, FP8 products, memory.
 
 No GPU is needed: the builder describes each layer, and a plan holds the source of its fused kernels. Weights are random
 and in bfloat16. The encoder has the full width and 2 of its 32 layers: one with windows, one global. Memory is what a
@@ -10,10 +6,8 @@ stage needs for intermediate values at the largest number of objects, or of grou
 """
 
 import re
-import sys
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,14 +25,11 @@ from sam3_node.models.checkpoints import set_image_size
 from sam3_node.models.sam31.checkpoint import build_source
 from sam3_node.models.sam31.loading import build_model, set_size
 from sam3_node.models.sam31.random_weights import full_sizes, random_tensors
-from tools.bench.common import Figures, make_parser
 from tools.bench.latency.step import CONFIGS
 
 ATTENTION = "_gemm_mha"
 FP8 = "FP8"
 AMAX = 8.0  # of made-up scales: the structure of a plan does not depend on them
-VARIANTS = ("encode", "encode in FP8", "read", "decode", "remember")
-"""Reports; the first word is the stage."""
 MAX_OBJECTS = 16
 
 _LAYER = re.compile(r"^Name: (\S+), LayerType: (\w+), Inputs: (.*), Outputs: (.*), TacticName", re.MULTILINE)
@@ -111,20 +102,13 @@ def make_group_model(image_size: int, read_layers: int = 4) -> TrackerModel:
     return build_model(source, name, torch.device("cpu"), torch.bfloat16)
 
 
-class Family(NamedTuple):
-    """Weights of one kind: their name in figures, and what makes them for an image size in pixels, 0 for their own."""
-
-    title: str
-    make: Callable[[int], TrackerModel]
-
-
-FAMILIES = {"sam3": Family("SAM 3", make_model), "sam3.1": Family("SAM 3.1", make_group_model)}
-
-
 def report_plans(
     model: TrackerModel, variants: Sequence[str], gpus: Sequence[str], folder: Path
 ) -> Iterator[tuple[str, str, PlanReport]]:
-    """Export each variant once, build it for each GPU generation, and yield variant, generation and report."""
+    """Export each variant once, build it for each GPU generation, and yield variant, generation and report.
+
+    A variant is a stage, such as "read", or "encode in FP8".
+    """
     for variant in variants:
         stage = tracker_stages(model)[variant.split()[0]]
         path = folder / f"{stage.name}.onnx"
@@ -138,37 +122,3 @@ def report_plans(
             notes: list[str] = []
             most = limit_objects(model, stage, MAX_OBJECTS)
             yield variant, gpu, read_report(build(path, stage, gpu, most, notes=notes), notes)
-
-
-def print_report(title: str, variant: str, gpu: str, report: PlanReport, figures: Figures) -> None:
-    what = f"plan of {variant}, {title}'s width, {gpu}"
-    figures.add(f"{what}: memory for intermediate values", report.activation_bytes / 1e6, "MB")
-    figures.add(f"{what}: layers", len(report.layers), "layers")
-    figures.add(f"{what}: fused attentions", report.attentions, "layers")
-    if report.fp8_products:
-        figures.add(f"{what}: products in FP8", len(report.fp8_products), "layers")
-    figures.add(f"{what}: size", report.plan_bytes / 1e6, "MB")
-    if report.traits:
-        print(
-            f"{what}: {', '.join(f'{name} x {count}' for name, count in report.traits.items())}", flush=True
-        )
-
-
-def main() -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--image-size", type=int, default=0, help="side in pixels; 0: 1008")
-    parser.add_argument("--gpu", nargs="+", default=["sm89", "sm120"], help="GPU generations of the plans")
-    parser.add_argument("--family", choices=FAMILIES, default="sam3")
-    parser.add_argument("--only", nargs="+", choices=VARIANTS, default=VARIANTS)
-    args = parser.parse_args()
-    figures = Figures("engines.layers")
-    with tempfile.TemporaryDirectory(prefix="layers_") as folder:
-        family = FAMILIES[args.family]
-        for found in report_plans(family.make(args.image_size), args.only, args.gpu, Path(folder)):
-            print_report(family.title, *found, figures)
-    figures.write(args.json)
-    print("built, not run", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,12 +1,12 @@
 """Pack training data, and train from a pack.
 
-    python -m research.nano_pack out/scenes/train --part rendered=out/scenes/val:2 -o out/pack.zip
-    python -m research.nano_pack out/pack.zip --train out/packed       from random weights
-    python -m research.nano_pack out/pack.zip --run out/run            the run of nano: from the weights in the package
-    python -m research.nano_pack out/pack.zip --table out/run          its table of candidates alone
+    python -m training.pack out/scenes/train --part rendered=out/scenes/val:2 -o out/pack.zip
+    python -m training.pack out/pack.zip --train out/packed       from random weights
+    python -m training.pack out/pack.zip --run out/run            the run of nano: from the weights in the package
+    python -m training.pack out/pack.zip --table out/run          its table of candidates alone
 
-A machine that only trains needs neither MuJoCo nor a network: the pack and this checkout are enough. It passes no
-gates: the pack holds no test clips. research/nano_pack/run.py describes `--run`.
+A machine that only trains needs neither MuJoCo nor a network: the pack and this checkout are enough.
+training/pack/run.py describes `--run`.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def read_weights(text: str) -> tuple[str, Path]:
 
 def parse(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m research.nano_pack",
+        prog="python -m training.pack",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

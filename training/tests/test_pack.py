@@ -12,15 +12,15 @@ import pytest
 
 from sam3_node.errors import CameraError, OutputError
 from tools.scenes.clips import Clip, list_clips, read_clip, write_clip
-from research.nano_pack.write import Pack, Part, pack, shrink
+from training.pack.write import Pack, Part, pack, shrink
 
 pytest.importorskip("torch")
 
-from research.nano_pack.__main__ import main
-from research.nano_pack.read import unpack
 from training.nano.augment import read_cutouts
 from training.nano.data import Clips, Recipe, Sources
 from training.nano.taught import pack_taught, read_shard, shard_path, write_shard
+from training.pack.__main__ import main
+from training.pack.read import unpack
 
 GEOMETRY = {"intrinsics": {"fx": 1.0}, "camera_poses": [np.eye(4).tolist()]}
 ENOUGH = 1_000_000
@@ -70,7 +70,9 @@ def videos(tmp_path: Path) -> Path:
 
 
 def test_clips_come_out_smaller_without_depth_and_geometry(scenes: Path, tmp_path: Path) -> None:
-    said = pack(Pack(scenes / "train", ENOUGH, (48, 48), parts=(Part("val", scenes / "val"),)), tmp_path / "a.zip")
+    said = pack(
+        Pack(scenes / "train", ENOUGH, (48, 48), parts=(Part("val", scenes / "val"),)), tmp_path / "a.zip"
+    )
     assert said == ["6 of 6 training clips", "1 clips of part val"]
     unpack(tmp_path / "a.zip", tmp_path / "out")
     assert list_clips(tmp_path / "out/train") == [f"t{number}" for number in range(6)]

@@ -1,7 +1,4 @@
-"""Count the arithmetic, the memory traffic and the kernels of one frame step of SAM 3 in full size, without running it.
-
-    python -m tools.bench.latency.operations                1008 pixels, one object, full memory bank
-    python -m tools.bench.latency.operations --model small  another model of tools.bench.latency.step
+"""Counts the arithmetic, the memory traffic and the kernels of one frame step, without running it.
 
 Frames and memories are fake: they have shapes, but no values, so that neither time nor a GPU is needed. FLOPs are those
 of matrix products, convolutions and attention, two for each multiplication with addition. A kernel is an operation that
@@ -18,7 +15,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from sam3_node.models import TrackerModel
 from sam3_node.models.checkpoints import CLASSES
 from sam3_node.models.sam.memory_read import METHODS
-from tools.bench.common import Figures, make_parser
 from tools.bench.counting import Counts, count
 from tools.bench.latency.step import CONFIGS
 
@@ -87,24 +83,3 @@ def count_methods(name: str, objects: int) -> dict[str, Counts]:
                 title = f"read, {way}" if method == "exact" else f"read, {way}, {method}"
                 found[title] = count_read(model, objects, RING + 1, True, False)
     return found
-
-
-def main() -> None:
-    parser = make_parser(__doc__, objects=1)
-    parser.add_argument("--model", choices=list(CONFIGS), default="full")
-    args = parser.parse_args()
-    figures = Figures("latency.operations")
-    model = build(args.model, torch.bfloat16)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        found = count_stages(model, args.objects)
-    found |= count_methods(args.model, args.objects)
-    for stage, counts in found.items():
-        what = f"{args.model}, {args.objects} object(s), {stage}"
-        figures.add(f"arithmetic of {what}", counts.flops / 1e12, "TFLOP")
-        figures.add(f"memory traffic of {what}", counts.traffic / 1e9, "GB")
-        figures.add(f"kernels of {what}", counts.kernels, "kernels")
-    figures.write(args.json)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,8 @@
 """Measure what decides what to do next in the first half hour on a GPU: one JSON line for each figure as it comes.
 
-    python -m tools.bench.gpu_first --out first.jsonl          all sections, the decisive ones first, 9 minutes in all
-    python -m tools.bench.gpu_first --out first.jsonl --section together node
-    python -m tools.bench.gpu_first --dry-run           all sections on a CPU with a tiny model
+    python -m tools.bench.gpu --out first.jsonl          all sections, the decisive ones first, 9 minutes in all
+    python -m tools.bench.gpu --out first.jsonl --section together node
+    python -m tools.bench.gpu --dry-run           all sections on a CPU with a tiny model
 
 tests: those that need a GPU; their output goes beside the file as it comes. together: steps by combination of options,
 loaded as the product loads them, so that a line is a setting. node: a node over sockets with a camera on 1080p frames,
@@ -71,7 +71,7 @@ from tools.command import new_parser, read_json_lines
 
 SECTION_S = 420
 TOTAL_S = 540
-CACHE = Path(tempfile.gettempdir()) / "gpu_first"
+CACHE = Path(tempfile.gettempdir()) / "sam3_gpu_bench"
 """Folder of what is compiled."""
 FILL = 20  # frames until the memory bank is full: 16 pointers and the prompted frame, and some more
 NEW_FRAMES = 20  # frames after a new object that are watched
@@ -739,7 +739,7 @@ def main(words: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
     end_s = time.monotonic() + (args := arguments(words)).total
     scale = choose_scale(args.dry_run)
-    path = args.out or Path(tempfile.mkdtemp(prefix="gpu_first_")) / "first.jsonl"
+    path = args.out or Path(tempfile.mkdtemp(prefix="gpu_")) / "first.jsonl"
     device = torch.cuda.get_device_name() if scale.device.type == "cuda" else "cpu"
     context = {"device": device, "versions": read_versions() | {"cuda": str(torch.version.cuda)}}
     errors = 0
@@ -756,7 +756,7 @@ def main(words: Sequence[str] | None = None) -> int:
         except DeviceError as error:  # a new process has the GPU, and finds the figure in the file
             print(f"{error}; a new process goes on", file=sys.stderr, flush=True)
             more = ["--out", str(path), "--total", str(end_s - time.monotonic())]
-            os.execv(sys.executable, [sys.executable, "-m", "tools.bench.gpu_first", *words, *more])
+            os.execv(sys.executable, [sys.executable, "-m", "tools.bench.gpu", *words, *more])
         except Exception as error:  # the other sections must follow
             journal.note_error("preparation", error, start_s)
         errors += journal.errors

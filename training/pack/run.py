@@ -1,6 +1,6 @@
 """One run of nano from a pack, on a GPU or a CPU: seeds side by side, validation each minute, a table of candidates.
 
-    python -m research.nano_pack out/pack.zip --run out/run --minutes 9
+    python -m training.pack out/pack.zip --run out/run --minutes 9
 
 Each seed is a process of its own that trains from the weights in the package for `--minutes` of wall-clock time, and
 keeps `last.pt` each minute. This process exports what each seed has so far, once a minute, and measures J by a mask on
@@ -121,7 +121,7 @@ def _start_seed(plan: Run, seed: int) -> subprocess.Popen[bytes]:
     words += ["--workers", plan.workers] if plan.workers else []
     words += ["--many", plan.many] if plan.many else []
     path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")]))
-    command = [sys.executable, "-m", "research.nano_pack", *map(str, words)]
+    command = [sys.executable, "-m", "training.pack", *map(str, words)]
     return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path})
 
 

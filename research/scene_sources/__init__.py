@@ -1,1 +1,0 @@
-"""Further sources of rendered scenes: meshes of robosuite, and photographs as surfaces."""

@@ -1,1 +1,0 @@
-"""Benchmarks of the engines: their stages, their precision, their builds."""
