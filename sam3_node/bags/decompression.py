@@ -20,9 +20,9 @@ import zstandard
 
 from ..errors import require
 from ..files import ANY_SIZE, open_regular
+from ..schema.fields import MAX_SIDE
 from ..types import Buffer, Depth
 from ..wire import encode_depth
-from ..wire.codec import MAX_SIDE
 from ..wire.images import MAX_FRAME_PIXELS
 from .samples import Colour
 

@@ -74,8 +74,7 @@ class VideoPacket:
     data: Buffer
 
 
-@dataclass(frozen=True, slots=True)
-class MillimetreDepth(Depth):
+class MillimetreDepth(Depth, frozen=True):
     """Depth in floating point whose format says metres, and whose values say millimetres."""
 
 

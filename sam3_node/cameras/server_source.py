@@ -34,10 +34,11 @@ import numpy as np
 from ..errors import CameraError, WireError
 from ..processes.signals import WaitingNotice
 from ..resources import closed_on_error
+from ..schema.fields import MAX_INT, MAX_SIDE, describe
 from ..settings import CameraSettings
 from ..transport.foreign import ForeignHub, ForeignSubscriber
 from ..types import NANOSECONDS, Buffer, Depth, Frame, Image
-from ..wire.codec import MAX_INT, MAX_SIDE, Limits, describe, unpack
+from ..wire.codec import Limits, unpack
 from ..wire.images import (
     MAX_FRAME_PIXELS,
     compressed_size,

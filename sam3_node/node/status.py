@@ -16,8 +16,8 @@ from typing import Any, Literal, Self
 from ..perception.pipeline import Pipeline
 from ..perception.shedding import LoadShedder
 from ..perception.step import StepFrame
+from ..schema.fields import MAX_INT
 from ..types import Frame, TrackState
-from ..wire.codec import MAX_INT
 from .health import Histogram
 
 WINDOW_FRAMES = 1000

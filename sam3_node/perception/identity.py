@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Collection
 
 from ..errors import NodeRestarted, UnknownFrameError
+from ..schema.fields import MAX_EPOCH
 from ..types import CAMERA_SILENT_S
-from ..wire import MAX_EPOCH
 
 
 class LiveIdentity:

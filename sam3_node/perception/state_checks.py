@@ -14,12 +14,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from torch import Tensor
 
 from ..errors import ReplayError
+from ..schema.fields import MAX_EPOCH, MAX_INT
 from ..settings import describe_faults
 from ..tracking.tracks import catching_key
 from ..tracking.windows import MOST_WINDOWS
 from ..types import Priority, State, TrackState
-from ..wire.codec import MAX_INT
-from ..wire.messages import MAX_EPOCH
 from ..wire.operations import MAX_STRIDE
 
 MAX_COUNT = 1 << 62

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, Self
 
 from ..bags.native.reader import RecordedMasks
 from ..errors import ReplayError
-from ..types import Frame, MaskFrame, RobotState, count_missing_frames
+from ..schema.fields import convert
+from ..types import Frame, MaskFrame, RobotState, Shed, count_missing_frames
 from ..wire import (
     AMBIGUOUS,
     DROPPED,
@@ -28,7 +29,7 @@ from ..wire import (
     Event,
     Fields,
 )
-from ..wire.messages import read_joints, read_pose, read_shed
+from ..wire.messages import read_joints, read_pose
 from ..wire.operations import CHANGES, EPISODE_MARKS, Change, read_operation
 
 log = logging.getLogger(__name__)
@@ -212,7 +213,7 @@ class _LogReader:
             joints = read_joints(args.fields("joints"))
         level = 0
         if args.has("shed"):
-            level = read_shed(args.fields("shed")).level
+            level = convert(args.any("shed"), Shed, args.what).level
         return LoggedStep(camera, seq, withheld=withheld, robot=RobotState(pose, joints), shed_level=level)
 
     def read_masks(self, masks: MaskFrame) -> Iterator[LogEntry]:

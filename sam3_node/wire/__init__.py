@@ -33,7 +33,6 @@ from .messages import (
     FRAMES_ROOT,
     JOINTS_ROOT,
     MASKS_ROOT,
-    MAX_EPOCH,
     POSES_ROOT,
     ROBOT_ROOTS,
     find_camera,

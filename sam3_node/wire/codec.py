@@ -16,17 +16,12 @@ import msgpack
 import zstandard
 
 from ..errors import WireError
+from ..schema.fields import MAX_CHARACTERS, MAX_INT, MAX_ITEMS, describe
 from ..types import Buffer
 from ..types import lazy_numpy as np
 
 VERSION = 1
 """Wire version of all messages."""
-MAX_INT = 2**63 - 1
-"""Largest integer of a message: that of 64 bits with a sign."""
-MAX_SIDE = 16384
-"""Maximum width or height of an image, in pixels."""
-MAX_DESCRIBED = 60
-"""Characters of a value in an error message."""
 _MAX_RATIO = (128 << 10) // 4
 """Largest ratio of zstd: a block has at least 4 bytes, and expands to at most 128 KiB."""
 _CONTAINERS = frozenset({dict, list})
@@ -39,9 +34,9 @@ class Limits(NamedTuple):
     """Limits on the contents of one msgpack message."""
 
     total_bytes: int = 16 << 20
-    text_bytes: int = 64 << 10
+    text_bytes: int = MAX_CHARACTERS
     """of one text"""
-    container_items: int = 4096
+    container_items: int = MAX_ITEMS
     """of one list or map"""
     total_items: int = 1 << 16
     """at all levels"""
@@ -161,23 +156,6 @@ def _explain(error: Exception) -> str:
     return str(error) or "an invalid byte"
 
 
-def describe(value: object) -> str:
-    """Return a short description of any value, for the part of an error message after "found"."""
-    # never the bytes or the contents of a container: they may be long, or secret
-    if value is None:
-        return "nothing"
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return f"{memoryview(value).nbytes} bytes"
-    if isinstance(value, dict):
-        return f"a map of {len(value)}"
-    if isinstance(value, (list, tuple)):
-        return f"a list of {len(value)}"
-    text = repr(value)
-    if len(text) > MAX_DESCRIBED:
-        return text[: MAX_DESCRIBED - 3] + "..."
-    return text
-
-
 class PlainValue(NamedTuple):
     """Type and bounds of the values that a reader returns as they are. `low` is None for a type without bounds."""
 
@@ -214,6 +192,10 @@ class Fields:
             raise WireError(f"{what}: expected a map, found {describe(value)}")
         self._map = value
         self.what = what
+
+    def whole(self) -> dict[str, Any]:
+        """Return the map itself."""
+        return self._map
 
     def has(self, key: str) -> bool:
         """Return True if an optional field is present."""

@@ -15,8 +15,9 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ..errors import RequestError, Sam3NodeError, WireError, check_request_id
+from ..schema.fields import describe
 from ..types import Buffer
-from .codec import VERSION, Fields, Limits, Read, Schema, describe, open_message, pack
+from .codec import VERSION, Fields, Limits, Read, Schema, open_message, pack
 from .operations import OPERATIONS, AnyOperation, read_operation
 
 INTERNAL_ERROR = "internal"

@@ -13,10 +13,10 @@ import zlib
 from typing import Any, Literal, NamedTuple, cast
 
 from ..errors import WireError, require
+from ..schema.fields import MAX_SIDE
 from ..types import Buffer, ColourEncoding, Depth, DepthEncoding, DepthImage, Frame, Image
 from ..types import lazy_numpy as np
 from . import codec
-from .codec import MAX_SIDE
 
 MAX_SCANS = 32
 """Maximum number of scans of a JPEG. libjpeg's own progressive script has 10, and optimising encoders stay below 20."""

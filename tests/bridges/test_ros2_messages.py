@@ -29,8 +29,9 @@ from sam3_node.bags import open_bag
 from sam3_node.bags.messages.ros_images import read_stamp
 from sam3_node.errors import RequestError
 from sam3_node.replay.davis_png import paint_indices
+from sam3_node.schema.fields import MAX_EPOCH
 from sam3_node.types import Instance, Mask, MaskFrame
-from sam3_node.wire import MAX_EPOCH, decode_image
+from sam3_node.wire import decode_image
 from tests.support import ros2
 from tests.support.refuses import refuses
 

@@ -14,12 +14,12 @@ from sam3_node.node import output
 from sam3_node.node.node import Node
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.processes.notify import Watchdog
+from sam3_node.schema.fields import MAX_INT
 from sam3_node.settings import Settings
 from sam3_node.transport import ControlClient
 from sam3_node.transport.tap import StreamTap
 from sam3_node.types import Mask
 from sam3_node.wire import EVENTS_TOPIC, Request, codec, encode_mask, unpack_event
-from sam3_node.wire.codec import MAX_INT
 from tests.support.near_node import NearNode, held_step
 from tests.support.node_rig import picture, until
 from tests.support.patience import PATIENCE_MS

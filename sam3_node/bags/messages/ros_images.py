@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import BagError, WireError, require
+from ...schema.fields import MAX_SIDE
 from ...types import NANOSECONDS, Buffer, Depth, Intrinsics
 from ...wire import decode_depth, encode_depth
-from ...wire.codec import MAX_SIDE
 from ...wire.images import CHANNELS, compressed_size, find_compression, is_depth_png
 from ..decompression import decode_still_colour, decode_still_depth, max_pixels, recognise_still
 from ..samples import (

@@ -183,7 +183,9 @@ class FindTable(Stage):
                 other = _search_plane(points_m, depths_m, False, camera.position_m)
                 found = other if other is not None and other.share > TILTED_SHARE else None
             if (found is not None and found.is_level) or has_moved or not self._has_table():
-                self._plane = () if found is None else (*found.plane.normal, *found.plane[1:])
+                self._plane = (
+                    () if found is None else (*found.plane.normal, found.plane.offset_m, found.plane.rms_m)
+                )
                 self._camera = pose
             self._stamp_ns = camera.stamp_ns
         return Plane(self._plane[:3], *self._plane[3:]) if self._has_table() else None

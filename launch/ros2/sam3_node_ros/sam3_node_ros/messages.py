@@ -23,8 +23,9 @@ from sam3_node.bags.messages.ros_images import MessageError, read_payload
 from sam3_node.bags.samples import Colour
 from sam3_node.client import ObjectPlace, PhotoMask, Segmentation
 from sam3_node.errors import BagError, RequestError
+from sam3_node.schema.fields import MAX_EPOCH
 from sam3_node.types import Frame, Instance, MaskFrame
-from sam3_node.wire import MAX_EPOCH, decode_image, encode_image
+from sam3_node.wire import decode_image, encode_image
 from sam3_node.wire.images import MAX_PHOTO_FILE
 
 from .cdr import CdrWriter
