@@ -366,15 +366,25 @@ class Instance(Value, frozen=True):
     """
 
     id: Natural
+    """counts up from 1; never used again in the same `epoch`"""
     label: Text
+    """as given with the object, or the name by which it was found"""
     score: Share
+    """0..1: in view, times predicted IoU"""
     state: TrackState
+    """`tracked`, `occluded` (no mask) or `tentative` (found by name, not confirmed)"""
     age: Natural
+    """frames since the object was added"""
     frames_since_seen: Natural
+    """0 while it is tracked"""
     mask: Mask
+    """its pixels: `full()` is bool [height, width], `crop` those inside `box`"""
     position_m: Vector3 | None = None
+    """mean of the visible surface, in `frame`; where the gripper has it while it is held and hidden"""
     frame: Text | None = None
+    """`base` or `camera`: the frame of the 3-D fields"""
     extent_m: Size3 | None = None
+    """sides of the oriented box around the visible surface, the longest first"""
     confidence: Share | None = None
     """probability in 0..1 that the mask is right, that its IoU with the object is at least 0.5; None without a mask"""
     doubtful: bool = False
@@ -395,6 +405,7 @@ class Instance(Value, frozen=True):
     nearest_m: Vector3 | None = None
     """the surface's point nearest to the camera"""
     velocity_mps: Vector3 | None = None
+    """velocity in `frame`"""
     velocity_age_s: NotNegative | None = None
     """seconds since the last position that the velocity is from"""
     points_m: bytes | None = None
@@ -410,6 +421,7 @@ class Instance(Value, frozen=True):
     upright_quaternion_xyzw: Vector4 | None = None
     """rotation from this box's axes to `frame`; its z is the table's normal"""
     upright_size_m: Size3 | None = None
+    """sides of the upright box"""
     held: bool = False
     """True if the gripper holds it. While it is hidden, `position_m` is where the gripper has it"""
 
@@ -421,10 +433,12 @@ class Instance(Value, frozen=True):
 
     @property
     def box(self) -> Box:
+        """X0, y0, x1, y1 of the mask; zeros if it is empty."""
         return self.mask.box
 
     @property
     def area(self) -> int:
+        """Pixels inside the mask."""
         return self.mask.area
 
     def collision_object(self) -> dict[str, Any] | None:
@@ -527,20 +541,34 @@ class MaskFrame(Value, frozen=True):
     """
 
     camera: Name
+    """name of the camera"""
     seq: Natural
+    """number of the frame, as the camera gave it"""
     capture_ns: Natural
+    """time at which the image was taken, of `clock`"""
     width: Side
+    """of the frame, in pixels"""
     height: Side
+    """of the frame, in pixels"""
     received_ns: Natural = 0
+    """Unix time at which the frame reached the node"""
     published_ns: Natural = 0
+    """Unix time of publishing"""
     skipped: Natural = 0
+    """frames of this camera skipped since the previous masks"""
     model: Text = ""
+    """name of the weights"""
     stages_us: Annotated[Mapping[Text, Natural], Meta(max_length=MAX_ITEMS)] = msgspec.field(
         default_factory=dict
     )
+    """microseconds of each stage"""
+
     prompts: Annotated[tuple[Text, ...], Meta(max_length=MAX_ITEMS)] = ()
+    """names that the node looks for"""
     instances: Annotated[tuple[Instance, ...], Meta(max_length=MAX_ITEMS)] = ()
+    """the objects"""
     clock: Clock = "system"
+    """of `capture_ns`, as the camera gave it"""
     node: Text | None = None
     """The node's name for its present run, 16 random hex digits; None in results of a replay."""
     epoch: Epoch | None = None

@@ -4,46 +4,12 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
+from sam3_node.schema import fields as schema_fields
 from sam3_node.types import Instance, MaskFrame
 
 from .tables import code, table
-
-_MEANINGS = {
-    "MaskFrame": {
-        "camera": "name of the camera",
-        "seq": "number of the frame, as the camera gave it",
-        "capture_ns": "time at which the image was taken, of `clock`",
-        "width": "of the frame, in pixels",
-        "height": "of the frame, in pixels",
-        "received_ns": "Unix time at which the frame reached the node",
-        "published_ns": "Unix time of publishing",
-        "skipped": "frames of this camera skipped since the previous masks",
-        "model": "name of the weights",
-        "stages_us": "microseconds of each stage",
-        "prompts": "names that the node looks for",
-        "instances": "the objects",
-        "clock": "of `capture_ns`, as the camera gave it",
-    },
-    "Instance": {
-        "id": "counts up from 1; never used again in the same `epoch`",
-        "label": "as given with the object, or the name by which it was found",
-        "score": "0..1: in view, times predicted IoU",
-        "state": "`tracked`, `occluded` (no mask) or `tentative` (found by name, not confirmed)",
-        "age": "frames since the object was added",
-        "frames_since_seen": "0 while it is tracked",
-        "mask": "its pixels: `full()` is bool [height, width], `crop` those inside `box`",
-        "position_m": "mean of the visible surface, in `frame`; where the gripper has it while it is held and hidden",
-        "frame": "`base` or `camera`: the frame of the 3-D fields",
-        "extent_m": "sides of the oriented box around the visible surface, the longest first",
-        "velocity_mps": "velocity in `frame`",
-        "upright_size_m": "sides of the upright box",
-        "box": "x0, y0, x1, y1 of the mask; zeros if it is empty",
-        "area": "pixels inside the mask",
-    },
-}
-"""Meanings of the fields whose names say enough in the code."""
 
 
 class _Member(NamedTuple):
@@ -72,21 +38,48 @@ def list_members(kind: type) -> Iterator[_Member]:
     # a docstring of a field is the statement after it
     for node, after in zip(definition.body, [*definition.body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign):
-            yield _Member(ast.unparse(node.target), ast.unparse(node.annotation), _read_text(after))
+            yield _Member(ast.unparse(node.target), _spell(node.annotation), _read_text(after))
         elif isinstance(node, ast.FunctionDef) and _is_property(node):
             assert node.returns is not None
             yield _Member(node.name, ast.unparse(node.returns), ast.get_docstring(node) or "")
 
 
 def _tabulate(kind: type) -> str:
-    """Return a table of all members. Raises KeyError for one without a meaning."""
-    meanings = _MEANINGS[kind.__name__]
+    """Return a table of all members, each of which has a docstring."""
     members = [member for member in list_members(kind) if not member.name.startswith("_")]
-    rows = [
-        [code(member.name), code(member.type), member.docstring.removesuffix(".") or meanings[member.name]]
-        for member in members
-    ]
+    rows = [[code(member.name), code(member.type), member.docstring.removesuffix(".")] for member in members]
     return table(["field", "type", "meaning"], rows)
+
+
+class _WithoutBounds(ast.NodeTransformer):
+    """Replaces types of the schema, which have bounds, by the types of their values."""
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        found = getattr(schema_fields, node.id, None)
+        return node if found is None else ast.Name(_name_type(found))
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        if ast.unparse(node.value) == "Annotated":
+            assert isinstance(node.slice, ast.Tuple)
+            return ast.Name(_spell(node.slice.elts[0]))
+        return self.generic_visit(node)
+
+
+def _spell(annotation: ast.AST) -> str:
+    """Return an annotation as its values' type."""
+    changed: ast.AST = _WithoutBounds().visit(annotation)
+    return ast.unparse(changed)
+
+
+def _name_type(kind: Any) -> str:
+    """Return the name of a type without its bounds."""
+    if kind is Ellipsis:
+        return "..."
+    if get_origin(kind) is Annotated:
+        return _name_type(get_args(kind)[0])
+    if get_origin(kind) is tuple:
+        return f"tuple[{', '.join(map(_name_type, get_args(kind)))}]"
+    return str(kind.__name__)
 
 
 def _read_text(node: ast.stmt | None) -> str:
