@@ -12,6 +12,13 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 
+from .schema.values import Box as Box
+from .schema.values import Clock as Clock
+from .schema.values import FramePose as FramePose
+from .schema.values import MaskEncoding as MaskEncoding
+from .schema.values import Priority as Priority
+from .schema.values import TrackState as TrackState
+
 if TYPE_CHECKING:
     import numpy
 
@@ -55,13 +62,7 @@ ROBOT = "robot"
 
 ColourEncoding = Literal["bgr8", "rgb8", "mono8", "jpeg", "png"]
 DepthEncoding = Literal["z16", "z16+zstd", "png16"]
-MaskEncoding = Literal["bits+zstd", "rle"]
-TrackState = Literal["tentative", "tracked", "occluded"]
 Delivery = Literal["newest", "every"]
-Clock = Literal["system", "monotonic", "device"]
-Priority = Literal["normal", "low"]
-"""Priority of an object. Those of low priority are the first not to be tracked on every frame under load."""
-Box = tuple[int, int, int, int]
 Image: TypeAlias = "np.typing.NDArray[np.uint8]"
 """Pixels uint8 [h, w, 3] in BGR order, or [h, w]."""
 DepthImage: TypeAlias = "np.typing.NDArray[np.uint16]"
@@ -149,22 +150,6 @@ class Intrinsics:
     cy: float
     model: Literal["none", "brown_conrady", "fisheye"] = "none"
     coeffs: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class FramePose:
-    """Pose of the coordinate frame `frame` in its `parent` at `stamp_ns` of `clock`: position and unit quaternion.
-
-    The robot's is frame "gripper" in parent "base". Points of the frame become points of the parent by rotation, then
-    translation.
-    """
-
-    frame: str
-    parent: str
-    stamp_ns: int
-    position_m: tuple[float, float, float]
-    quaternion_xyzw: tuple[float, float, float, float]
-    clock: Clock = "system"
 
 
 class Plane(NamedTuple):

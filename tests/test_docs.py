@@ -21,10 +21,10 @@ from sam3_node.bags import RecordingReader, RecordingWriter
 from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.errors import NodeRestarted
 from sam3_node.processes import supervisor
+from sam3_node.schema.operations import OPERATIONS
 from sam3_node.settings import Settings, load_settings
 from sam3_node.types import Instance, MaskFrame
 from sam3_node.wire import decode_mask, pack_masks
-from sam3_node.wire.operations import OPERATIONS
 from tests.support.command_line import command_parser
 from tests.support.node_rig import Rig
 from tests.support.pages import Code, block_with, blocks, shown

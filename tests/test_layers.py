@@ -24,7 +24,9 @@ MAX_FUNCTION_LINES = 65
 
 # from the bottom up; units of one layer do not import each other
 LAYERS = (
-    {"addresses", "errors", "resources", "resumable", "types"},
+    {"addresses", "errors", "resources", "resumable"},
+    {"schema"},
+    {"types"},
     {"files"},
     {"settings", "geometry"},
     {"wire", "models", "visualization", "processes"},

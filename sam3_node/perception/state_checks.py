@@ -14,13 +14,13 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from torch import Tensor
 
 from ..errors import ReplayError
+from ..schema.replies import MAX_STRIDE
 from ..settings import describe_faults
 from ..tracking.tracks import catching_key
 from ..tracking.windows import MOST_WINDOWS
 from ..types import Priority, State, TrackState
 from ..wire.codec import MAX_INT
 from ..wire.messages import MAX_EPOCH
-from ..wire.operations import MAX_STRIDE
 
 MAX_COUNT = 1 << 62
 """Largest count or id of a state. What steps add to it stays within 64 bits. A larger one is refused."""

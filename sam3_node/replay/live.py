@@ -19,11 +19,13 @@ from typing import Any, NamedTuple
 
 from ..errors import ReplayError, Sam3NodeError, SettingsError, TransportError, WireError
 from ..resources import Closeable
+from ..schema.fields import convert
+from ..schema.operations import OPERATIONS, Operation
+from ..schema.replies import ReplyT
 from ..settings import TransportSettings
 from ..transport import ControlClient, FramePublisher, MaskSubscriber, Security
 from ..transport.security import ANY_CAMERA
 from ..types import Frame, MaskFrame
-from ..wire.operations import Operation
 from .completion import JobSession, ProgressCallback, check_identity, clear_results, job_session, read_digests
 from .event_log import ADD_EVERYTHING, Action, Edit, Step
 from .job import SECTIONS, Job
@@ -264,7 +266,9 @@ class LivePlayer(ActionPlayer):
         try:
             if edit.op == ADD_EVERYTHING:
                 return add_everything(edit, self._node.carry_out, self.notes)
-            return self._node.request(edit.op, **edit.args)
+            result = self._node.request(edit.op, **edit.args)
+            kind = OPERATIONS.get(edit.op)
+            return result if kind is None else convert(result, kind.Reply, edit.op)
         except TransportError:
             raise
         except Sam3NodeError as error:
@@ -409,9 +413,9 @@ class LiveNode(Closeable):
             self.request("set_prompts", prompts=prompts)
         return [camera for camera in cameras if camera in status["cameras"]]
 
-    def carry_out(self, operation: Operation) -> Any:
+    def carry_out(self, operation: Operation[ReplyT]) -> ReplyT:
         """Let the node carry out an operation, as `request` does."""
-        return self.request(operation.op, **operation.to_args())
+        return operation.read_reply(self.request(operation.op, **operation.to_args()))
 
     def request(self, op: str, **args: Any) -> Any:
         """Send a control request, which the node carries out at once. Call `settle` first to place it between frames.

@@ -26,10 +26,11 @@ from ..node.cameras import RobotTracks
 from ..perception.robot_model import read_joint_names
 from ..perception.step import GRIPPER
 from ..resources import Closeable, closed_on_error
+from ..schema.operations import CHANGES, AddExemplar, AddObject, Reset, SetPrompts
 from ..types import ROBOT, Frame, MaskFrame, RobotMessage, RobotState
 from ..wire import CAUGHT_UP, Event
 from ..wire.frame_prompt import FramePrompt, describe_clipping
-from ..wire.operations import CHANGES, AddExemplar, AddObject, Reset, SetPrompts
+from ..wire.requests import read_box, write_prompt
 from . import event_log
 from .davis_png import MAX_IMAGE_FILE, read_mask
 from .job import Job, ObjectOnFrame, calibrations_for, settings_for
@@ -501,7 +502,7 @@ def _make_add_edit(marked: ObjectOnFrame, frame: Frame, notes: event_log.Notes) 
         return _make_exemplar_edit(marked, frame)
     mask = None if marked.mask is None else read_mask(Path(marked.mask), marked.value)
     prompt = FramePrompt(marked.points, marked.labels, marked.box, mask)
-    added = AddObject(prompt=prompt, label=marked.label, seq=frame.seq, camera=frame.camera)
+    added = AddObject(**write_prompt(prompt), label=marked.label, seq=frame.seq, camera=frame.camera)
     return event_log.Edit.of(added)
 
 
@@ -509,7 +510,7 @@ def _make_exemplar_edit(marked: ObjectOnFrame, frame: Frame | None = None) -> ev
     """Return the edit of a box on a frame, or on its photo."""
     shown = AddExemplar(
         name=marked.label,
-        boxes=(FramePrompt(box=marked.box),),
+        boxes=(read_box(FramePrompt(box=marked.box)),),
         labels=None if marked.like is None else (marked.like,),
     )
     if frame is not None:

@@ -22,12 +22,17 @@ MAX_SIDE = 16384
 """Maximum width or height of an image, in pixels."""
 MAX_EPOCH = 2**53 - 1
 """Largest epoch: every language reads it exactly, also as a float."""
+MAX_CHARACTERS = 64 << 10
+"""Characters of one text."""
+MAX_ITEMS = 4096
+"""Items of one list or map."""
 MAX_DESCRIBED = 60
 """Characters of a value in an error message."""
 _LARGEST = sys.float_info.max
 
 # numbers: NaN and the infinite lie outside of all bounds
 Natural = Annotated[int, Meta(ge=0, le=MAX_INT)]
+FromOne = Annotated[int, Meta(ge=1, le=MAX_INT)]
 Finite = Annotated[float, Meta(ge=-_LARGEST, le=_LARGEST)]
 NotNegative = Annotated[float, Meta(ge=0.0, le=_LARGEST)]
 Positive = Annotated[float, Meta(gt=0.0, le=_LARGEST)]
@@ -35,10 +40,15 @@ Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Side = Annotated[int, Meta(ge=1, le=MAX_SIDE)]
 Pixel = Annotated[int, Meta(ge=0, le=MAX_SIDE)]
 Epoch = Annotated[int, Meta(ge=0, le=MAX_EPOCH)]
+Vector2 = Annotated[tuple[Finite, ...], Meta(min_length=2, max_length=2)]
 Vector3 = tuple[Finite, Finite, Finite]
-Vector4 = tuple[Finite, Finite, Finite, Finite]
-Vector6 = tuple[Finite, Finite, Finite, Finite, Finite, Finite]
+Vector4 = Annotated[tuple[Finite, ...], Meta(min_length=4, max_length=4)]
+Vector6 = Annotated[tuple[Finite, ...], Meta(min_length=6, max_length=6)]
 Size3 = tuple[NotNegative, NotNegative, NotNegative]
+NAME = r"(?!\.+\Z)[A-Za-z0-9_.-]{1,64}"
+"""Pattern of names that may be a part of a topic: not of dots alone, because outputs name files by cameras."""
+Name = Annotated[str, Meta(pattern=rf"\A{NAME}\Z")]
+Text = Annotated[str, Meta(max_length=MAX_CHARACTERS)]
 PixelBox = tuple[Pixel, Pixel, Pixel, Pixel]
 
 T = TypeVar("T")
@@ -55,7 +65,7 @@ _AT_PATH = re.compile(r".* - at `(?P<key>key` in `)?(?P<path>\$.*)`", re.DOTALL)
 _STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<index>\d+|\.\.\.)\]")
 
 
-class Place(NamedTuple):
+class FieldPlace(NamedTuple):
     """A place in a value of the schema, where something is wrong."""
 
     name: str
@@ -144,7 +154,10 @@ def _explain(error: msgspec.ValidationError, value: object, kind: type, what: st
     place = _find(path, value, kind)
     if not place.name:
         return f"{what}: expected {place.expected}, found {describe(place.found)}"
-    return f"{what}: expected '{place.name}' to be {place.expected}, found {describe(place.found)}"
+    # the map that has the field, then the field: "masks: instances[1]: expected 'score' to be"
+    *parents, name = place.name.split(".")
+    whole = ": ".join([what, *parents])
+    return f"{whole}: expected '{name}' to be {place.expected}, found {describe(place.found)}"
 
 
 @cache
@@ -152,7 +165,7 @@ def _type_info(kind: type) -> inspect.Type:
     return inspect.type_info(kind)
 
 
-def _find(path: str | None, value: object, kind: type) -> Place:
+def _find(path: str | None, value: object, kind: type) -> FieldPlace:
     """Return the place that a path of msgspec names, such as "$.instances[2].score"."""
     info = _type_info(kind)
     name = ""
@@ -172,7 +185,7 @@ def _find(path: str | None, value: object, kind: type) -> Place:
         elif isinstance(info, inspect.DictType):
             # msgspec does not say which entry of a map is wrong
             name, found, info = _find_entry(name, found, info)
-    return Place(name, describe_type(info), found, _field_names(_without_none(info)))
+    return FieldPlace(name, describe_type(info, found), found, _field_names(_without_none(info)))
 
 
 def _field(info: inspect.Type, name: str) -> inspect.Type:
@@ -211,6 +224,8 @@ def _find_entry(name: str, found: object, info: inspect.DictType) -> tuple[str, 
 
 def _fits(value: object, info: inspect.Type) -> bool:
     """Return False for a number or text that is surely not of a type."""
+    if isinstance(info, inspect.UnionType):
+        return any(_fits(value, one) for one in info.types)
     if isinstance(info, inspect.LiteralType):
         return value in info.values
     if isinstance(info, inspect.StrType):
@@ -221,8 +236,7 @@ def _fits(value: object, info: inspect.Type) -> bool:
             return False
         number: Any = value
         low, high = _bounds(info)
-        # compared so that NaN fits nowhere
-        return bool(low <= number <= high) and number != info.gt
+        return math.isfinite(number) and bool(low <= number <= high) and number != info.gt
     return True
 
 
@@ -235,15 +249,23 @@ def _without_none(info: inspect.Type) -> inspect.Type:
     return info
 
 
-def describe_type(info: inspect.Type) -> str:
-    """Return what a value of a type is, in words: "an integer in 0..9"."""
+def describe_type(info: inspect.Type, found: object = None) -> str:
+    """Return what a value of a type is, in words: "an integer in 0..9". `found` is the value that is none."""
     info = _without_none(info)
     if isinstance(info, inspect.IntType | inspect.FloatType):
         return _describe_number(info)
     if isinstance(info, inspect.LiteralType):
         return "one of " + ", ".join(map(str, info.values))
     if isinstance(info, inspect.StrType):
-        return "a string" if info.max_length is None else f"a string of at most {info.max_length} characters"
+        if info.pattern is not None:
+            return (
+                "the name of a camera, frame or robot: 1 to 64 letters, digits, '_', '.' or '-', "
+                "and not of dots alone"
+            )
+        if info.min_length is not None:
+            return f"a string of {info.min_length} to {info.max_length} characters"
+        is_long = isinstance(found, str) and info.max_length is not None
+        return f"a string of at most {info.max_length} characters" if is_long else "a string"
     if isinstance(info, inspect.TupleType):
         first = info.item_types[0]
         is_float = isinstance(first, inspect.FloatType)
@@ -251,9 +273,13 @@ def describe_type(info: inspect.Type) -> str:
         low, high = _bounds(first) if isinstance(first, inspect.IntType | inspect.FloatType) else ("", "")
         return f"{len(info.item_types)} {numbers} in {low}..{high}"
     if isinstance(info, inspect.VarTupleType | inspect.ListType):
+        if info.min_length is not None and info.min_length == info.max_length:
+            return f"{info.min_length} finite numbers"
         most = "" if info.max_length is None else f" of at most {info.max_length}"
         is_text = isinstance(info.item_type, inspect.StrType)
         return f"a list{most} of strings" if is_text else f"a list{most}"
+    if isinstance(info, inspect.UnionType):
+        return describe_type(info.types[-1])
     names = {
         inspect.BoolType: "true or false",
         inspect.BytesType: "binary data",

@@ -215,6 +215,10 @@ class Fields:
         self._map = value
         self.what = what
 
+    def whole(self) -> dict[str, Any]:
+        """Return the map itself."""
+        return self._map
+
     def has(self, key: str) -> bool:
         """Return True if an optional field is present."""
         return self._map.get(key) is not None

@@ -11,13 +11,15 @@ follow. pycocotools is not used, because it would allocate the whole image of an
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 from ..errors import WireError
+from ..schema.fields import MAX_SIDE, convert, describe
+from ..schema.values import MaskMap
 from ..types import Box, Mask, MaskEncoding
 from ..types import lazy_numpy as np
 from . import codec
-from .codec import MAX_SIDE, Fields, describe
+from .codec import Fields
 
 _MAX_CHARACTERS = 7
 """Characters of a count: 35 bits, while an image has at most 2^28 pixels."""
@@ -26,7 +28,6 @@ _MAX_BYTES = 8 << 20
 MAX_PROMPT_BYTES = 1 << 19
 """Compressed counts of a mask in a request. More are refused: the node decodes them between two frames, with 65 times
 their memory. The mask of a thing has some thousand."""
-_ENCODINGS: tuple[MaskEncoding, ...] = get_args(MaskEncoding)
 MAX_MASK_PIXELS = MAX_SIDE * MAX_SIDE
 """Maximum number of pixels inside the boxes of all masks of a message."""
 
@@ -190,6 +191,9 @@ def encode_mask(mask: Mask, encoding: MaskEncoding = "bits+zstd") -> dict[str, A
     }
 
 
+_put = object.__setattr__
+
+
 class EncodedMask(Mask):
     """A mask whose crop is decoded when it is first used; its size, box and area are known before.
 
@@ -197,41 +201,31 @@ class EncodedMask(Mask):
     data was checked before. Threads may share it.
     """
 
-    __slots__ = ("_area", "_data", "_encoding", "_what")
+    __slots__ = ("_area", "_encoded", "_what")
     _area: int | None
-    _data: bytes
-    _encoding: MaskEncoding
+    _encoded: MaskMap
     _what: str
 
-    def __init__(
-        self,
-        size: tuple[int, int],
-        box: Box,
-        encoding: MaskEncoding,
-        data: bytes,
-        area: int | None,
-        what: str,
-    ) -> None:
+    def __init__(self, encoded: MaskMap, area: int | None, what: str) -> None:
         """Create a mask of data whose header is valid. None as `area`: it is counted when it is asked for."""
-        put = object.__setattr__  # the base class is frozen
-        put(self, "size", size)
-        put(self, "box", box)
-        put(self, "_encoding", encoding)
-        put(self, "_data", data)
-        put(self, "_area", area)
-        put(self, "_what", what)
+        _put(self, "size", encoded.size)  # the base class is frozen
+        _put(self, "box", encoded.box)
+        _put(self, "_encoded", encoded)
+        _put(self, "_area", area)
+        _put(self, "_what", what)
 
     def __getattr__(self, name: str) -> np.typing.NDArray[np.bool_]:
         """Decode the crop; called only for what is not set, as the crop is not before."""
         if name != "crop":
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        crop = _decode_crop(self._data, self._encoding, self.size, self.box, self._what)
+        encoded = self._encoded
+        crop = _decode_crop(encoded.data, encoded.encoding, encoded.size, encoded.box, self._what)
         if self._area is not None:
             found = int(np.count_nonzero(crop))
             if found != self._area:
                 raise WireError(f"{self._what}: expected an area of {self._area} pixels, found {found}")
         # set without a lock: two threads that decode at once set the same crop
-        object.__setattr__(self, "crop", crop)
+        _put(self, "crop", crop)
         return crop
 
     @property
@@ -247,7 +241,7 @@ class EncodedMask(Mask):
 
 def decode_mask(value: object, what: str = "mask") -> Mask:
     """Return the mask of a map. Raises WireError for any other value."""
-    return read_mask(Fields(value, what))
+    return open_mask(convert(value, MaskMap, what), what)
 
 
 def read_mask(
@@ -258,34 +252,45 @@ def read_mask(
     is_lazy: bool = False,
     max_bytes: int = _MAX_BYTES,
 ) -> Mask:
-    """Return the mask of a map. With its area, or `is_lazy`, it is an EncodedMask: nothing is decoded yet.
+    """Return the mask of a map, as `open_mask` does. Raises WireError for invalid maps, too."""
+    encoded = convert(fields.whole(), MaskMap, fields.what)
+    return open_mask(encoded, fields.what, max_pixels, frame_size, area, is_lazy, max_bytes)
 
-    Raises WireError for invalid maps, boxes of more than `max_pixels`, `rle` of more than `max_bytes`, and images that
-    are not of `frame_size` (height, width), if it is given.
+
+def open_mask(
+    encoded: MaskMap,
+    what: str,
+    max_pixels: int = MAX_MASK_PIXELS,
+    frame_size: tuple[int, int] | None = None,
+    area: int | None = None,
+    is_lazy: bool = False,
+    max_bytes: int = _MAX_BYTES,
+) -> Mask:
+    """Return an encoded mask. With its area, or `is_lazy`, it is an EncodedMask: nothing is decoded yet.
+
+    Raises WireError for boxes of more than `max_pixels`, `rle` of more than `max_bytes`, and images that are not of
+    `frame_size` (height, width), if it is given.
     """
-    what = fields.what
     # all that the map says of the mask is checked, whether its pixels are decoded now or later
-    encoding = fields.choice("encoding", _ENCODINGS)
-    height, width = fields.integers("size", 2, low=1, high=MAX_SIDE)
-    if frame_size not in (None, (height, width)):
-        raise WireError(f"{what}: expected the frame's size {frame_size} (h, w), found {(height, width)}")
-    x0, y0, x1, y1 = fields.integers("box", 4, high=MAX_SIDE)
-    box = (x0, y0, x1, y1)
-    _check_box(box, (height, width), what)
-    pixels = (x1 - x0) * (y1 - y0)
+    size = encoded.size
+    box = encoded.box
+    data = encoded.data
+    if frame_size is not None and frame_size != size:
+        raise WireError(f"{what}: expected the frame's size {frame_size} (h, w), found {size}")
+    _check_box(box, size, what)
+    pixels = (box[2] - box[0]) * (box[3] - box[1])
     if pixels > max_pixels:
         raise WireError(f"{what}: expected a box of at most {max_pixels} pixels, found {box}")
-    data = fields.blob("data")
-    if encoding == "rle":
+    if encoded.encoding == "rle":
         check_length(data, box, what, max_bytes)
     if area is None and not is_lazy:
-        return Mask((height, width), box, _decode_crop(data, encoding, (height, width), box, what))
+        return Mask(size, box, _decode_crop(data, encoded.encoding, size, box, what))
     if area is not None and area > pixels:
         raise WireError(f"{what}: expected an area within the box {box}, found {area} pixels")
     # lazy: is the header of the data valid, and can they hold this box?
-    if encoding != "rle" and (pixels or data):
+    if encoded.encoding != "rle" and (pixels or data):
         codec.check_size(data, (pixels + 7) // 8, what)
-    return EncodedMask((height, width), box, encoding, data, area, what)
+    return EncodedMask(encoded, area, what)
 
 
 def _decode_crop(

@@ -238,7 +238,7 @@ def read_shed(fields: codec.Fields) -> types.Shed:
     return types.Shed(fields.integer("level", low=1), held)
 
 
-def _check_quaternion(quaternion: Sequence[float]) -> None:
+def check_quaternion(quaternion: Sequence[float]) -> None:
     length = math.hypot(*quaternion)
     if not abs(length - 1) <= _UNIT_TOLERANCE:
         raise WireError(f"pose: expected a quaternion (x, y, z, w) of length 1, found length {length:.4g}")
@@ -246,7 +246,7 @@ def _check_quaternion(quaternion: Sequence[float]) -> None:
 
 def pose_fields(pose: types.FramePose) -> dict[str, Any]:
     """Return the fields of a pose. Raises WireError for a quaternion that is not of length 1."""
-    _check_quaternion(pose.quaternion_xyzw)
+    check_quaternion(pose.quaternion_xyzw)
     return {
         "frame": check_name(pose.frame, "frame"),
         "parent": check_name(pose.parent, "frame"),
@@ -273,7 +273,7 @@ def read_pose(body: codec.Fields) -> types.FramePose:
     """Read the fields of a pose. Raises WireError for any other input."""
     values = body.read(_POSE)
     quaternion = values.pop("quaternion")
-    _check_quaternion(quaternion)
+    check_quaternion(quaternion)
     return types.FramePose(position_m=values.pop("position"), quaternion_xyzw=quaternion, **values)
 
 

@@ -1,6 +1,16 @@
 """Make the table of control operations: arguments from the code, types and results from here."""
 
-from sam3_node.wire.operations import ARGUMENTS, CHANGES, EPISODE_MARKS, OPERATIONS, Arguments
+from typing import Any
+
+from sam3_node.schema.operations import (
+    CHANGES,
+    EPISODE_MARKS,
+    OPERATIONS,
+    PROMPT,
+    Operation,
+    PromptOperation,
+    list_required,
+)
 
 from .tables import code, table
 
@@ -68,14 +78,16 @@ def operation_table() -> str:
     """Return the table of operations. Raises KeyError for an operation that is not described here."""
     published = CHANGES + EPISODE_MARKS
     rows = [
-        [code(op), _list(ARGUMENTS[op]), RESULTS[op], "yes" if op in published else ""] for op in OPERATIONS
+        [code(op), _list(kind), RESULTS[op], "yes" if op in published else ""]
+        for op, kind in OPERATIONS.items()
     ]
     return table(["op", "args", "result", "published as an event"], rows)
 
 
-def _list(arguments: Arguments) -> str:
-    schema = arguments.schema
-    required = [code(name) for name in schema.readers if name in schema.required]
-    prompt = ["prompt"] if arguments.takes_prompt else []
-    optional = [code(name) + "?" for name in schema.readers if name not in schema.required]
+def _list(kind: type[Operation[Any]]) -> str:
+    required = [code(name) for name in kind.__struct_fields__ if name in list_required(kind)]
+    takes_prompt = issubclass(kind, PromptOperation)
+    prompt = ["prompt"] if takes_prompt else []
+    own = [name for name in kind.__struct_fields__ if name not in PROMPT or not takes_prompt]
+    optional = [code(name) + "?" for name in own if name not in list_required(kind)]
     return ", ".join([*required, *prompt, *optional])
