@@ -15,6 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from ..bags.bag import open_bag
 from ..bags.formats.mcap import count_messages
 from ..bags.native import COLOUR, NODE, RING
@@ -514,10 +516,10 @@ def _make_exemplar_edit(marked: ObjectOnFrame, frame: Frame | None = None) -> ev
         labels=None if marked.like is None else (marked.like,),
     )
     if frame is not None:
-        return event_log.Edit.of(replace(shown, camera=frame.camera, seq=frame.seq))
+        return event_log.Edit.of(structs.replace(shown, camera=frame.camera, seq=frame.seq))
     with explain_os_error(ReplayError, f"cannot read {marked.photo}"):
         photo = read_regular(Path(str(marked.photo)), MAX_IMAGE_FILE)
-    return event_log.Edit.of(replace(shown, photo=photo))
+    return event_log.Edit.of(structs.replace(shown, photo=photo))
 
 
 def group_edits(log: Iterable[RecordedMasks | Event]) -> FrameEdits:

@@ -123,8 +123,8 @@ class Operation(
             cls.Reply = reply
 
     def to_args(self) -> dict[str, Any]:
-        """Return the arguments of the request. Those that have their default are left out."""
-        return to_plain(self)
+        """Return the arguments of the request as it has them. Those that have their default are left out."""
+        return {name: _with_lists(value) for name, value in to_plain(self).items()}
 
     def read_reply(self, result: object) -> ReplyT:
         """Return the result of a reply message as the reply. Raises WireError for any other value."""
@@ -136,6 +136,15 @@ class Operation(
     def list_prompts(self) -> tuple[Prompt, ...]:
         """Return the prompts in the request, without a mask."""
         return ()
+
+
+def _with_lists(value: object) -> object:
+    """Return a plain value with lists in the place of tuples, as a message that is read has them."""
+    if isinstance(value, tuple | list):
+        return [_with_lists(inner) for inner in value]
+    if isinstance(value, dict):
+        return {key: _with_lists(inner) for key, inner in value.items()}
+    return value
 
 
 class PromptOperation(Operation[ReplyT], frozen=True, kw_only=True):

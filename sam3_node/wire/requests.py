@@ -51,7 +51,7 @@ def read_operation(op: str, args: Mapping[str, object]) -> AnyOperation:
         operation = convert(args, kind, op)
         check(operation)
     except WireError as error:
-        if issubclass(kind, PromptOperation):
+        if issubclass(kind, PromptOperation) and args.get("mask") is None:
             # it knows better what is wrong with a prompt
             FramePrompt(args.get("points"), args.get("labels"), args.get("box"))
         raise RequestError(str(error)) from error
@@ -141,4 +141,5 @@ def read_box(prompt: FramePrompt) -> Corners:
 
 def pack_mask(mask: Mask, encoding: MaskEncoding = "bits+zstd") -> MaskMap:
     """Return a mask as requests and replies have it."""
-    return MaskMap(**encode_mask(mask, encoding))
+    fields = encode_mask(mask, encoding)
+    return MaskMap(encoding, mask.size, mask.box, fields["data"])
