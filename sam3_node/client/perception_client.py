@@ -17,10 +17,10 @@ from typing import Any, cast
 from ..errors import AuthenticationError, NodeRestarted, NotSeenError, RequestError, TransportError
 from ..resources import closed_on_error
 from ..resumable import Resumable, resume
+from ..schema import operations as ops
 from ..transport import ControlClient, MaskSubscriber, Security
 from ..transport.security import find_endpoint
 from ..types import Delivery, MaskFrame
-from ..wire import operations as ops
 from . import values
 from .diagnosis import Wanted, diagnose, find_sending_camera
 from .mask_reader import CallbackThread, Deadline, FoundObject, KnownEpochs, LabelSearch, OnError, OnMasks

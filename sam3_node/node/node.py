@@ -19,13 +19,14 @@ from ..processes.helpers import read_ended
 from ..processes.logs import announce, log_subject
 from ..processes.notify import Watchdog
 from ..resumable import resume
+from ..schema.operations import CHANGES, NODE_QUERIES
+from ..schema.replies import DescriptionReply, StatusReply
 from ..settings import Settings, describe_robot_gaps
 from ..transport import ReceivedFrame, Security
 from ..transport.control_server import ControlServer, poll
 from ..transport.limits import rss_bytes
 from ..types import MaskFrame
 from ..wire import CAUGHT_UP, DROPPED, SERVED, Reply, Request
-from ..wire.operations import CHANGES, NODE_QUERIES
 from .cameras import Cameras
 from .episodes import Episodes
 from .health import Health
@@ -165,11 +166,11 @@ class Node:
             if time.monotonic() >= self._next_chores_s:
                 self._do_chores()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> StatusReply:
         """Return the state of the node and of each camera: the reply to `status`. Any thread may call it."""
-        return self._format_status(self.output.wait_for_status())
+        return StatusReply(facts=self._format_status(self.output.wait_for_status()))
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> DescriptionReply:
         """Return what a recorder stores about the node: the reply to `describe`. Any thread may call it.
 
         `events` counts the events so far. Prompts and objects are the outcome of exactly these events.
@@ -178,7 +179,8 @@ class Node:
         cameras = self._format_status(status)["cameras"]
         own = {**self._description, **status.perception, "restored": self.snapshots.restored}
         refused = self._describe_refused()
-        return {**own, "events": status.events, "frames_refused": refused, "cameras": cameras}
+        facts = {**own, "events": status.events, "frames_refused": refused, "cameras": cameras}
+        return DescriptionReply(facts=facts)
 
     def _describe_refused(self) -> dict[str, Any]:
         """Return the rejected frames of each camera: a camera that sends, though the node does not have it."""
@@ -204,7 +206,7 @@ class Node:
             "peers_last_refusal": control.last_refusal or masks.last_refusal,
             "endpoints_refused": list(frames.refusals),
             "snapshot": self.snapshots.describe(),
-            "episode": self.episodes.open,
+            "episode": None if self.episodes.open is None else self.episodes.open.to_result(),
             "helpers_ended": read_ended(),
             "cameras": status.describe_cameras(),
         }

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 from ..bags.native.reader import RecordedMasks
 from ..errors import ReplayError
 from ..schema.fields import convert
+from ..schema.operations import CHANGES, EPISODE_MARKS, Change
 from ..types import Frame, MaskFrame, RobotState, Shed, count_missing_frames
 from ..wire import (
     AMBIGUOUS,
@@ -30,7 +31,7 @@ from ..wire import (
     Fields,
 )
 from ..wire.messages import read_joints, read_pose
-from ..wire.operations import CHANGES, EPISODE_MARKS, Change, read_operation
+from ..wire.requests import read_operation
 
 log = logging.getLogger(__name__)
 

@@ -2,10 +2,10 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from ..engines.oom import find_device_error
 from ..errors import CapacityError, ReplayError, Sam3NodeError
@@ -13,11 +13,13 @@ from ..node.operations import carry_out
 from ..perception.checkpoint import MALFORMED, pack_state, unpack_state
 from ..perception.perception import Perception
 from ..perception.step import StepFrame
+from ..schema.operations import AddObject, Operation, SegmentEverything
+from ..schema.replies import PromptedObject, ReplyT
 from ..types import Instance, MaskFrame, TrackState
-from ..wire import CAUGHT_UP, DROPPED, SERVED, decode_mask
-from ..wire.frame_prompt import FramePrompt
+from ..wire import CAUGHT_UP, DROPPED, SERVED
+from ..wire.masks import open_mask
 from ..wire.messages import DEPTH_FIELDS
-from ..wire.operations import AddObject, SegmentEverything
+from ..wire.requests import read_operation
 from .event_log import ADD_EVERYTHING, MAX_NOTES, REMOVED, RESTARTED, Action, Edit, Step
 from .store import NO_3D, WITH_DEPTH
 
@@ -27,6 +29,12 @@ MAX_COUNTS = 100
 """Number of counts from which on no new reason for missing 3-D is counted. Reasons may hold figures."""
 
 EVERYTHING_SETTINGS = "see tracker.everything_min_iou and tracker.everything_min_stability"
+
+
+class Executor(Protocol):
+    """Carries out an operation, and returns its reply."""
+
+    def __call__(self, operation: Operation[ReplyT]) -> ReplyT: ...
 
 
 class Player:
@@ -176,24 +184,22 @@ class Player:
                 perception.set_prompts(prompts)
 
 
-def add_everything(
-    edit: Edit, request: Callable[[AddObject | SegmentEverything], Any], notes: list[str]
-) -> list[Any]:
+def add_everything(edit: Edit, request: Executor, notes: list[str]) -> list[PromptedObject]:
     """Make an edit ADD_EVERYTHING by `request`, which carries out an operation; return the replies.
 
     Where nothing is found, the reason goes to `notes`.
     """
-    search = SegmentEverything.read(edit.args)
+    search = read_operation(SegmentEverything.op, edit.args)
+    assert isinstance(search, SegmentEverything)
     reply = request(search)
-    if not reply["masks"] and len(notes) < MAX_NOTES:
-        reason = reply.get("note", "nothing was found")
+    if not reply.masks and len(notes) < MAX_NOTES:
+        reason = reply.note or "nothing was found"
         notes.append(f"{search.camera}, frame {search.seq}: {reason}: {EVERYTHING_SETTINGS}")
         log.warning("%s", notes[-1])
     replies = []
-    for found in reply["masks"]:
-        prompt = FramePrompt(mask=decode_mask(found["mask"]))
+    for found in reply.masks:
         try:
-            replies.append(request(AddObject(prompt=prompt, camera=search.camera, seq=search.seq)))
+            replies.append(request(AddObject(mask=found.mask, camera=search.camera, seq=search.seq)))
         except CapacityError:
             # every further mask would be refused, too
             break
@@ -206,16 +212,16 @@ def update_masks(masks: MaskFrame, edit: Edit, reply: Any) -> MaskFrame:
         for one in reply:
             masks = update_masks(masks, edit, one)
         return masks
-    if not isinstance(reply, dict) or reply.get("seq") != masks.seq or "mask" not in reply:
+    if not isinstance(reply, PromptedObject) or reply.seq != masks.seq or reply.mask is None:
         return masks
-    mask = decode_mask(reply["mask"])
-    score = reply["score"]
+    mask = open_mask(reply.mask, "mask")
+    score = reply.score or 0.0
     instances = {instance.id: instance for instance in masks.instances}
     # an object that was added on this frame is not in its masks yet
-    edited = instances.get(reply["id"])
+    edited = instances.get(reply.id)
     if edited is None:
         state: TrackState = "tracked" if mask.area else "occluded"
-        edited = Instance(reply["id"], edit.args.get("label", "object"), score, state, 0, 0, mask)
+        edited = Instance(reply.id, edit.args.get("label", "object"), score, state, 0, 0, mask)
     stale: dict[str, Any] = dict.fromkeys(DEPTH_FIELDS)  # they belong to the old mask
     instances[edited.id] = replace(edited, score=score, mask=mask, **stale)
     return replace(masks, instances=tuple(instances.values()))

@@ -15,6 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from ..bags.bag import open_bag
 from ..bags.formats.mcap import count_messages
 from ..bags.native import COLOUR, NODE, RING
@@ -26,10 +28,11 @@ from ..node.cameras import RobotTracks
 from ..perception.robot_model import read_joint_names
 from ..perception.step import GRIPPER
 from ..resources import Closeable, closed_on_error
+from ..schema.operations import CHANGES, AddExemplar, AddObject, Reset, SetPrompts
 from ..types import ROBOT, Frame, MaskFrame, RobotMessage, RobotState
 from ..wire import CAUGHT_UP, Event
 from ..wire.frame_prompt import FramePrompt, describe_clipping
-from ..wire.operations import CHANGES, AddExemplar, AddObject, Reset, SetPrompts
+from ..wire.requests import read_box, write_prompt
 from . import event_log
 from .davis_png import MAX_IMAGE_FILE, read_mask
 from .job import Job, ObjectOnFrame, calibrations_for, settings_for
@@ -501,7 +504,7 @@ def _make_add_edit(marked: ObjectOnFrame, frame: Frame, notes: event_log.Notes) 
         return _make_exemplar_edit(marked, frame)
     mask = None if marked.mask is None else read_mask(Path(marked.mask), marked.value)
     prompt = FramePrompt(marked.points, marked.labels, marked.box, mask)
-    added = AddObject(prompt=prompt, label=marked.label, seq=frame.seq, camera=frame.camera)
+    added = AddObject(**write_prompt(prompt), label=marked.label, seq=frame.seq, camera=frame.camera)
     return event_log.Edit.of(added)
 
 
@@ -509,14 +512,14 @@ def _make_exemplar_edit(marked: ObjectOnFrame, frame: Frame | None = None) -> ev
     """Return the edit of a box on a frame, or on its photo."""
     shown = AddExemplar(
         name=marked.label,
-        boxes=(FramePrompt(box=marked.box),),
+        boxes=(read_box(FramePrompt(box=marked.box)),),
         labels=None if marked.like is None else (marked.like,),
     )
     if frame is not None:
-        return event_log.Edit.of(replace(shown, camera=frame.camera, seq=frame.seq))
+        return event_log.Edit.of(structs.replace(shown, camera=frame.camera, seq=frame.seq))
     with explain_os_error(ReplayError, f"cannot read {marked.photo}"):
         photo = read_regular(Path(str(marked.photo)), MAX_IMAGE_FILE)
-    return event_log.Edit.of(replace(shown, photo=photo))
+    return event_log.Edit.of(structs.replace(shown, photo=photo))
 
 
 def group_edits(log: Iterable[RecordedMasks | Event]) -> FrameEdits:

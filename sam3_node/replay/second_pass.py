@@ -23,9 +23,9 @@ import msgpack
 from ..errors import OutputError, ReplayError
 from ..files import explain_os_error
 from ..resources import Closeable
+from ..schema.operations import SetPrompts
 from ..types import Frame, Instance, MaskFrame
 from ..wire import encode_mask, pack_frame, unpack_frame
-from ..wire.operations import SetPrompts
 from .event_log import REMOVED, Action, Edit, Step
 from .shards import SECOND_PASS, CameraObject, Shards
 from .store import Store

@@ -262,6 +262,8 @@ def describe_type(info: inspect.Type, found: object = None) -> str:
                 "the name of a camera, frame or robot: 1 to 64 letters, digits, '_', '.' or '-', and not of dots "
                 "alone"
             )
+        if info.min_length is not None:
+            return f"a string of {info.min_length} to {info.max_length} characters"
         is_long = isinstance(found, str) and info.max_length is not None
         return f"a string of at most {info.max_length} characters" if is_long else "a string"
     if isinstance(info, inspect.TupleType):
