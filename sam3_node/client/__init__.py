@@ -1,6 +1,6 @@
 """The client for robot policies: it reads the newest masks and controls the node while it runs.
 
-It needs pyzmq, msgpack, numpy and zstandard only. Numpy is imported with the first pixels, asyncio with
+It needs pyzmq, msgpack, msgspec, numpy and zstandard only. Numpy is imported with the first pixels, asyncio with
 AsyncPerceptionClient.
 """
 

@@ -1,6 +1,6 @@
 """The client for robot policies: it reads the newest masks and controls the node while it runs.
 
-It needs pyzmq, msgpack, numpy and zstandard only. Points, boxes and masks are in pixels of the camera's frame.
+It needs pyzmq, msgpack, msgspec, numpy and zstandard only. Points, boxes and masks are in pixels of the camera's frame.
 """
 
 from __future__ import annotations

@@ -77,11 +77,11 @@ def handle_request(host: Host, request: Request) -> Reply | Resumable[Reply]:
     """Carry out a request and return its reply, or the work that makes it. Every error becomes an error reply."""
     try:
         answer = _answer(host, request.operation)
+        if isinstance(answer, Generator):
+            return _reply_later(request, answer)
+        return Reply(request.id, answer.to_result())
     except Exception as error:
         return _fail(request, error)
-    if isinstance(answer, Generator):
-        return _reply_later(request, answer)
-    return Reply(request.id, answer.to_result())
 
 
 def _reply_later(request: Request, work: Resumable[OperationReply]) -> Resumable[Reply]:

@@ -29,8 +29,8 @@ class FieldFacts(NamedTuple):
     """one line; empty where the name says all"""
     limits: str
     """such as "1..6" or "normal, low"; empty for a type without limits of its own"""
-    parts: tuple[str, ...]
-    """Names of the fields of a map, or of each map of a list; a ? marks those that may be absent"""
+    part: type[msgspec.Struct] | None
+    """The class of a map, or of each map of a list or map; None for other values, and for a mask or a pose"""
 
 
 def list_fields(kind: type[msgspec.Struct]) -> tuple[FieldFacts, ...]:
@@ -44,7 +44,7 @@ def list_fields(kind: type[msgspec.Struct]) -> tuple[FieldFacts, ...]:
             field.required,
             meanings.get(field.name, ""),
             _limits(field.type),
-            _parts(field.type),
+            _part(field.type),
         )
         for field in info.fields
     )
@@ -92,9 +92,9 @@ def _limits(info: inspect.Type) -> str:
     return f"from {low:g}" if low is not None and low > 0 else ""
 
 
-def _parts(info: inspect.Type) -> tuple[str, ...]:
+def _part(info: inspect.Type) -> type[msgspec.Struct] | None:
     inner = _inner(info)
     # a mask or a pose is a map that is described once for all messages
     if not isinstance(inner, inspect.StructType) or inner.cls.__module__.endswith("schema.values"):
-        return ()
-    return tuple(part.encode_name + ("" if part.required else "?") for part in inner.fields)
+        return None
+    return inner.cls

@@ -5,6 +5,7 @@ A field that is nil counts as absent. Replies of later versions may have further
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -33,6 +34,8 @@ MAX_LEASE_S = 120.0
 Stride = Annotated[int, Meta(ge=1, le=MAX_STRIDE)]
 Lease = Annotated[float, Meta(ge=0.0, le=MAX_LEASE_S)]
 PlaceState = Literal[TrackState, "lost"]
+Open = Mapping[str, object]
+"""A map whose contents are open: what they are depends on model, settings and version."""
 
 
 class OperationReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -360,21 +363,151 @@ class EndedEpisode(EpisodeReply, frozen=True, kw_only=True):
     """false: recorders discard it"""
 
 
-class StatusReply(OperationReply, frozen=True, kw_only=True):
+class PromptLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of the names that are looked for, by name."""
+
+    scores: Mapping[Text, Finite]
+    most: Mapping[Text, Natural]
+    priorities: Mapping[Text, Priority]
+
+
+class RefusedCamera(msgspec.Struct, frozen=True, kw_only=True):
+    """A camera that sends, though its messages cannot be read."""
+
+    frames: Natural
+    """number of its messages"""
+    last_error: Text
+    endpoint: Text
+    silent_s: NotNegative
+
+
+class SnapshotStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The snapshots of a node, and what it continued from."""
+
+    path: Text | None
+    restored: Open | None
+    refused: Text | None
+    """why the snapshot at the start could not be used"""
+    saved: Natural
+    """number of automatic ones"""
+    saved_ns: Natural | None
+    bytes: Natural | None
+    copy_ms: NotNegative | None
+    write_ms: NotNegative | None
+    error: Text | None
+    """why the last one could not be written"""
+    handed_over: bool
+    hand_over: Open | None
+    """the last one: `to`, `token`, `state` and `began_ns`"""
+
+
+class CameraFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The counts, rates and times of a camera. What is not known yet is null."""
+
+    epoch: Epoch | None
+    """of the camera's ids"""
+    last_error_age_s: NotNegative | None
+    silent_s: NotNegative | None
+    """seconds since its last frame arrived"""
+    received: Natural
+    """frames that were stepped, failed or skipped"""
+    stepped: Natural
+    skipped: Natural
+    failed: Natural
+    too_old: Natural
+    clock_ahead: Natural
+    withheld: Natural
+    over_budget: Natural
+    """stepped frames that took longer than the budget"""
+    shed_level: Natural
+    last_seq: Natural | None
+    last_error: Text | None
+    spatial_problem: Text | None
+    """why the last frame with depth has no 3-D fields, or none in the base"""
+    fps: NotNegative
+    masks_age_ms: Finite | None
+    offset_ms: Finite | None
+    """of its newest masks from the newest of all cameras, by their captures: 0 or negative"""
+    arrival_p50_ms: Finite | None
+    age_p50_ms: Finite | None
+    age_p99_ms: Finite | None
+    latency_p50_ms: Finite | None
+    latency_p99_ms: Finite | None
+    objects: Natural
+    turned_away: Natural
+    """detections without a slot"""
+    recalled: Natural
+    """objects that came back by their looks"""
+    cached_frames: Natural
+    """frames that are kept for prompts"""
+    pinned_frames: Natural
+    cached_bytes: Natural
+    catching_up: Natural
+    """objects that catch up"""
+    bank_bytes: Natural
+
+
+class NodeReply(OperationReply, frozen=True, kw_only=True):
+    """Base of the replies about the node. What is not known is null."""
+
+    node: Text | None = None
+    """its name for its present run"""
+    paused: bool
+    model: Text
+    can_track: bool
+    has_memory: bool
+    confidence_calibrated: bool
+    detector: Text | None
+    prompts: tuple[Text, ...]
+    prompt_limits: PromptLimits
+    exemplars: Mapping[Text, tuple[int, ...]]
+    """for each name the labels of its boxes"""
+    prompt_scores: Mapping[Text, Finite]
+    """highest score of a detection of each name since it was set"""
+    device: Text
+    dtype: Text
+    frames_refused: Mapping[Text, RefusedCamera]
+    """for each camera whose messages cannot be read"""
+    cameras: Mapping[Text, CameraFigures]
+
+
+class StatusReply(NodeReply, frozen=True, kw_only=True):
     """The state of the node and of each camera."""
 
-    facts: dict[str, Any]
+    uptime_s: NotNegative
+    stepping: bool
+    rss_bytes: Natural
+    device_bytes: Natural | None
+    """memory of the GPU"""
+    frames_rejected: Natural
+    frames_last_error: Text | None
+    requests_rejected: Natural
+    requests_last_error: Text | None
+    peers_refused: Natural
+    peers_last_refusal: Text | None
+    endpoints_refused: tuple[Text, ...]
+    snapshot: SnapshotStatus
+    episode: EpisodeReply | None
+    """the open one"""
+    helpers_ended: Mapping[Text, Text]
+    """recorders and other helpers of its group that have ended, with the reasons"""
 
-    def to_result(self) -> dict[str, Any]:
-        """Return the reply as a message carries it."""
-        return self.facts
 
-
-class DescriptionReply(OperationReply, frozen=True, kw_only=True):
+class DescriptionReply(NodeReply, frozen=True, kw_only=True):
     """What a recording needs for making the masks again."""
 
-    facts: dict[str, Any]
-
-    def to_result(self) -> dict[str, Any]:
-        """Return the reply as a message carries it."""
-        return self.facts
+    settings: Open
+    """all of them"""
+    calibrations: tuple[Open, ...]
+    model_digest: Text
+    """SHA-256 of the weights; empty for weights that are not files"""
+    detector_digest: Text
+    confidence: Open
+    device_name: Text
+    """with its instruction set, which decides how kernels round"""
+    threads: Natural
+    versions: Mapping[Text, Text]
+    restored: Open | None
+    """the snapshot that the node continued from"""
+    events: Natural
+    """number of events so far"""

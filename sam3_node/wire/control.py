@@ -25,6 +25,8 @@ from .requests import decode_operation, read_operation
 INTERNAL_ERROR = "internal"
 """Code of a failure that is a fault of the node, and of no error class of this package."""
 _LIMITS = Limits(total_bytes=16 << 20)
+_READ_LIMITS = Limits(total_bytes=16 << 20, text_bytes=16 << 20, total_items=16 << 20)
+"""of arguments that their operation has bounded"""
 _ARGUMENTS: dict[str, Read] = {"op": Fields.text, "args": Fields.open_map}
 
 
@@ -86,7 +88,7 @@ class Request:
     def args(self) -> Mapping[str, Any]:
         """The arguments as they came. They are unpacked when they are first used."""
         if self._args is None:
-            args: dict[str, Any] = unpack(self._packed, what="request: args", limits=_LIMITS)
+            args: dict[str, Any] = unpack(self._packed, what="request: args", limits=_READ_LIMITS)
             self._args = args
         return self._args
 

@@ -138,6 +138,14 @@ def test_the_mask_of_a_prompt_is_packed_and_read() -> None:
     assert read.camera == "left"
 
 
+def test_the_arguments_of_a_request_that_was_read_can_be_read_again() -> None:
+    # a text of as many characters as a message may have, and of more bytes
+    args = {"box": list(BOX), "label": "\u5e3d" * 60_000, "seq": None}
+    request = unpack_request(msgpack.packb({"v": 1, "id": 3, "op": "add_object", "args": args}))
+    assert (request.args, request.count_items() > 4) == (args, True)
+    assert request == Request(3, "add_object", args)
+
+
 def _square() -> Any:
     import numpy as np
 

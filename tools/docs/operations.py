@@ -1,5 +1,6 @@
 """Make the tables of control operations and of places: from the schema, with words that no field says."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -31,9 +32,6 @@ WORDS = {
     "points": "1000 if `count` is absent; as in a masks message",
     "where": "See below. Without `id` and `label`, all",
     "picture": "Also of an object that was lost. Refused if there is none",
-    "status": "Of each camera also counts, rates, ages, latencies, the frames that are kept for prompts with their "
-    "bytes, and its masks' offset from the newest camera's",
-    "describe": "The settings are all of them; `events` is the number of events so far",
     "snapshot": "The node copies what it tracks between two frames. With `name` (1 to 64 letters, digits, _ and -) it "
     "writes a file beside `snapshot.path`, else it keeps the bytes for 2 minutes",
     "restore": "Published as the event `restored`",
@@ -67,14 +65,22 @@ def reply_table() -> str:
     """Return the table of what fields of results mean; a meaning that several results share stands once."""
     users: dict[tuple[str, str], list[str]] = {}
     for op, kind in OPERATIONS.items():
-        for field in list_fields(kind.Reply):
+        for name, field in _list_all(kind.Reply):
             if field.meaning:
-                users.setdefault((field.name, field.meaning), []).append(op)
+                users.setdefault((name, field.meaning), []).append(op)
     rows = []
     for (name, meaning), ops in users.items():
         of = "several" if len(ops) > MAX_LISTED else ", ".join(map(code, ops))
         rows.append([code(name), of, meaning])
     return table(["field", "in the result of", "meaning"], rows)
+
+
+def _list_all(kind: type[msgspec.Struct]) -> Iterator[tuple[str, FieldFacts]]:
+    """Yield the fields of a class and of the maps in it, but those of places, which have a table of their own."""
+    for field in list_fields(kind):
+        yield field.name, field
+        if field.part is not None and field.part is not ObjectPlace:
+            yield from ((f"{field.name}.{name}", part) for name, part in _list_all(field.part))
 
 
 def _field_table(kind: type[msgspec.Struct]) -> str:
@@ -110,6 +116,7 @@ def _name(field: FieldFacts) -> str:
     text = code(field.name) + ("" if field.is_required else "?")
     if field.limits:
         text += f" ({field.limits})"
-    if field.parts:
-        text += f" of maps ({', '.join(field.parts)})"
+    if field.part is not None:
+        parts = (part.name + ("" if part.is_required else "?") for part in list_fields(field.part))
+        text += f" {{{', '.join(parts)}}}"
     return text
