@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -15,6 +15,7 @@ from ..calibration import Calibration
 from ..detection.detectors import Detector, ExemplarDetector, PromptSet, restore_prompts
 from ..errors import ReplayError
 from ..models import TrackerModel
+from ..schema.replies import ObjectPlace
 from ..settings import DetectorSettings, RobotSettings, SpatialSettings, TrackerSettings
 from ..tracking.confidence import CALIBRATION, is_calibrated
 from ..tracking.looks import Gallery
@@ -242,9 +243,9 @@ class Pipeline(Prompting):
         if self._detection is not None:
             self._detection.forget(object_id)
 
-    def where(self, object_id: int | None, label: str | None) -> list[dict[str, Any]]:
+    def where(self, object_id: int | None, label: str | None) -> list[ObjectPlace]:
         """Return where the objects of an id or a label are, or were seen last; see `ObjectMemory.describe`."""
-        return self.memory.describe(object_id, label, self._last_capture_ns)
+        return self.memory.describe(object_id, label, self._last_capture_ns, self.camera)
 
     @torch.inference_mode()
     def add_like(self, gallery: Gallery, label: str) -> PromptOutcome:
