@@ -30,7 +30,7 @@ class Dropped(msgspec.Struct, frozen=True):
     camera: Text
 
 
-class CaughtUp(msgspec.Struct, frozen=True):
+class CatchUpEnded(msgspec.Struct, frozen=True):
     """An object that was prompted on a past frame joined the others, or was given up with an error."""
 
     op: ClassVar[str] = "caught_up"
@@ -63,7 +63,7 @@ class Unreadable(msgspec.Struct, frozen=True):
     """The camera of a change"""
 
 
-ReplayEdit = Restarted | Served | Dropped | CaughtUp | RemoveLabelled | AddEverything | Unreadable
+ReplayEdit = Restarted | Served | Dropped | CatchUpEnded | RemoveLabelled | AddEverything | Unreadable
 """An edit that is no request"""
 Edit = Change | ReplayEdit
 """What changes between steps"""

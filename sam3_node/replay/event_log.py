@@ -33,7 +33,7 @@ from ..wire import (
 )
 from ..wire.messages import read_joints, read_pose
 from ..wire.requests import read_operation
-from .edits import CaughtUp, Dropped, Edit, Restarted, Served, Unreadable
+from .edits import CatchUpEnded, Dropped, Edit, Restarted, Served, Unreadable
 
 log = logging.getLogger(__name__)
 
@@ -286,7 +286,7 @@ def read_edit(event: Event) -> Edit:
         return Unreadable(event.op, f"expected an operation of {expected}, found {event.op!r:.60}")
     try:
         if event.op == CAUGHT_UP:
-            return convert(event.args, CaughtUp, what)
+            return convert(event.args, CatchUpEnded, what)
         change = read_operation(event.op, event.args)
     except (RequestError, WireError) as error:
         # a replay of other cameras leaves it out, so its camera is told

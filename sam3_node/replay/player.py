@@ -19,7 +19,7 @@ from ..wire.masks import open_mask
 from ..wire.messages import DEPTH_FIELDS
 from .edits import (
     AddEverything,
-    CaughtUp,
+    CatchUpEnded,
     Dropped,
     Edit,
     RemoveLabelled,
@@ -41,7 +41,7 @@ EVERYTHING_SETTINGS = "see tracker.everything_min_iou and tracker.everything_min
 class Player:
     """Steps frames, makes edits on one Perception, and counts them. It drops the Perception's cameras first.
 
-    With `joins_recorded`, objects that were prompted on past frames join at CaughtUp edits, else at once.
+    With `joins_recorded`, objects that were prompted on past frames join at CatchUpEnded edits, else at once.
     """
 
     def __init__(self, perception: Perception, joins_recorded: bool = False) -> None:
@@ -154,7 +154,7 @@ class Player:
                 perception.serve(camera)
             case Dropped(camera):
                 perception.drop(camera)
-            case CaughtUp():
+            case CatchUpEnded():
                 catch_ups = perception.serve(edit.camera).catch_ups
                 catch_ups.end(edit.id, failed=edit.error is not None)
             case RemoveLabelled():

@@ -46,7 +46,7 @@ from ..wire.frame_prompt import FramePrompt, describe_clipping
 from ..wire.requests import read_box, write_prompt
 from . import event_log
 from .davis_png import MAX_IMAGE_FILE, read_mask
-from .edits import AddEverything, CaughtUp, Edit, Unreadable
+from .edits import AddEverything, CatchUpEnded, Edit, Unreadable
 from .job import Job, ObjectOnFrame, calibrations_for, settings_for
 from .outputs import find_output
 from .outputs.output import Dataset
@@ -378,7 +378,7 @@ def _select_cameras(
     """
     for entry in entries:
         camera = entry.camera if isinstance(entry, event_log.LoggedStep) else None
-        if isinstance(entry, Change | CaughtUp | Unreadable):
+        if isinstance(entry, Change | CatchUpEnded | Unreadable):
             camera = _camera_of(entry)
         if camera in (None, *cameras):
             yield entry

@@ -8,7 +8,7 @@ import pytest
 
 from sam3_node.bags.native.reader import RecordedMasks
 from sam3_node.errors import ReplayError, WireError
-from sam3_node.replay.edits import CaughtUp, Edit, ReplayEdit, Restarted, Served, Unreadable
+from sam3_node.replay.edits import CatchUpEnded, Edit, ReplayEdit, Restarted, Served, Unreadable
 from sam3_node.replay.event_log import (
     WINDOW,
     Gap,
@@ -141,8 +141,8 @@ def test_an_event_without_arguments_is_an_error() -> None:
     ("op", "args", "edit"),
     [
         ("pin_frame", {"seq": 3, "camera": None}, PinFrame(seq=3)),
-        ("caught_up", {"camera": "a", "id": 2, "took_s": 0.5}, CaughtUp("a", 2)),
-        ("caught_up", {"camera": "a", "id": 2, "error": "gone"}, CaughtUp("a", 2, "gone")),
+        ("caught_up", {"camera": "a", "id": 2, "took_s": 0.5}, CatchUpEnded("a", 2)),
+        ("caught_up", {"camera": "a", "id": 2, "error": "gone"}, CatchUpEnded("a", 2, "gone")),
         ("served", {"camera": "a", "fps": 30}, Served("a")),
     ],
 )
