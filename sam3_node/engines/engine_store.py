@@ -278,7 +278,7 @@ def compute_key(model: TrackerModel, settings: Settings, gpu: str = LOCAL) -> En
         most = MAX_OBJECTS
         fields = {"library": INDUCTOR, "version": str(torch.__version__), **hardware}
     else:
-        most = MAX_OBJECTS if model.slots > 1 else round_up_objects(settings.tracker.max_objects)
+        most = model.capabilities.plan_rows(round_up_objects(settings.tracker.max_objects), MAX_OBJECTS)
         fields = describe_tensorrt(gpu)
         _require_arithmetic(engine.arithmetic, fields["gpu"])
     return EngineKey(
@@ -351,8 +351,8 @@ def load_model_in(settings: Settings, dtype: str | torch.dtype) -> TrackerModel:
 def load_stages(settings: Settings) -> TrackerModel:
     """Load the model in the dtype of its engines. Raises ModelError, or EngineError for weights without memory."""
     model = load_model_in(settings, resolve_dtype(settings.engine.arithmetic))
-    if not model.has_memory:
-        raise EngineError(f"{model.name} has no memory modules: expected weights that have them for engines")
+    if reason := model.capabilities.why_not_engines():
+        raise EngineError(f"{model.name} {reason}")
     return model
 
 

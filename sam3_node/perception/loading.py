@@ -69,7 +69,7 @@ def load_models(settings: Settings) -> tuple[TrackerModel, Detector | None]:
         # they stay, in case that the engines fail on the first frames
         torch_stages = model.stages
         _serve(model, settings)
-        if model.has_memory and (settings.model.compile or model.device.type == "cuda"):
+        if model.capabilities.needs_warm_up and (settings.model.compile or model.device.type == "cuda"):
             warm_up(model, settings, torch_stages)
             if detector is not None:
                 _detect_on_blank_frame(detector, model, settings)

@@ -48,7 +48,7 @@ class Prompting:
             corrections=MAX_CORRECTIONS,
         )
         self._windows: Windows | None = None
-        if settings.window == "auto" and model.has_memory and model.slots == 1:
+        if settings.window == "auto" and not model.capabilities.why_not_windows():
             self._windows = Windows(model, settings.bank_size, get_rule(settings.selection))
             self.registry.on_remove(self._windows.forget)
         self._confidence = ConfidenceEstimator(

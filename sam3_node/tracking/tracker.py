@@ -373,9 +373,7 @@ class Tracker(SavedFields):
 
     def _decode_candidates(self, features: Features, prompt: PromptTensors) -> Decoded:
         """Decode points and a box on one frame without memory, to all masks that may be meant."""
-        if self.model.candidates == 1:
-            return self._decode_prompt(features, prompt._replace(choice=None))
-        return self.model.decode_stage.candidates(features, prompt.points, prompt.labels, prompt.logits)
+        return self.model.decode_candidates(features, prompt.points, prompt.labels, prompt.logits)
 
     def _decode_prompt(
         self, features: Features, prompt: PromptTensors, remembered: Tensor | None = None
