@@ -28,7 +28,7 @@ LAYERS = (
     {"schema"},
     {"types"},
     {"files"},
-    {"settings", "geometry"},
+    {"settings", "geometry", "gpu_memory"},
     {"wire", "models", "visualization", "processes"},
     {"transport", "tracking", "detection", "bags", "calibration"},
     {"client", "cameras", "recording", "engines"},

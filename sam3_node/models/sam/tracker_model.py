@@ -7,7 +7,7 @@ compare with all of them.
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,17 @@ MAX_GRAPHS = 64
 _log = logging.getLogger(__name__)
 
 
+class MaskLimits(NamedTuple):
+    """Lowest predicted IoU and lowest stability of masks that are kept of a search for everything."""
+
+    min_iou: float
+    min_stability: float
+
+
+PUBLISHED_LIMITS = MaskLimits(0.88, 0.95)
+"""Those of SAM's SamAutomaticMaskGenerator, for all families that have none of their own; SAM 3 has published none."""
+
+
 class TrackerModel(nn.Module):
     """The stages of a SAM tracker. They share the weights of a transformers model. For inference only.
 
@@ -53,8 +64,8 @@ class TrackerModel(nn.Module):
         config = source.config
         self.name = name
         self.capabilities = self._declare(source, has_memory)
-        self.model_type: str = getattr(config, "model_type", "")
-        """transformers' type of the weights; empty for SAM 1"""
+        self.mask_limits = PUBLISHED_LIMITS
+        """Of the weights' family"""
         self.image_size = side(source.prompt_encoder.input_image_size)
         self.grid: tuple[int, int] = tuple(source.backbone_feature_sizes[-1])
         self.mask_size: tuple[int, int] = source.prompt_encoder.mask_input_size

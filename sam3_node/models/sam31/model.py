@@ -43,10 +43,6 @@ class Sam31Encoder(nn.Module):
 class Sam31Model(TrackerModel):
     """The stages of SAM 3.1's tracker. An object has a slot of a group, and groups take the place of objects."""
 
-    def __init__(self, source: Source, *, name: str, mean: list[float], std: list[float]) -> None:
-        super().__init__(source, name=name, mean=mean, std=std)
-        self.model_type = "sam3.1"
-
     def _declare(self, source: Source, has_memory: bool) -> Capabilities:
         assert has_memory, "a checkpoint without memory modules is refused"
         return Capabilities(
