@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Literal
 
 Following = Literal["memories", "group memories", "last masks"]
 """How objects are followed: `tracking.following` has a way for each."""
 USUAL_OBJECTS = 4
 """Number of objects of a call that a plan is tuned for. So many fill a GPU."""
-ROWS_A_CALL = MappingProxyType({"read": USUAL_OBJECTS})
+ROWS_A_CALL = {"read": USUAL_OBJECTS}
 """Largest number of objects of a call of an engine: each needs memory (256 MB of the read at 1008 pixels)."""
 
 
