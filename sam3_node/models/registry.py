@@ -18,9 +18,7 @@ FAMILIES: tuple[Family, ...] = (
     edgetam.FAMILY,
     sam1.FAMILY,
 )
-"""All families. A new one is a line here, and a file of `families`."""
-
-
+"""All families. A new one is a line here, and a file of `families`. The first that knows weights loads them."""
 _TRANSFORMERS = tuple(
     (family, family.weights) for family in FAMILIES if isinstance(family.weights, TransformersWeights)
 )
