@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -28,7 +29,7 @@ LAYERS = (
     {"schema"},
     {"types"},
     {"files"},
-    {"settings", "geometry"},
+    {"settings", "geometry", "gpu_memory"},
     {"wire", "models", "visualization", "processes"},
     {"transport", "tracking", "detection", "bags", "calibration"},
     {"client", "cameras", "recording", "engines"},
@@ -253,6 +254,18 @@ def test_torch_stays_in_the_perception_stack() -> None:
     assert importers("torch", "transformers", "safetensors") - {"cli"} <= set(TORCH)
     named = {name for name in modules() for item in list_imports(name) if item.name.split(".")[0] == "torch"}
     assert {name for name in named if unit(name) == "cli"} <= {"sam3_node.cli.doctor"}
+
+
+def test_only_models_and_the_plan_of_a_step_know_the_kind_of_a_model() -> None:
+    asked = re.compile(
+        r"\.(static_shapes|is_compiled)\b|\b(not|and|or|if) [\w.]*\.has_memory\b|\.slots (==|!=|>|<) \d|\bmodel_type =="
+    )
+    found = {
+        name
+        for name, path in modules().items()
+        if unit(name) != "models" and asked.search(path.read_text(encoding="utf-8"))
+    }
+    assert found == {"sam3_node.tracking.propagation"}
 
 
 def test_perception_never_meets_transport() -> None:

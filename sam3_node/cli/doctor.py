@@ -21,6 +21,7 @@ from packaging.version import InvalidVersion, Version
 
 from ..cameras.sources import list_realsense, open_camera
 from ..errors import CameraError, ModelError, Sam3NodeError, did_you_mean, find_version, install_advice
+from ..gpu_memory import BY_HUB_NAME, OBJECTS, GpuMemory
 from ..settings import CameraSettings, RobotSettings, Settings, TransportSettings, describe_robot_gaps
 from ..types import JointState
 from .light import NODE_TIMEOUT_MS
@@ -42,23 +43,6 @@ OPENCV_BUILDS = (
 """Packages that install the module cv2. Any one of them will do; the first is what the extra cli asks for."""
 CLOCK_SYNC_FILES = ("/run/systemd/timesync/synchronized", "/run/chrony/chronyd.pid", "/var/run/ntpd.pid")
 """Files that time services have while they run."""
-WEIGHTS_GB = 0.92
-"""GB of 461 million weights in bfloat16."""
-CONTEXT_GB = 0.6
-"""GB of the libraries on the GPU."""
-FRAME_GB = 0.0106
-"""GB of the features of a frame that is kept for prompts."""
-SLOT_GB = 72 * 72 * 64 * 2 / 1e9
-"""GB of a memory of one object on one frame."""
-PROMPTED_FRAMES = 4
-"""Prompted frames that the bank holds beside the recent ones."""
-KEPT_FRAMES = 60
-"""Frames whose features are kept: 2 s at 30 FPS."""
-BATCH = 64
-"""Objects that read their memories at once."""
-OBJECT_GB = 0.09
-"""GB of keys, values and tokens of a read, for each object."""
-
 GPUS_GB = {
     "T4": 16,
     "RTX 3090": 24,
@@ -76,25 +60,6 @@ GPUS_GB = {
     "Jetson Thor": 128,
 }
 """Nominal memory of GPUs in GB. A driver keeps some of it; a Jetson's programs share it."""
-SAM31_HUB_NAME = "facebook/sam3.1"
-GROUP_OBJECTS = 16
-"""Objects of SAM 3.1 that share a memory."""
-SPARE_GROUPS = 4
-"""Groups of objects that catch up apart from the others."""
-GROUPS_WEIGHTS_GB = 0.96
-"""GB of 480 million weights of SAM 3.1 in bfloat16."""
-GROUP_SLOT_GB = 72 * 72 * 2 * 256 * 2 / 1e9
-"""GB of a memory of one group on one frame: tokens of masks and of the image."""
-GROUP_SHEET_GB = 16 * 288 * 288 * 2 / 1e9
-"""GB of the masks of one group on one frame."""
-RECENT_SHEETS = 2
-"""Newest frames whose masks are kept, so that they can be encoded anew."""
-GROUP_READ_GB = 0.66
-"""GB of a read of one group, by what 64 objects took more than 16 on an H200."""
-GROUPS_WORK_GB = 1.3
-"""GB of activations and graphs beside reads: the measured peak, less the other terms."""
-CACHE_GB = 1.0
-"""Most GB of the features that are kept, tracker.feature_cache_mb."""
 UNCALIBRATED = "; the confidence of {} is not calibrated for these weights"
 """What is said of weights to whose masks or names the confidence was not fitted."""
 
@@ -342,62 +307,30 @@ def _check_options(settings: Settings) -> Iterator[CheckResult]:
     yield _check_memory(settings, torch.cuda.get_device_properties(device).total_memory / 1e9)
 
 
-def _is_sam31(name: str) -> bool:
-    """Return True if these are SAM 3.1's weights. Without torch, only their name on the hub tells."""
+def _find_gpu_memory(name: str) -> GpuMemory:
+    """Return what estimates the memory of these weights. Without torch, only their name on the hub tells."""
     try:
-        from ..models.locating import is_sam31
+        from ..models.registry import find_family
     except ImportError:
-        return name == SAM31_HUB_NAME
-    return is_sam31(name)
+        return BY_HUB_NAME.get(name, OBJECTS)
+    family = find_family(name)
+    return OBJECTS if family is None else family.gpu_memory
 
 
 def _check_memory(settings: Settings, held_gb: float, owner: str = "") -> CheckResult:
     """Say how much of a GPU's memory SAM 3 would take."""
     # an estimate by the settings, because nothing is loaded here
     tracker = settings.tracker
-    estimate = estimate_gpu_gb
-    family = "SAM 3"
-    if _is_sam31(settings.model.name):
-        estimate = estimate_groups_gpu_gb
-        family = "SAM 3.1"
-    needed_gb = estimate(tracker.max_objects, tracker.bank_size, tracker.max_cameras)
+    memory = _find_gpu_memory(settings.model.name)
+    needed_gb = memory.estimate_gb(tracker.max_objects, tracker.bank_size, tracker.max_cameras)
     detail = (
-        f"estimate for {family} at 1008 px: {needed_gb:.1f} of {held_gb:.0f} GB{owner} ({tracker.max_objects} objects "
-        f"on each of {tracker.max_cameras} cameras, bank_size {tracker.bank_size})"
+        f"estimate for {memory.title} at 1008 px: {needed_gb:.1f} of {held_gb:.0f} GB{owner} ({tracker.max_objects} "
+        f"objects on each of {tracker.max_cameras} cameras, bank_size {tracker.bank_size})"
     )
     if needed_gb < held_gb:
         return CheckResult("gpu memory", "ok", detail)
     hint = "lower --tracker.max_objects, --tracker.max_cameras or --model.image_size"
     return CheckResult("gpu memory", "warn", detail, hint)
-
-
-def estimate_gpu_gb(objects: int, bank_size: int = 7, cameras: int = 1) -> float:
-    """Estimate the GB of GPU memory that SAM 3 takes at 1008 pixels in bfloat16; it is not measured.
-
-    It counts 461 million weights, the libraries, a memory [72 * 72, 64] for each object and frame of the bank and each
-    of 4 prompted frames, the features of 2 s at 30 FPS, and the keys, values and tokens of an eager read of up to 64
-    objects at once. objects: of each camera.
-    """
-    bank_gb = objects * (bank_size + PROMPTED_FRAMES) * SLOT_GB
-    camera_gb = bank_gb + KEPT_FRAMES * FRAME_GB
-    read_gb = min(objects, BATCH) * OBJECT_GB
-    return WEIGHTS_GB + CONTEXT_GB + cameras * camera_gb + read_gb
-
-
-def estimate_groups_gpu_gb(objects: int, bank_size: int = 7, cameras: int = 1) -> float:
-    """Estimate what `estimate_gpu_gb` does, of SAM 3.1, whose objects share their memories in groups of 16.
-
-    The table of groups has those of objects that catch up, too. Reads and activations are by the peaks measured on an
-    H200, everything else by the sizes of tensors.
-    """
-    groups = -(-objects // GROUP_OBJECTS)
-    slots = bank_size + PROMPTED_FRAMES
-    sheets = RECENT_SHEETS + PROMPTED_FRAMES
-    bank_gb = (groups + SPARE_GROUPS) * (slots * GROUP_SLOT_GB + sheets * GROUP_SHEET_GB)
-    # features of prompts, too
-    kept_gb = min(KEPT_FRAMES * 2 * FRAME_GB, CACHE_GB)
-    read_gb = min(groups, BATCH) * GROUP_READ_GB
-    return GROUPS_WEIGHTS_GB + CONTEXT_GB + GROUPS_WORK_GB + cameras * (bank_gb + kept_gb) + read_gb
 
 
 def _check_realsense() -> CheckResult:
@@ -539,7 +472,8 @@ def _check_weights(what: str, settings: Settings) -> CheckResult:
     try:
         from ..detection.locating import locate_detector
         from ..models.locating import locate_weights
-        from ..models.weight_files import is_gated, is_logged_in
+        from ..models.registry import is_gated
+        from ..models.weight_files import is_logged_in
         from ..tracking import confidence, names
     except ImportError:
         return CheckResult(

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from ..errors import ModelError
 from ..models.locating import locate_weights
+from ..models.registry import find_family
 from ..models.sam31.loading import find_local_checkpoint, read_tensors
-from ..models.weight_files import SAM31, is_cached, is_logged_in
+from ..models.weight_files import is_cached, is_logged_in
 from ..settings import DetectorSettings
 from .loading import find_yolo_folder
 
@@ -18,18 +19,18 @@ def locate_detector(settings: DetectorSettings) -> str:
     if settings.kind == "yolo-world":
         find_yolo_folder(name)
         return locate_weights(name)
-    checkpoint = find_local_checkpoint(name)
-    if checkpoint is None and name != SAM31:
+    family = find_family(name)
+    if family is None:
         return locate_weights(name)
-    if settings.kind != "sam3-concept":
+    if settings.kind != family.detector_kind:
         raise ModelError(
-            f"{name} is SAM 3.1's checkpoint: expected other weights for detector.kind {settings.kind}; take "
-            "--detector.kind sam3-concept"
+            f"{name} is {family.title}'s checkpoint: expected other weights for detector.kind {settings.kind}; take "
+            f"--detector.kind {family.detector_kind or 'none'}"
         )
-    return f"{locate_weights(name)}; {_locate_sam31_parts(name, checkpoint)}"
+    return f"{locate_weights(name)}; {_locate_parts(name, find_local_checkpoint(name))}"
 
 
-def _locate_sam31_parts(name: str, checkpoint: Path | None) -> str:
+def _locate_parts(name: str, checkpoint: Path | None) -> str:
     """Say where the tokenizer is. Raises ModelError if a file lacks the detector, or if there is no tokenizer."""
     # here, because transformers' detectors take seconds to import
     from .sam3_concept import TOKENIZER, explain_tokenizer, has_tokenizer

@@ -13,15 +13,10 @@ from .export import MAX_OBJECTS, BuildStep, ReportProgress, export, ignore_progr
 from .inductor import INDUCTOR, build_package, require_compiler
 from .oom import reraise_out_of_memory
 from .quantize import Quantisation, Scales, export_quantised, load_recipe
-from .specs import USUAL_OBJECTS, StageSpec, tracker_stages
+from .specs import StageSpec, tracker_stages
 from .tensorrt.builder import LOCAL, build, count_fp8_layers, find_library, find_local_gpu
 from .tensorrt.runtime import require_fused
 
-OBJECTS_A_CALL = {"read": USUAL_OBJECTS}
-"""Largest number of objects of a call, by stage: so many fill a GPU, and each needs memory (256 MB at 1008 pixels)."""
-GROUPS_A_CALL = {"read": 2, "decode": 4, "remember": 4}
-"""Largest number of groups of objects of a call, by stage: one fills a GPU, and each needs memory (450 MB of the read
-and 113 MB of the memory encoder at 1008 pixels; `tools/bench/results/engines-layers-sam31.json`)."""
 TIMINGS = "timing.cache"
 USUAL_SIDE = 1008
 MAX_PLAN_BYTES = 2e9
@@ -59,9 +54,7 @@ def limit_objects(model: TrackerModel, stage: StageSpec, max_objects: int) -> in
 
     The tracker splits a frame's objects into calls, so a plan for fewer of them serves as well.
     """
-    if model.slots > 1:
-        return GROUPS_A_CALL.get(stage.name, 1)
-    return min(max_objects, OBJECTS_A_CALL.get(stage.name, MAX_OBJECTS))
+    return model.capabilities.limit_rows(stage.name, min(max_objects, MAX_OBJECTS))
 
 
 def build_engines(

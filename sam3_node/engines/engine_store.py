@@ -32,8 +32,8 @@ from ..files import (
 )
 from ..models import TrackerModel, load_tracker
 from ..models.checkpoints import NANO
+from ..models.registry import find_file
 from ..models.sam.tracker_model import GPU_BATCH
-from ..models.sam31.loading import find_checkpoint
 from ..models.weight_files import CONFIG, check_weight_files, list_weight_files, pick_device
 from ..settings import EngineSettings, Section, Settings
 from .export import MAX_OBJECTS
@@ -278,7 +278,7 @@ def compute_key(model: TrackerModel, settings: Settings, gpu: str = LOCAL) -> En
         most = MAX_OBJECTS
         fields = {"library": INDUCTOR, "version": str(torch.__version__), **hardware}
     else:
-        most = MAX_OBJECTS if model.slots > 1 else round_up_objects(settings.tracker.max_objects)
+        most = model.capabilities.plan_rows(round_up_objects(settings.tracker.max_objects), MAX_OBJECTS)
         fields = describe_tensorrt(gpu)
         _require_arithmetic(engine.arithmetic, fields["gpu"])
     return EngineKey(
@@ -351,8 +351,8 @@ def load_model_in(settings: Settings, dtype: str | torch.dtype) -> TrackerModel:
 def load_stages(settings: Settings) -> TrackerModel:
     """Load the model in the dtype of its engines. Raises ModelError, or EngineError for weights without memory."""
     model = load_model_in(settings, resolve_dtype(settings.engine.arithmetic))
-    if not model.has_memory:
-        raise EngineError(f"{model.name} has no memory modules: expected weights that have them for engines")
+    if reason := model.capabilities.why_not_engines():
+        raise EngineError(f"{model.name} {reason}")
     return model
 
 
@@ -378,13 +378,13 @@ def checkpoint_digest(name: str) -> str:
 
 
 def _find_weight_files(name: str) -> list[Path]:
-    """Return the configuration and all files from which weights are loaded; SAM 3.1's are one file.
+    """Return the configuration and all files from which weights are loaded, or the one file of their own layout.
 
     Raises ModelError where they lie outside their folder, or cannot be fetched.
     """
     # a digest of gigabytes that are not here yet is nothing to wait for
-    if checkpoint := find_checkpoint(name, fetch=False):
-        return [checkpoint]
+    if found := find_file(name, fetch=False):
+        return [found.path]
     folder = NANO if name == "nano" else Path(name).expanduser()
     # the name is no folder, so the hub's cache has the files; a name without / is of no repository of weights, and the
     # hub would be asked for it in vain for a minute

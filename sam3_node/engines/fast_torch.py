@@ -93,8 +93,8 @@ def load_by_gate(load: Load, settings: Settings) -> TrackerModel:
         return load(torch.bfloat16 if report.passed else torch.float32)
     reference = load(torch.float32)
     parameters = sum(parameter.numel() for parameter in reference.parameters())
-    # the gate tracks a clip, which takes memory modules
-    if not reference.has_memory or parameters > MAX_PARAMETERS:
+    # what no engine can be compared with, the gate cannot compare either
+    if reference.capabilities.why_not_engines() or parameters > MAX_PARAMETERS:
         return reference
     candidate = load(torch.bfloat16)
     try:
@@ -164,8 +164,8 @@ def _sources_digest() -> str:
     """Return a digest of the code of the stages, the tracker and the gate: another arithmetic is judged again."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
-    for folder in ("models/sam", "models/sam31", "tracking", "engines"):
-        for path in sorted((package / folder).glob("*.py")):
+    for folder in ("models", "tracking", "engines"):
+        for path in sorted((package / folder).rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -335,7 +335,7 @@ def are_kernels_worth_it(model: TrackerModel) -> bool:
     SAM 3 takes 2 to 8 ms less by the kernels. nano gains less than the 5 s for which its start would compile them.
     """
     return (
-        model.has_memory
+        not model.capabilities.why_not_kernels()
         and model.device.type == "cuda"
         and torch.version.hip is None
         and model.dtype in (torch.bfloat16, torch.float16)

@@ -319,9 +319,8 @@ def use_graphs(model: TrackerModel) -> None:
     """
     if model.device.type == "cuda":
         capture = partial(capture_cuda_graph, pool=torch.cuda.graph_pool_handle())
-        model.stages = Stages(*(GraphedStage(run, capture) for run in model.stages))
         # each number of objects needs a graph of its own, so they are padded to few sizes
-        model.static_shapes = True
+        model.serve_by(Stages(*(GraphedStage(run, capture) for run in model.stages)), few_shapes=True)
 
 
 def capture_cuda_graph(run: Run, inputs: Inputs, pool: Any) -> CapturedGraph:

@@ -156,10 +156,9 @@ def check_tracker(settings: Settings, source: str | Path | None = None) -> Repor
 def use_torch(model: TrackerModel, stages: Stages, reason: EngineError) -> None:
     """Let the model's own torch stages serve in the place of engines that failed; the model's name says why."""
     _log.warning("engines cannot serve, torch does: %s", reason)
-    model.stages = stages
-    model.use_kernels(False)
     # torch's stages take any number of objects
-    model.static_shapes = False
+    model.serve_by(stages, few_shapes=False)
+    model.use_kernels(False)
     model.name = f"{model.name} (torch: {shorten_reason(reason)})"
     # torch's allocator keeps the memory of the failed engines until it is told to free it
     if model.device.type == "cuda":
@@ -217,9 +216,9 @@ class TrackerSlot(EngineSlot):
         )
 
     def install(self, engines: LoadedEngines) -> None:
-        self.model.stages = fit_stages(_list_runs(engines), engines.specs, self.model)
+        stages = fit_stages(_list_runs(engines), engines.specs, self.model)
         # a plan makes a context for each number of objects, so they are padded to few sizes
-        self.model.static_shapes = True
+        self.model.serve_by(stages, few_shapes=True)
 
     def fall_back(self, reason: EngineError) -> None:
         use_torch(self.model, self._torch_stages, reason)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import EngineError
 from ..models import TrackerModel
+from ..models.capabilities import USUAL_OBJECTS
 from ..models.sam.stages import Run, find_limits
 from ..tracking.memory import MemoryBank, get_rule
 
@@ -26,10 +27,6 @@ HEIGHT = "height"
 WIDTH = "width"
 MIN_MEMORIES = 2
 """Least memories of an object that a read takes at once: of one prompted frame and one other."""
-USUAL_OBJECTS = 4
-"""Number of objects of a call that a plan is tuned for."""
-USUAL_GROUPS = 1
-"""The same of groups of objects: most users follow few enough for one group."""
 STAGES = ("encode", "read", "decode", "remember")
 ALIGNMENT = 256  # bytes, of every tensor that TensorRT reads
 
@@ -110,14 +107,14 @@ def tracker_stages(
         depth = model.trunk.get_buffer("position").shape[-1]
         features.append(TensorSpec("trunk", (1, depth, height, width), number))
     # objects that share memories come as groups; their prompts are decoded on features of their own
-    shared = () if model.slots == 1 else (model.slots,)
-    if shared:
+    shared = model.capabilities.shared
+    if model.capabilities.has_prompt_features:
         features += [spec._replace(name=f"prompt_{spec.name}") for spec in (fine, middle, image)]
     side = model.image_size
     modules = cast("tuple[nn.Module, ...]", model.stages)  # no engine has replaced them yet
     pixels = TensorSpec("pixels", (1, 3, side, side), number)
     encode = StageSpec("encode", modules[0], (pixels,), tuple(features))
-    if not model.has_memory:
+    if model.capabilities.why_not_engines():
         return {encode.name: encode}
     memory = (model.memory_tokens, model.memory_channels)
     kept = torch.bfloat16 if model.rounds_memories else number
@@ -131,7 +128,7 @@ def tracker_stages(
     bank = (
         TensorSpec("memory", (OBJECTS, MEMORIES, *memory), kept),
         TensorSpec("offset", (OBJECTS, MEMORIES), torch.int64),
-        TensorSpec("pointers", (OBJECTS, pointers, model.slots * channels), number),
+        TensorSpec("pointers", (OBJECTS, pointers, model.pointer_width), number),
         TensorSpec("pointer_age", (OBJECTS, pointers), torch.float32),
         TensorSpec("valid", (OBJECTS, f"{MEMORIES} + {pointers}"), torch.bool),
     )
@@ -148,7 +145,7 @@ def tracker_stages(
         StageSpec("decode", modules[2], (read, fine, middle, *used), decoded),
         StageSpec("remember", modules[3], (image, logits, presence, *prompted), (remembered,)),
     )
-    usual = USUAL_GROUPS if shared else USUAL_OBJECTS
+    usual = model.capabilities.usual_rows
     return {stage.name: stage._replace(usual_objects=usual) for stage in stages}
 
 

@@ -240,7 +240,7 @@ def _find_prompt_features(encode: StageSpec) -> list[TensorSpec]:
 
 def _specify_prompt(model: TrackerModel, encode: StageSpec, kind: str, labels: Sequence[int]) -> StageSpec:
     """Specify the decoder of prompts of a kind: points with labels, one point or a box."""
-    multimask = model.candidates > 1
+    multimask = model.has_candidates
     competes = bool(labels) and model.competes(len(labels), True)
     module = PromptDecode(model.decode_stage, labels, multimask, competes)
     objects = (IMAGES, OBJECTS)

@@ -262,10 +262,8 @@ def compare_stages(
 def _prepare_clip(
     reference: TrackerModel, frames: Sequence[Image], prompts: Sequence[ObjectPrompt] | None
 ) -> tuple[list[Tensor], Sequence[ObjectPrompt]]:
-    if not reference.has_memory:
-        raise ModelError(
-            f"{reference.name} has no memory modules: expected weights that have them for engines"
-        )
+    if reason := reference.capabilities.why_not_engines():
+        raise ModelError(f"{reference.name} {reason}")
     clip = [reference.preprocess(frame) for frame in frames]
     if len(clip) < 2:
         raise EngineError(f"expected a clip of 2 frames or more to compare engines on, found {len(clip)}")
@@ -455,14 +453,14 @@ def _track_beside_torch(
     The times are of engines together, because they serve together, and of each torch stage that is not the model's own.
     Without a clock there are none.
     """
-    static = engines or model.static_shapes
+    few_shapes = engines or None
     if clock is None:
-        return list(_track(model, stages, clip, prompts, static)), ()
+        return list(_track(model, stages, clip, prompts, few_shapes)), ()
     read = partial(clock, model.device)
     own = model.stages
     mine, theirs = ([TimedStage(run, read) for run in side] for side in (stages, own))
-    tracks = _track(model, Stages(*mine), clip, prompts, static)
-    beside = _track(model, Stages(*theirs), clip, prompts, model.static_shapes)
+    tracks = _track(model, Stages(*mine), clip, prompts, few_shapes)
+    beside = _track(model, Stages(*theirs), clip, prompts, None)
     masks = []
     frames = list[list[list[float]]]()
     for mask, _ in zip(tracks, beside, strict=True):  # in turns, so that a change of the load meets both
@@ -482,14 +480,13 @@ def _track(
     stages: Stages,
     clip: Sequence[Tensor],
     prompts: Sequence[ObjectPrompt],
-    static: bool = True,
+    few_shapes: bool | None = True,
     comparators: Sequence[StageComparator] = (),
 ) -> Iterator[Tensor]:
     """Track the clip; yield the masks of each frame, bool [N, 4h, 4w] on the CPU, in the order of the prompts."""
     # a shallow copy, so that the caller's model keeps its own stages
     model = copy.copy(model)
-    model.stages = stages
-    model.static_shapes = static
+    model.serve_by(stages, few_shapes)
     tracker = Tracker(model, max_objects=len(prompts))
     for number, pixels in enumerate(clip):
         for comparator in comparators:

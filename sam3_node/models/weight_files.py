@@ -33,11 +33,6 @@ from ..files import (
 )
 
 CONFIG = "config.json"
-SAM31 = "facebook/sam3.1"
-SAM31_FILE = "sam3.1_multiplex.pt"
-"""The file of SAM 3.1 on the hub. Its configuration there is of another model."""
-GATED = ("facebook/sam3", SAM31)
-"""Weights on the hub that users have to ask for."""
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 MAX_JSON_BYTES = 64 << 20
@@ -71,20 +66,14 @@ def check_weight_files(folder: Path) -> None:
         )
 
 
-def is_gated(name: str) -> bool:
-    """Return True for weights that the hub gives to users with access alone, and that are not in the cache."""
-    return name in GATED and not os.path.isdir(name) and not is_cached(name)
-
-
 def is_logged_in() -> bool:
     """Return True if this user has a token of the hub."""
     return huggingface_hub.get_token() is not None
 
 
-def is_cached(name: str) -> bool:
-    """Return True if the hub's cache has the weights with this name."""
+def is_cached(name: str, file: str = CONFIG) -> bool:
+    """Return True if the hub's cache has this file of the weights with this name."""
     # in the cache alone, because a check must not download
-    file = SAM31_FILE if name == SAM31 else CONFIG
     return _find(name, file, local_files_only=True) is not None
 
 

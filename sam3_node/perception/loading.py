@@ -20,7 +20,6 @@ from ..errors import EngineError, ModelError, RequestError, SettingsError
 from ..models import TrackerModel, load_tracker
 from ..models.sam.stages import Stages
 from ..settings import DetectorSettings, EngineSettings, ModelSettings, Settings, TrackerSettings
-from ..tracking.tracks import BATCHES
 from ..types import Frame, Mask
 from ..wire.frame_prompt import FramePrompt
 from .pipeline import Pipeline
@@ -69,7 +68,7 @@ def load_models(settings: Settings) -> tuple[TrackerModel, Detector | None]:
         # they stay, in case that the engines fail on the first frames
         torch_stages = model.stages
         _serve(model, settings)
-        if model.has_memory and (settings.model.compile or model.device.type == "cuda"):
+        if model.capabilities.needs_warm_up and (settings.model.compile or model.device.type == "cuda"):
             warm_up(model, settings, torch_stages)
             if detector is not None:
                 _detect_on_blank_frame(detector, model, settings)
@@ -171,14 +170,10 @@ def warm_up(model: TrackerModel, settings: Settings, torch_stages: Stages) -> No
 
 
 def _track_blank_frames(model: TrackerModel, settings: TrackerSettings) -> None:
-    """Prompt of each kind, and track one object. Where more objects run other code, track more.
-
-    With static shapes, each batch size runs; compiled stages have one graph for 2 or more objects.
-    """
+    """Prompt of each kind, and track one object. Where more objects run other code, track more."""
     pipeline = Pipeline(model, settings, "warm-up")
     pipeline.warm_up_reads()
     side = model.image_size
-    static = model.static_shapes
     blank = Frame("warm-up", 0, 0, side, side, "bgr8", bytes(side * side * 3))
     point = FramePrompt(points=[(side / 2, side / 2)])
     pipeline.step(blank)
@@ -188,23 +183,17 @@ def _track_blank_frames(model: TrackerModel, settings: TrackerSettings) -> None:
         FramePrompt(mask=Mask.from_full(np.eye(side, dtype=np.bool_))),
     ):
         pipeline.remove(pipeline.add(prompt, seq=blank.seq).id)
-    most = settings.max_objects
-    sizes: tuple[int, ...] = BATCHES
-    if not static:
-        # two objects, or two groups of objects that share memories
-        most = min(most, 1 + model.slots * model.is_compiled)
-        sizes = (1, 2)
-    for count in range(1, most + 1):
+    plan = pipeline.plan_warm_up(settings.max_objects)
+    for count in range(1, plan.counts[-1] + 1):
         pipeline.add(point)
-        if count in sizes or count == most:
+        if count in plan.counts:
             pipeline.step(blank)
         # tracks it: with the next object, a stage that fails would remove that one, too
         if count == 1:
             pipeline.step(blank)
     # an object is tracked on the frame after the one on which it enters
     pipeline.step(blank)
-    # the slot of an object that left is not given again, so that one more group may be needed
-    if static and model.slots > 1:
+    if plan.refills:
         pipeline.remove(pipeline.objects[0].id)
         pipeline.add(point)
         for _ in range(2):

@@ -13,6 +13,7 @@ from ..tracking import Tracker
 from ..tracking.confidence import ConfidenceEstimator
 from ..tracking.everything import Census, EverythingOptions, segment_everything
 from ..tracking.memory import get_rule
+from ..tracking.propagation import WarmUp
 from ..tracking.tracks import PromptTensors
 from ..tracking.windows import Windows
 from ..types import Priority
@@ -48,7 +49,7 @@ class Prompting:
             corrections=MAX_CORRECTIONS,
         )
         self._windows: Windows | None = None
-        if settings.window == "auto" and model.has_memory and model.slots == 1:
+        if settings.window == "auto" and not model.capabilities.why_not_windows():
             self._windows = Windows(model, settings.bank_size, get_rule(settings.selection))
             self.registry.on_remove(self._windows.forget)
         self._confidence = ConfidenceEstimator(
@@ -84,6 +85,10 @@ class Prompting:
     def warm_up_reads(self) -> None:
         """Run the read of the memory bank once in every shape that it will have, if shapes are static."""
         self._tracker.warm_up_reads()
+
+    def plan_warm_up(self, most: int) -> WarmUp:
+        """Return with which numbers of objects, of at most `most`, the stages run other code."""
+        return self._tracker.plan_warm_up(most)
 
     def add(
         self,

@@ -18,6 +18,7 @@ from torch import Tensor
 from ..errors import RequestError
 from ..models import Features, TrackerModel
 from ..models.pixels import mask_boxes, suppress
+from ..models.sam.tracker_model import MaskLimits
 from ..resumable import Resumable
 
 DEFAULT_GRID = 16
@@ -34,23 +35,8 @@ MAX_CANDIDATES = 512
 """Candidates whose logits are in memory at once. More would not fit a small GPU beside the tracker."""
 
 
-class MaskLimits(NamedTuple):
-    """Lowest predicted IoU and lowest stability of masks that are kept."""
-
-    min_iou: float
-    min_stability: float
-
-
-LIMITS = {
-    "nano": MaskLimits(0.5, 0.5),  # measured on rendered scenes: docs/running.md
-    "sam2_video": MaskLimits(0.8, 0.95),  # SAM 2's SAM2AutomaticMaskGenerator
-    "sam2": MaskLimits(0.8, 0.95),
-    "edgetam_video": MaskLimits(0.8, 0.95),  # EdgeTAM's copy of it
-    "edgetam": MaskLimits(0.8, 0.95),
-}
-"""MaskLimits by the model's name or type."""
-PUBLISHED = MaskLimits(0.88, 0.95)
-"""MaskLimits of SAM's SamAutomaticMaskGenerator, for all others; SAM 3 has published no limits."""
+MEASURED = {"nano": MaskLimits(0.5, 0.5)}  # on rendered scenes: docs/running.md
+"""Limits of weights, by their name, that are not those of their family."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +65,7 @@ class EverythingOptions:
 
     def complete(self, model: TrackerModel) -> EverythingOptions:
         """Return the options with the model's own limits where none were given."""
-        own = LIMITS.get(model.name) or LIMITS.get(model.model_type, PUBLISHED)
+        own = MEASURED.get(model.name, model.mask_limits)
         missing = {name: limit for name, limit in own._asdict().items() if getattr(self, name) is None}
         return replace(self, **missing)
 

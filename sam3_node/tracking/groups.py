@@ -31,8 +31,8 @@ from ..models.sam.stages import Decoded, find_limits
 from ..types import State
 from .host_copy import copy_to_device
 from .memory import NO_FRAME, Bools, Ints, MemoryBank, SelectionRule
-from .propagation import PRESENT_LOGIT, MemoryPropagation, Prompted, Propagation
-from .tracks import Cover, ObjectRows, PromptTensors, confidence, pad_to_batch
+from .propagation import PRESENT_LOGIT, MemoryPropagation, Prompted, Propagation, WarmUp
+from .tracks import Cover, ObjectRows, PromptTensors, confidence
 
 FREE_LOGIT = 0.0
 """Logit of the pixels of a slot that holds no object. The memory encoder sees it as neither inside nor outside."""
@@ -322,12 +322,9 @@ class GroupMemory(Propagation):
     def _decode(self, features: Features, groups: Ints, frame: int, cover: Cover | None) -> Decoded:
         """Decode all slots of G groups: logits [N, slots, 4h, 4w], the others [N, slots, ...]. N is G or more."""
         model = self._model
-        top = self._reader.read(features.top, groups, frame)
-        if model.is_compiled:
-            top = top.contiguous()  # a compiled decoder is made for one order of values in memory
+        top = self._reader.read_to_decode(features.top, groups, frame)
         # with static shapes, the rows after those of the groups are padding
-        padded = pad_to_batch(groups) if model.static_shapes else groups
-        used = copy_to_device(self._active[padded], top.device)
+        used = copy_to_device(self._active[self._reader.pad(groups)], top.device)
         decoded = Decoded(*model.stages.decode(top, features.fine, features.middle, used))
         return decoded if cover is None else cover.cut(decoded)
 
@@ -363,7 +360,7 @@ class GroupMemory(Propagation):
 
     def _leave_out(self, decoded: Decoded, kept: Ints, seen: Bools) -> Decoded:
         """Return the groups `kept`, in whose results the slots that are not `seen` are as free ones."""
-        padded = pad_to_batch(kept) if self._model.static_shapes else kept
+        padded = self._reader.pad(kept)
         index = copy_to_device(padded, decoded.logits.device)
         mask = copy_to_device(seen[padded], decoded.logits.device)
         logits, iou, presence, pointer = (part[index] for part in decoded)
@@ -460,6 +457,10 @@ class GroupMemory(Propagation):
         device = pointers.device
         index = torch.from_numpy(slots).to(device)
         return pointers[torch.arange(len(rows), device=device), :, index], torch.from_numpy(held).to(device)
+
+    def plan_warm_up(self, most: int) -> WarmUp:
+        """See `Propagation`; groups take the place of objects."""
+        return self._reader.plan_rows_warm_up(most, self._slots)
 
     def warm_up_reads(self, capacity: int) -> None:
         """Run the read in every shape that needs a compiler, a plan or a graph, so that no frame waits for it."""

@@ -175,9 +175,10 @@ class MemoryBank:
         prompts = self._conditioning - self._keeps_anchor
         self._prompts = slice(prompts)
         self._anchor = slice(prompts, None)
-        # where many objects share a memory, their pointers are those of the frames that are attended to
-        self._pointer_slots = CONDITIONING_POINTERS if model.slots == 1 else self._conditioning
-        self._ages_conditioning = model.ages_conditioning
+        self._pointer_slots = self._conditioning
+        if model.capabilities.keeps_old_pointers:
+            self._pointer_slots = CONDITIONING_POINTERS
+        self._ages_conditioning = model.capabilities.ages_conditioning
         self._pointer_window = max(self._window, model.max_pointers - 1)
         self._pointer_ring = self._pointer_window + history
         self.features = (
@@ -188,7 +189,7 @@ class MemoryBank:
             )
         )
         self.pointers = torch.zeros(  # [objects, ring + conditioning, C]
-            (max_objects, self._pointer_ring + self._pointer_slots, model.slots * model.hidden),
+            (max_objects, self._pointer_ring + self._pointer_slots, model.pointer_width),
             dtype=model.dtype,
             device=model.device,
         )

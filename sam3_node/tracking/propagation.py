@@ -27,6 +27,15 @@ class Prompted(NamedTuple):
     """[1, 1, 16h, 16w], the memory encoder's input; None: the upsampled logits of `decoded`"""
 
 
+class WarmUp(NamedTuple):
+    """What to track, so that every code has run that real objects may need."""
+
+    counts: tuple[int, ...]
+    """numbers of objects to track, the last one the greatest"""
+    refills: bool = False
+    """True if an object that takes the place of another may run other code, too"""
+
+
 class Propagation:
     """One way to follow objects. Each object has a row."""
 
@@ -87,6 +96,13 @@ class Propagation:
     def end_step(self, frame: int) -> None:
         """Tidy up after step `frame`, when all objects are tracked and all prompts are stored."""
 
+    def forget_absence(self, row: int) -> None:
+        """Forget the last frames of an object that was out of view on them, where they concern no other object."""
+
+    def plan_warm_up(self, most: int) -> WarmUp:
+        """Return what to track on blank frames, with at most `most` objects."""
+        return WarmUp((most,))
+
     def warm_up_reads(self, capacity: int) -> None:
         """Run what needs a compiler, a plan or a graph for up to `capacity` objects, so that no frame waits for it."""
 
@@ -103,9 +119,7 @@ class MemoryPropagation(Propagation):
     ) -> Decoded:
         """Read the bank, decode, and write the bank for the objects that nothing covers."""
         model = self._model
-        top = self.read(features.top, rows, frame)
-        if model.is_compiled:
-            top = top.contiguous()  # a compiled decoder is made for one order of values in memory
+        top = self.read_to_decode(features.top, rows, frame)
         decoded = Decoded(*model.stages.decode(top, features.fine, features.middle))
         if cover is not None:
             decoded = cover.cut(decoded)
@@ -138,6 +152,10 @@ class MemoryPropagation(Propagation):
         """See `Propagation`; the bank knows as far as its ring goes back."""
         return self._bank.has_tracked(row, frame)
 
+    def forget_absence(self, row: int) -> None:
+        """See `Propagation`; all frames but the prompted ones are forgotten."""
+        self._bank.forget_recent(row)
+
     def correct(self, features: Features, row: int, frame: int, now: int, prompted: Prompted) -> None:
         """Replace the memory of a tracked frame, which stays a tracked frame."""
         memory = self._remember(features, prompted)
@@ -158,6 +176,16 @@ class MemoryPropagation(Propagation):
         """Return image tokens [1, C, h, w] that have attended to the memories before step `frame`, and the prompt."""
         return self.read(features.top, np.array([row], dtype=np.int64), frame), prompt
 
+    def pad(self, rows: Ints) -> Ints:
+        """Return rows as the stages get them: with static shapes, the first is repeated up to the next batch size."""
+        return pad_to_batch(rows) if self._model.static_shapes else rows
+
+    def read_to_decode(self, top: Tensor, rows: Ints, frame: int) -> Tensor:
+        """Return what `read` does, in the order of values in memory for which the decoder of `stages` is made."""
+        tokens = self.read(top, rows, frame)
+        # a compiled decoder is made for one order
+        return tokens.contiguous() if self._model.is_compiled else tokens
+
     def read(self, top: Tensor, rows: Ints, frame: int) -> Tensor:
         """Return the image tokens of N objects, [N, C, h, w], which have attended to the memories before `frame`.
 
@@ -171,7 +199,7 @@ class MemoryPropagation(Propagation):
         find_place = getattr(read, "find_place", None)
         if not limits.any_width and limits.max_objects is None:
             # it reads what is valid, in one call for all objects
-            padded = pad_to_batch(rows) if static else rows
+            padded = self.pad(rows)
             static = static or model.is_compiled
             full_apart = limits.full_from is not None and len(padded) >= limits.full_from
             out: Tensor = read(top, *self._bank.read(padded, frame, static, find_place, full_apart))
@@ -189,10 +217,26 @@ class MemoryPropagation(Propagation):
         ]
         # groups are ordered by their numbers of memories; the result is ordered by `rows`
         order = np.argsort(np.concatenate([group.positions for group in groups]))
-        if static:
-            order = pad_to_batch(order)
-        joined: Tensor = torch.cat([tokens[row] for row in order])
+        joined: Tensor = torch.cat([tokens[row] for row in self.pad(order)])
         return joined.mT.reshape(len(joined), -1, *model.grid)
+
+    def plan_warm_up(self, most: int) -> WarmUp:
+        """See `Propagation`. With static shapes, each batch size runs other code; compiled, 1 object and 2 or more."""
+        return self.plan_rows_warm_up(most, 1)
+
+    def plan_rows_warm_up(self, most: int, objects: int) -> WarmUp:
+        """Plan the warm-up where up to so many objects share a row.
+
+        The place of an object that left such a row is not given again, so one more row may be needed.
+        """
+        model = self._model
+        sizes: tuple[int, ...] = BATCHES
+        if not model.static_shapes:
+            # two rows
+            most = min(most, 1 + objects * model.is_compiled)
+            sizes = (1, 2)
+        counts = {size for size in sizes if size <= most} | {most}
+        return WarmUp(tuple(sorted(counts)), refills=model.static_shapes and objects > 1)
 
     @torch.inference_mode()
     def warm_up_reads(self, capacity: int) -> None:

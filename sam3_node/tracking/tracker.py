@@ -10,14 +10,12 @@ from ..errors import RequestError, SettingsError
 from ..models import Features, TrackerModel
 from ..models.sam.stages import Decoded
 from ..types import SavedFields
-from .groups import GroupMemory, GroupSeats, count_groups
-from .last_masks import LastMasks
-from .memory import MemoryBank, SelectionRule, get_rule
-from .propagation import MemoryPropagation, Prompted, Propagation
+from .following import FollowingLimits, choose_following
+from .memory import SelectionRule, get_rule
+from .propagation import Prompted, WarmUp
 from .tracks import (
     Cover,
     ObjectPrompt,
-    ObjectRows,
     PromptTensors,
     Track,
     Tracks,
@@ -64,21 +62,8 @@ class Tracker(SavedFields):
         self.model = model
         self.frame_number = 0
         rule = selection if isinstance(selection, SelectionRule) else get_rule(selection)
-        self.bank: MemoryBank | LastMasks | GroupMemory
-        """What is remembered of the objects, in rows"""
-        self._propagation: Propagation
-        self._rows = ObjectRows(max_objects, corrections)
-        if model.slots > 1:
-            groups = count_groups(max_objects, corrections, model.slots)
-            self._rows = seats = GroupSeats(max_objects, corrections, model.slots, groups)
-            self.bank = GroupMemory(model, seats, bank_size, rule, history)
-            self._propagation = self.bank
-        elif model.has_memory:
-            self.bank = MemoryBank(model, max_objects + corrections, bank_size, rule, history)
-            self._propagation = MemoryPropagation(model, self.bank)
-        else:
-            self.bank = LastMasks(model, max_objects + corrections)
-            self._propagation = self.bank
+        limits = FollowingLimits(max_objects, corrections, bank_size, rule, history)
+        self._rows, self.bank, self._propagation = choose_following(model, limits)
 
     @property
     def ids(self) -> list[int]:
@@ -250,8 +235,7 @@ class Tracker(SavedFields):
 
         Objects that share a memory keep it.
         """
-        if self.model.slots == 1:
-            self.bank.forget_recent(self._rows[object_id])
+        self._propagation.forget_absence(self._rows[object_id])
 
     def was_prompted(self, object_id: int, frame_number: int) -> bool:
         """Return True if an object's mask was given or detected on a frame: it is a conditioning frame."""
@@ -330,6 +314,10 @@ class Tracker(SavedFields):
         """Run the read in every shape that needs a compiler, a plan or a graph, so that no frame waits for it."""
         self._propagation.warm_up_reads(self.capacity)
 
+    def plan_warm_up(self, most: int) -> WarmUp:
+        """Return with which numbers of objects, of at most `most`, the stages run other code."""
+        return self._propagation.plan_warm_up(most)
+
     def _correct(self, features: Features, frame: int, object_id: int, prompt: PromptTensors) -> Track:
         """Decode a prompt on a tracked frame with the memories before it, and replace what was tracked there."""
         row = self._rows[object_id]
@@ -373,9 +361,7 @@ class Tracker(SavedFields):
 
     def _decode_candidates(self, features: Features, prompt: PromptTensors) -> Decoded:
         """Decode points and a box on one frame without memory, to all masks that may be meant."""
-        if self.model.candidates == 1:
-            return self._decode_prompt(features, prompt._replace(choice=None))
-        return self.model.decode_stage.candidates(features, prompt.points, prompt.labels, prompt.logits)
+        return self.model.decode_candidates(features, prompt.points, prompt.labels, prompt.logits)
 
     def _decode_prompt(
         self, features: Features, prompt: PromptTensors, remembered: Tensor | None = None

@@ -264,10 +264,7 @@ def decode_clicks(model: TrackerModel, features: Features, points: Tensor) -> De
     points: float [N, 1, 2] in model pixels.
     """
     labels = torch.ones(points.shape[:2], dtype=torch.int32, device=points.device)
-    if model.candidates > 1:
-        return model.decode_stage.candidates(features, points, labels, None)
-    inputs = model.decode_stage.embed(features, points, labels)
-    return model.decode_stage(*inputs, model.competes(1, True))
+    return model.decode_candidates(features, points, labels, None)
 
 
 def confidence(presence: Tensor, iou: Tensor) -> Tensor:

@@ -410,13 +410,8 @@ class Windows:
 
 
 def suits(model: TrackerModel, image: Image) -> bool:
-    """Return True if windows may show the model more than the frame does: its input is smaller than the frame.
-
-    Weights without a memory, and those whose objects share one, have no windows; nor have weights whose shapes are
-    fixed when they are loaded.
-    """
-    can_follow = model.has_memory and model.slots == 1 and not (model.static_shapes or model.is_compiled)
-    return can_follow and max(image.shape[:2]) > model.image_size
+    """Return True if windows may show the model more than the frame does: its input is smaller than the frame."""
+    return not model.why_not_windows() and max(image.shape[:2]) > model.image_size
 
 
 def _make_grey(image: Image) -> Image:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sam3_node import gpu_memory
 from sam3_node.cli import doctor, requests, services
 from sam3_node.cli import main as cli
 from sam3_node.cli.main import main
@@ -353,7 +354,7 @@ def test_the_estimate_of_memory_counts_the_bank_as_it_is() -> None:
     for bank_size in (3, 7, 15):
         bank = memory.MemoryBank(model, 2, bank_size, memory.get_rule("confident"), history=1)
         slots = bank.features.shape[1]
-        more = doctor.estimate_gpu_gb(66, bank_size) - doctor.estimate_gpu_gb(64, bank_size)
+        more = gpu_memory.estimate_gpu_gb(66, bank_size) - gpu_memory.estimate_gpu_gb(64, bank_size)
         assert more == pytest.approx(2 * slots * 72 * 72 * 64 * 2 / 1e9)
 
 
@@ -364,16 +365,16 @@ def test_the_estimate_of_groups_counts_their_bank_as_it_is() -> None:
     from sam3_node.tracking import Tracker
 
     model = random_model(56, 32)
-    assert model.slots == doctor.GROUP_OBJECTS
+    assert model.slots == gpu_memory.GROUP_OBJECTS
     grid = 72 / model.grid[0]
     for bank_size in (3, 7, 15):
         bank = Tracker(model, 64, bank_size, history=1, corrections=MAX_CORRECTIONS).bank
         # as many channels and tokens as at full size, in bfloat16
         features = bank.bank.features.nbytes * grid**2 * 256 / 32 / 2 / 1e9
         sheets = bank._logits.nbytes * grid**2 / 2 / 1e9
-        both = [doctor.estimate_groups_gpu_gb(64, bank_size, cameras) for cameras in (1, 2)]
-        assert both[1] - both[0] - doctor.CACHE_GB == pytest.approx(features + sheets)
-    counts = [doctor.estimate_groups_gpu_gb(objects) for objects in (1, 16, 17)]
+        both = [gpu_memory.estimate_groups_gpu_gb(64, bank_size, cameras) for cameras in (1, 2)]
+        assert both[1] - both[0] - gpu_memory.CACHE_GB == pytest.approx(features + sheets)
+    counts = [gpu_memory.estimate_groups_gpu_gb(objects) for objects in (1, 16, 17)]
     assert counts[0] == counts[1] < counts[2]
 
 

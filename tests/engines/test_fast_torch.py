@@ -25,6 +25,7 @@ from sam3_node.engines.quantize import QuantisedLayer, Scales, find_layers, quan
 from sam3_node.engines.validation import Report, TrackFigures
 from sam3_node.errors import EngineError, SettingsError
 from sam3_node.models import TrackerModel, load_tracker
+from sam3_node.models.capabilities import Capabilities
 from sam3_node.perception.loading import load_model
 from sam3_node.settings import EngineSettings, ModelSettings, Settings, TrackerSettings
 from tests.engines.test_graphs import on_tape
@@ -433,7 +434,7 @@ def test_kernels_whose_numbers_are_wrong_do_not_run(monkeypatch: pytest.MonkeyPa
         ({"grid": (16, 16)}, False),
         ({"dtype": torch.float32}, False),
         ({"device": torch.device("cpu")}, False),
-        ({"has_memory": False}, False),
+        ({"capabilities": Capabilities(following="last masks")}, False),
     ],
 )
 def test_kernels_are_for_large_models_in_half_precision(
@@ -445,7 +446,7 @@ def test_kernels_are_for_large_models_in_half_precision(
         "device": torch.device("cuda"),
         "dtype": torch.bfloat16,
         "grid": (72, 72),
-        "has_memory": True,
+        "capabilities": Capabilities(),
     } | change
     assert fast_torch.are_kernels_worth_it(SimpleNamespace(**model)) is expected  # type: ignore[arg-type]
 

@@ -16,6 +16,7 @@ from sam3_node.engines import validation
 from sam3_node.engines.specs import tracker_stages
 from sam3_node.errors import EngineError, ModelError
 from sam3_node.models import TrackerModel
+from sam3_node.models.capabilities import Capabilities
 from sam3_node.models.sam.stages import Run, Stages
 from sam3_node.tracking import ObjectPrompt, Tracker
 from sam3_node.tracking.association import mask_iou
@@ -235,7 +236,7 @@ def test_a_clip_without_frames_or_objects_is_an_error() -> None:
     with refuses(EngineError, field=("segments", "nothing")):
         validation.compare_stages(blind, blind.stages, CLIP, 0.99, 0.95)
     still = tiny_model(presence=ALWAYS)
-    still.has_memory = False
+    still.capabilities = Capabilities(following="last masks")
     with refuses(ModelError, field=("memory", "modules")):
         validation.compare_stages(still, still.stages, CLIP, 0.99, 0.95)
 

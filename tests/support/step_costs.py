@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sam3_node.models import TrackerModel
-from sam3_node.models.checkpoints import CLASSES
+from sam3_node.models.registry import CLASSES
 from sam3_node.models.sam.memory_read import METHODS
 from tools.bench.counting import Counts, count
 from tools.bench.latency.step import CONFIGS

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from sam3_node.bags.native.reader import TABLETOP, LabelledClip
 from sam3_node.errors import RequestError
 from sam3_node.models import TrackerModel
 from sam3_node.models.checkpoints import load_tracker
+from sam3_node.models.families import edgetam, sam1, sam2, sam3
 from sam3_node.models.sam.encoder import adapt_sam1
 from sam3_node.perception.output_masks import rasterize
 from sam3_node.resumable import resume, run_to_end
@@ -113,19 +115,21 @@ def test_masks_are_sure_different_and_few() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "model_type", "limits"),
+    ("name", "family", "limits"),
     [
-        ("nano", "sam3_tracker_video", (0.5, 0.5)),
-        ("sam2-hiera-tiny", "sam2", (0.8, 0.95)),
-        ("edgetam", "edgetam_video", (0.8, 0.95)),
-        ("facebook/sam3", "sam3_tracker_video", (0.88, 0.95)),
-        ("sam1", "", (0.88, 0.95)),
+        ("nano", sam2, (0.5, 0.5)),
+        ("sam2-hiera-tiny", sam2, (0.8, 0.95)),
+        ("edgetam", edgetam, (0.8, 0.95)),
+        ("facebook/sam3", sam3, (0.88, 0.95)),
+        ("sam1", sam1, (0.88, 0.95)),
     ],
 )
-def test_each_kind_of_model_has_its_limits(name: str, model_type: str, limits: tuple[float, float]) -> None:
+def test_each_kind_of_model_has_its_limits(
+    name: str, family: ModuleType, limits: tuple[float, float]
+) -> None:
     model = tiny_model(presence=60.0)
     model.name = name
-    model.model_type = model_type
+    model.mask_limits = family.FAMILY.mask_limits
     own = EverythingOptions().complete(model)
     assert (own.min_iou, own.min_stability) == limits
     given = EverythingOptions(min_iou=0.0, min_stability=0.2).complete(model)

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgpack
 
-from sam3_node.cli.doctor import estimate_gpu_gb, estimate_groups_gpu_gb
+from sam3_node.gpu_memory import estimate_gpu_gb, estimate_groups_gpu_gb
 from sam3_node.settings import Option, Settings, options
 
 from .bounds import bounds_table

@@ -7,7 +7,7 @@ compare with all of them.
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ModelError
+from ..capabilities import Capabilities
 from ..pixels import normalise_frame
 from .algebra import KERNEL_DEVICES
 from .cudnn import has_cudnn
 from .encoder import Sam3Encoder, build_encoder
 from .memory_read import MemoryRead, ReadMethod
 from .memory_write import MemoryWrite
-from .stages import Decoder, Features, FollowDecode, FollowRemember, NoMemory, Stages
+from .stages import Decoded, Decoder, Features, FollowDecode, FollowRemember, NoMemory, Stages
 from .vit import WindowedViT, side
 
 CPU_BATCH = 16  # objects at once; with more, the data no longer fits into the CPU's cache
@@ -33,6 +34,17 @@ MAX_GRAPHS = 64
 _log = logging.getLogger(__name__)
 
 
+class MaskLimits(NamedTuple):
+    """Lowest predicted IoU and lowest stability of masks that are kept of a search for everything."""
+
+    min_iou: float
+    min_stability: float
+
+
+PUBLISHED_LIMITS = MaskLimits(0.88, 0.95)
+"""Those of SAM's SamAutomaticMaskGenerator, for all families that have none of their own; SAM 3 has published none."""
+
+
 class TrackerModel(nn.Module):
     """The stages of a SAM tracker. They share the weights of a transformers model. For inference only.
 
@@ -42,10 +54,6 @@ class TrackerModel(nn.Module):
 
     mean: Tensor
     std: Tensor
-    slots: int = 1
-    """Number of objects that share a memory, a read and a run of the mask decoder: a group, with a row of the bank."""
-    ages_conditioning: bool = False
-    """True if a conditioning frame has the temporal encoding of its age, until it is older than all others."""
     read_stage: Any
     remember_stage: Any
 
@@ -55,9 +63,9 @@ class TrackerModel(nn.Module):
         super().__init__()
         config = source.config
         self.name = name
-        self.has_memory = has_memory
-        self.model_type: str = getattr(config, "model_type", "")
-        """transformers' type of the weights; empty for SAM 1"""
+        self.capabilities = self._declare(source, has_memory)
+        self.mask_limits = PUBLISHED_LIMITS
+        """Of the weights' family"""
         self.image_size = side(source.prompt_encoder.input_image_size)
         self.grid: tuple[int, int] = tuple(source.backbone_feature_sizes[-1])
         self.mask_size: tuple[int, int] = source.prompt_encoder.mask_input_size
@@ -75,6 +83,10 @@ class TrackerModel(nn.Module):
         self.register_buffer("mean", torch.tensor(mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(1, 3, 1, 1), persistent=False)
         self.requires_grad_(False).eval()
+
+    def _declare(self, source: Any, has_memory: bool) -> Capabilities:
+        """Declare what the weights can do. The configuration and the stages are not read yet."""
+        return Capabilities() if has_memory else Capabilities(following="last masks")
 
     def _build_stages(self, source: Any) -> Stages:
         """Build the stages, and what prompts need."""
@@ -94,6 +106,21 @@ class TrackerModel(nn.Module):
         self.remember_stage = MemoryWrite(source)
         self.memory_tokens: int = self.read_stage.tokens.memory_tokens
         return self.read_stage, FollowRemember(self.remember_stage)
+
+    @property
+    def has_memory(self) -> bool:
+        """True if the weights have memory modules."""
+        return self.capabilities.has_memory
+
+    @property
+    def slots(self) -> int:
+        """Number of objects that share a memory, a read and a run of the mask decoder: a group, a row of the bank."""
+        return self.capabilities.slots
+
+    @property
+    def pointer_width(self) -> int:
+        """Number of channels of the object pointers of a row."""
+        return self.slots * self.hidden
 
     @property
     def rounds_memories(self) -> bool:
@@ -159,6 +186,19 @@ class TrackerModel(nn.Module):
         return self.decode_stage.mask_decoder.masks - 1 if self.multimask else 1
 
     @property
+    def has_candidates(self) -> bool:
+        """True if there is a choice among masks for a prompt."""
+        return self.candidates > 1
+
+    def decode_candidates(
+        self, features: Features, points: Tensor, labels: Tensor, logits: Tensor | None
+    ) -> Decoded:
+        """Decode each prompt on an image without memory to all its `candidates`; see `Decoder.candidates`."""
+        if self.has_candidates:
+            return self.decode_stage.candidates(features, points, labels, logits)
+        return self.decode_stage(*self.decode_stage.embed(features, points, labels, logits), False)
+
+    @property
     def trunk(self) -> nn.Module | None:
         """The part of the encoder that a detector may share; None if there is none."""
         return self.encode_stage.backbone if isinstance(self.encode_stage, Sam3Encoder) else None
@@ -181,6 +221,22 @@ class TrackerModel(nn.Module):
     @static_shapes.setter
     def static_shapes(self, value: bool) -> None:
         self._static_shapes = value
+
+    def serve_by(self, stages: Stages, few_shapes: bool | None = None) -> None:
+        """Replace the stages that track objects without prompts.
+
+        few_shapes: True if they have a plan or a graph for each shape, so that the tracker keeps to few; None if they
+        take what the stages before took.
+        """
+        self.stages = stages
+        if few_shapes is not None:
+            self.static_shapes = few_shapes
+
+    def why_not_windows(self) -> str | None:
+        """Return why no object can be followed in a window of the frame now; None if objects can."""
+        if self.static_shapes or self.is_compiled:
+            return "is served by stages whose shapes are fixed, and a window has others"
+        return self.capabilities.why_not_windows()
 
     def use_kernels(self, on: bool = True) -> None:
         """Run our kernels from now on, or torch's operations: for the memory read, norms, and SAM 3's rotary encoding.

@@ -17,11 +17,14 @@ from torch import Tensor
 
 from ...errors import ModelError, summarize_error
 from ...files import ANY_SIZE, CHECKPOINT_SUFFIXES, check_regular, describe_stand_in, explain_os_error
-from ..weight_files import CENTRED, SAM31, SAM31_FILE, cast_source, name_weights
+from ..weight_files import CENTRED, cast_source, name_weights
 from .checkpoint import build_source, read_sizes
 from .model import Sam31Model
 from .source import ModelSizes, Source
 
+SAM31 = "facebook/sam3.1"
+SAM31_FILE = "sam3.1_multiplex.pt"
+"""The file of SAM 3.1 on the hub. Its configuration there is of another model."""
 STEM = SAM31_FILE.removesuffix(".pt")
 """Name of the checkpoint in folders, without its suffix."""
 WRAPPERS = ("model", "state_dict")

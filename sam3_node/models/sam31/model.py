@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ModelError
+from ..capabilities import Capabilities
 from ..sam.encoder import Sam3Pyramid
 from ..sam.memory_read import ReadMethod
 from ..sam.stages import Stages
@@ -14,6 +15,10 @@ from ..sam.vit import WindowedViT
 from .decoder import PromptDecoder, VideoDecoder
 from .memory import GroupRead, GroupWrite
 from .source import MAX_CONDITIONING, MAX_POINTERS, NUM_MASKMEM, Source
+
+ROWS_A_CALL = {"encode": 1, "read": 2, "decode": 4, "remember": 4}
+"""Largest number of groups of a call of an engine: one fills a GPU, and each needs memory (450 MB of the read and
+113 MB of the memory encoder at 1008 pixels; `tools/bench/results/engines-layers-sam31.json`)."""
 
 
 class Sam31Encoder(nn.Module):
@@ -38,11 +43,17 @@ class Sam31Encoder(nn.Module):
 class Sam31Model(TrackerModel):
     """The stages of SAM 3.1's tracker. An object has a slot of a group, and groups take the place of objects."""
 
-    def __init__(self, source: Source, *, name: str, mean: list[float], std: list[float]) -> None:
-        super().__init__(source, name=name, mean=mean, std=std)
-        self.slots = source.sizes.slots
-        self.model_type = "sam3.1"
-        self.ages_conditioning = True
+    def _declare(self, source: Source, has_memory: bool) -> Capabilities:
+        assert has_memory, "a checkpoint without memory modules is refused"
+        return Capabilities(
+            following="group memories",
+            slots=source.sizes.slots,
+            has_prompt_features=True,
+            ages_conditioning=True,
+            keeps_old_pointers=False,
+            usual_rows=1,  # most users follow few enough objects for one group
+            rows_a_call=ROWS_A_CALL,
+        )
 
     def _build_stages(self, source: Source) -> Stages:
         self.encode_stage = Sam31Encoder(source)

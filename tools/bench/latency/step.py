@@ -32,7 +32,8 @@ from transformers import (
 )
 
 from sam3_node.models import TrackerModel
-from sam3_node.models.checkpoints import CLASSES, NANO
+from sam3_node.models.checkpoints import NANO
+from sam3_node.models.registry import CLASSES
 from sam3_node.tracking import ObjectPrompt, Tracker
 from tools.bench.common import RUNS, Figures, make_parser, objects_text
 from tools.bench.counting import count

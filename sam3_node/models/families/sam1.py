@@ -1,0 +1,19 @@
+"""SAM 1 (arXiv 2304.02643), for single images, in transformers' layout."""
+
+from typing import Any
+
+from transformers import SamModel
+
+from ..family import Family, TransformersWeights
+from ..sam.encoder import adapt_sam1
+from ..sam.tracker_model import TrackerModel
+
+
+def _build(source: Any, **options: Any) -> TrackerModel:
+    return TrackerModel(adapt_sam1(source), **options)
+
+
+FAMILY = Family(
+    "SAM 1",
+    TransformersWeights({"sam": SamModel}, None, None, build=_build, has_memory=False),
+)
