@@ -30,7 +30,7 @@ LAYERS = (
     {"files"},
     {"settings", "geometry"},
     {"wire", "models", "visualization", "processes"},
-    {"transport", "tracking", "detection", "bags", "calibration"},
+    {"transport", "tracking", "detection", "bags", "calibration", "robot"},
     {"client", "cameras", "recording", "engines"},
     {"perception"},
     {"bridges", "console", "mcp", "node"},
@@ -39,7 +39,18 @@ LAYERS = (
     {"__main__"},
 )
 TORCH = ("models", "tracking", "detection", "engines", "perception")
-LIGHT = ("cameras", "recording", "console", "bridges", "mcp", "visualization", "bags", "calibration", "cli")
+LIGHT = (
+    "cameras",
+    "recording",
+    "console",
+    "bridges",
+    "mcp",
+    "visualization",
+    "bags",
+    "calibration",
+    "robot",
+    "cli",
+)
 FORBIDDEN = {
     "ultralytics",
     "yolov5",

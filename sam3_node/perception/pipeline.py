@@ -15,6 +15,7 @@ from ..calibration import Calibration
 from ..detection.detectors import Detector, ExemplarDetector, PromptSet, restore_prompts
 from ..errors import ReplayError
 from ..models import TrackerModel
+from ..robot.body import RobotBody
 from ..settings import DetectorSettings, RobotSettings, SpatialSettings, TrackerSettings
 from ..tracking.confidence import CALIBRATION, is_calibrated
 from ..tracking.looks import Gallery
@@ -27,7 +28,6 @@ from .output_masks import copy_masks, to_prompt_results
 from .prompting import Prompting
 from .prompts import PromptOutcome, PromptResult
 from .remembering import ObjectMemory
-from .robot import RobotBody
 from .stage import Stage, StageTimer
 from .stages.depth import ReadDepth
 from .stages.detect import DetectObjects, FollowDetected, PlanDetection

@@ -23,9 +23,9 @@ from ..bags.samples import natural_order
 from ..errors import BagError, ReplayError, RequestError
 from ..files import explain_os_error, read_regular
 from ..node.cameras import RobotTracks
-from ..perception.robot_model import read_joint_names
 from ..perception.step import GRIPPER
 from ..resources import Closeable, closed_on_error
+from ..robot.robot_model import read_joint_names
 from ..types import ROBOT, Frame, MaskFrame, RobotMessage, RobotState
 from ..wire import CAUGHT_UP, Event
 from ..wire.frame_prompt import FramePrompt, describe_clipping
