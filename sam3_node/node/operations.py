@@ -264,13 +264,13 @@ def _pin_frame(perception: Perception, operation: ops.PinFrame) -> dict[str, Any
     lease_s = _or_default(operation.lease_s, DEFAULT_LEASE_S)
     pipeline = _find_pipeline(perception, operation.camera, operation.epoch)
     age = _check_age(perception, pipeline, seq)
-    pinned = sum(each.cache_usage["pinned_frames"] for each in perception.pipelines.values())
+    pinned = sum(each.prompting.cache_usage["pinned_frames"] for each in perception.pipelines.values())
     # to extend the lease of a pinned frame takes no further memory
-    if lease_s and pinned >= MAX_PINNED and not pipeline.find(seq).lease_ns:
+    if lease_s and pinned >= MAX_PINNED and not pipeline.prompting.find(seq).lease_ns:
         raise CapacityError(
             f"expected at most {MAX_PINNED} pinned frames, found as many; let one go (lease_s: 0), or wait"
         )
-    pipeline.pin(seq, lease_s)
+    pipeline.prompting.pin(seq, lease_s)
     return {**_origin(pipeline), **age, "seq": seq, "lease_s": lease_s}
 
 
@@ -301,9 +301,9 @@ def _list_objects(perception: Perception, operation: ops.ListObjects) -> dict[st
 def _segment(perception: Perception, operation: ops.SegmentFrame) -> dict[str, Any]:
     pipeline = _find_pipeline(perception, operation.camera)
     reply = {**_origin(pipeline), **_check_age(perception, pipeline, operation.seq)}
-    reply |= _describe_result(pipeline.segment(operation.prompt, operation.seq), perception)
+    reply |= _describe_result(pipeline.prompting.segment(operation.prompt, operation.seq), perception)
     if operation.multimask:
-        found = pipeline.candidates(operation.prompt, operation.seq)
+        found = pipeline.prompting.candidates(operation.prompt, operation.seq)
         reply["masks"] = [_describe_mask(result, perception) for result in found]
     return reply
 
@@ -320,7 +320,7 @@ def _segment_everything(
     age = _check_age(perception, pipeline, operation.seq)
     perception.searching = True
     try:
-        seq, results, note = yield from pipeline.find_everything(options, operation.seq)
+        seq, results, note = yield from pipeline.prompting.find_everything(options, operation.seq)
     finally:
         perception.searching = False
     masks = [_describe_mask(result, perception) for result in results]
@@ -440,7 +440,7 @@ def _add_exemplar(
     if operation.photo is None:
         require_exemplars(perception.detector)
         pipeline = _find_pipeline(perception, operation.camera, operation.epoch)
-        cached = pipeline.find(operation.seq)
+        cached = pipeline.prompting.find(operation.seq)
         reply = {**_origin(pipeline), **_check_age(perception, pipeline, operation.seq), "seq": cached.seq}
         assert cached.image is not None  # as the detector takes exemplars
         image = cached.image.numpy()
@@ -570,7 +570,7 @@ def _check_age(perception: Perception, pipeline: Pipeline, seq: int | None) -> d
     session = perception.session
     if session is None:
         return {}
-    cached = pipeline.find(seq)
+    cached = pipeline.prompting.find(seq)
     age_ms = session.prompt_age_ms(cached.age_origin_ns)
     if not perception.paused and not cached.lease_ns:
         session.check_prompt_age(pipeline.camera, age_ms)
@@ -589,7 +589,7 @@ def _describe_object(
 ) -> dict[str, Any]:
     """Return the id and the mask of a prompted object, and its stride if it catches up with another one than 1."""
     reply = {"id": object_id, **_origin(pipeline), **age}
-    stride = pipeline.get_stride(object_id)
+    stride = pipeline.catch_ups.get_stride(object_id)
     if stride not in (None, 1):
         reply["stride"] = stride
     return reply | _describe_result(result, perception)

@@ -176,7 +176,7 @@ def _track_blank_frames(model: TrackerModel, settings: TrackerSettings) -> None:
     With static shapes, each batch size runs; compiled stages have one graph for 2 or more objects.
     """
     pipeline = Pipeline(model, settings, "warm-up")
-    pipeline.warm_up_reads()
+    pipeline.prompting.warm_up_reads()
     side = model.image_size
     static = model.static_shapes
     blank = Frame("warm-up", 0, 0, side, side, "bgr8", bytes(side * side * 3))

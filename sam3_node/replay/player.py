@@ -155,7 +155,7 @@ class Player:
         # nothing recorded says when the object joined, so it joins before the next frame
         if not self._joins_recorded:
             for pipeline in perception.pipelines.values():
-                pipeline.end_catch_ups()
+                pipeline.catch_ups.end_all()
         return reply
 
     def _remove(self, camera: str, label: str) -> None:
