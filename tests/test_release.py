@@ -29,7 +29,7 @@ from tests.support.transport_peer import make_masks
 BUILD = "import sys, setuptools.build_meta as build; getattr(build, f'build_{sys.argv[1]}')(sys.argv[2])"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TCP = "tcp://127.0.0.1:*"
-LIGHT = ["pyzmq", "msgpack", "numpy", "zstandard"]
+LIGHT = ["pyzmq", "msgpack", "msgspec", "numpy", "zstandard"]
 HEAVY = ["torch", "transformers", "scipy", "cv2", "pydantic", "pydantic_settings", "packaging"]
 POLICY = """
 import json, sys

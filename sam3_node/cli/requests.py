@@ -28,10 +28,11 @@ from ..files import (
     write_output,
 )
 from ..processes.signals import WaitingNotice, print_notice
+from ..schema.operations import SetPrompts
 from ..settings import Settings
 from ..types import NANOSECONDS, Mask, Priority
 from ..wire.images import MAX_PHOTO_FILE, check_photo, find_compression
-from ..wire.operations import SetPrompts
+from ..wire.requests import read_operation
 from .parser import ANSWER_TIMEOUT_S, CommandParser, Commands, parse_box, parse_named, parse_point
 from .progress import printable
 
@@ -494,7 +495,7 @@ def _read_set(path: Path) -> dict[str, Any]:
     # checked as the node would check it: an error names this file, and nothing was changed yet
     try:
         content = dict(json.loads(data))
-        SetPrompts.read(content)
+        read_operation(SetPrompts.op, content)
     except (ValueError, TypeError, RecursionError, RequestError, WireError) as error:
         raise SettingsError(
             f'{path}: expected JSON such as {{"prompts": ["red mug"], "scores": {{"red mug": 0.3}}, "most": {{}}}}, '

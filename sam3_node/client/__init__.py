@@ -1,12 +1,13 @@
 """The client for robot policies: it reads the newest masks and controls the node while it runs.
 
-It needs pyzmq, msgpack, numpy and zstandard only. Numpy is imported with the first pixels, asyncio with
+It needs pyzmq, msgpack, msgspec, numpy and zstandard only. Numpy is imported with the first pixels, asyncio with
 AsyncPerceptionClient.
 """
 
 from typing import TYPE_CHECKING, Any
 
 from ..errors import request_id
+from ..schema.replies import ObjectPlace, TrackedObject
 from ..transport import Security
 from .mask_reader import FoundObject
 from .perception_client import CONTROL_ENDPOINT, MASKS_ENDPOINT, PerceptionClient
@@ -15,11 +16,9 @@ from .values import (
     Grasps,
     LastPicture,
     MasksOfCameras,
-    ObjectPlace,
     PhotoMask,
     Segmentation,
     SurfacePoints,
-    TrackedObject,
 )
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """The client for robot policies: it reads the newest masks and controls the node while it runs.
 
-It needs pyzmq, msgpack, numpy and zstandard only. Points, boxes and masks are in pixels of the camera's frame.
+It needs pyzmq, msgpack, msgspec, numpy and zstandard only. Points, boxes and masks are in pixels of the camera's frame.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any, cast
 from ..errors import AuthenticationError, NodeRestarted, NotSeenError, RequestError, TransportError
 from ..resources import closed_on_error
 from ..resumable import Resumable, resume
+from ..schema import operations as ops
 from ..transport import ControlClient, MaskSubscriber, Security
 from ..transport.security import find_endpoint
 from ..types import Delivery, MaskFrame
-from ..wire import operations as ops
 from . import values
 from .diagnosis import Wanted, diagnose, find_sending_camera
 from .mask_reader import CallbackThread, Deadline, FoundObject, KnownEpochs, LabelSearch, OnError, OnMasks

@@ -6,17 +6,21 @@ A new operation that users call has its method in ClientRequests, and a line in 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
+from msgspec.structs import replace
+
 from ..errors import NodeRestarted, RequestError
+from ..schema import operations as ops
+from ..schema import replies
+from ..schema.operations import Operation
+from ..schema.replies import ReplyT
 from ..transport import ControlClient, MaskSubscriber, ask_server
 from ..transport.sockets import SocketOwner
 from ..types import Priority
-from ..wire import Fields
-from ..wire import operations as ops
 from ..wire.frame_prompt import FramePrompt
+from ..wire.requests import read_box, write_marks, write_prompt
 from . import values
 from .mask_reader import Deadline, KnownEpochs
 
@@ -104,17 +108,17 @@ class ClientRequests(SocketOwner):
             values.check_begins(points, labels, box, mask)
             prompt = values.make_prompt(points, labels, box, mask)
             add = ops.AddObject(
-                prompt=prompt, label=label, seq=seq, priority=priority, choice=choice, camera=camera
+                **write_prompt(prompt), label=label, seq=seq, priority=priority, choice=choice, camera=camera
             )
         deadline = Deadline(self._timeout_ms)
         try:
-            result = self._call_with_epoch(add)
+            result = self._ask_with_epoch(add)
         except NodeRestarted:
             # with `on_restart`, which was called, a new object has no old id: add it to the new epoch
             if self._on_restart is None:
                 raise
-            result = self._call_with_epoch(add, deadline=deadline)
-        added = values.read_added(result)
+            result = self._ask_with_epoch(add, deadline=deadline)
+        added = values.read_added(add.read_reply(result))
         self._report(self._epochs.meet(added.camera, added.epoch))
         if prompt is None:
             return added
@@ -145,32 +149,31 @@ class ClientRequests(SocketOwner):
         frame. Raises RequestError for an object that has not been on a frame yet.
         """
         prompt = values.make_prompt(points, labels, box, mask)
-        refine = ops.RefineObject(prompt=prompt, id=id, seq=seq, camera=camera, epoch=epoch)
+        refine = ops.RefineObject(**write_prompt(prompt), id=id, seq=seq, camera=camera, epoch=epoch)
         segmentation = values.read_segmentation(self._call_on_object(refine))
         return values.add_note(segmentation, prompt, box, segmentation.mask.size)
 
     def remove_object(self, id: int, *, camera: str | None = None, epoch: int | None = None) -> None:
         """Stop tracking an object."""
-        self._call_on_object(ops.RemoveObject(id=id, camera=camera, epoch=epoch))
+        self._ask_on_object(ops.RemoveObject(id=id, camera=camera, epoch=epoch))
 
     def rename_object(
         self, id: int, label: str, *, camera: str | None = None, epoch: int | None = None
     ) -> None:
         """Change the label of an object. Detections no longer change it afterwards."""
-        self._call_on_object(ops.RenameObject(id=id, label=label, camera=camera, epoch=epoch))
+        self._ask_on_object(ops.RenameObject(id=id, label=label, camera=camera, epoch=epoch))
 
-    def list_objects(self, *, camera: str | None = None) -> list[values.TrackedObject]:
+    def list_objects(self, *, camera: str | None = None) -> list[replies.TrackedObject]:
         """Return the objects that are tracked now."""
-        objects = self._call(ops.ListObjects(camera=camera)).sequence("objects")
-        tracked = [values.read_object(Fields(value, "list_objects: object")) for value in objects]
+        objects = self._call(ops.ListObjects(camera=camera)).objects
         # the list may be the first to show a new epoch
-        for item in tracked:
+        for item in objects:
             self._report(self._epochs.meet(item.camera, item.epoch))
-        return [values.with_doubt(item, self._masks.newest.get(item.camera)) for item in tracked]
+        return [values.with_doubt(item, self._masks.newest.get(item.camera)) for item in objects]
 
     def where(
         self, name_or_id: int | str | None = None, *, camera: str | None = None, epoch: int | None = None
-    ) -> list[values.ObjectPlace]:
+    ) -> list[replies.ObjectPlace]:
         """Return where the objects of a name are, or the one of an id; all for None. Empty: unknown.
 
         Those in view come first, then those that were seen last. The list also has the objects that were lost: the node
@@ -183,7 +186,7 @@ class ClientRequests(SocketOwner):
             reply = self._call_on_object(ops.FindObjects(id=name_or_id, camera=camera, epoch=epoch))
         else:
             reply = self._call(ops.FindObjects(label=name_or_id, camera=camera, epoch=epoch))
-        places = values.read_places(reply)
+        places = values.check_places(reply.objects)
         for place in places:
             self._report(self._epochs.meet(place.camera, place.epoch))
         return places
@@ -213,7 +216,7 @@ class ClientRequests(SocketOwner):
         # checked here, so that a wrong prompt costs no time of the node
         values.check_begins(points, labels, box)
         prompt = values.make_prompt(points, labels, box)
-        segment = ops.SegmentFrame(prompt=prompt, seq=seq, camera=camera, multimask=bool(multimask))
+        segment = ops.SegmentFrame(**write_prompt(prompt), seq=seq, camera=camera, multimask=bool(multimask))
         segmentation = values.read_segmentation(self._call(segment))
         return values.add_note(segmentation, prompt, box, segmentation.mask.size)
 
@@ -222,7 +225,7 @@ class ClientRequests(SocketOwner):
 
         At most four frames are kept so. Raises RequestError for a further one, or a frame that is gone.
         """
-        self._call_with_epoch(ops.PinFrame(seq=seq, lease_s=lease_s, camera=camera))
+        self._ask_with_epoch(ops.PinFrame(seq=seq, lease_s=lease_s, camera=camera))
 
     def segment_everything(
         self,
@@ -259,7 +262,7 @@ class ClientRequests(SocketOwner):
         if timeout_ms is None:
             timeout_ms = max(EVERYTHING_MS, self._timeout_ms)
         reply = self._control.call_long(self._timeout_ms, timeout_ms, search.op, **search.to_args())
-        return values.read_segmentations(Fields(reply, search.op))
+        return values.read_segmentations(search.read_reply(reply))
 
     def segment_photo(
         self,
@@ -278,7 +281,8 @@ class ClientRequests(SocketOwner):
         best first.
         """
         prompts = [
-            values.make_prompt(one.get("points"), one.get("labels"), one.get("box")) for one in objects
+            write_marks(values.make_prompt(one.get("points"), one.get("labels"), one.get("box")))
+            for one in objects
         ]
         request = ops.SegmentPhoto(
             photo=bytes(photo),
@@ -324,7 +328,7 @@ class ClientRequests(SocketOwner):
         request = ops.ReadPoints(id=id, count=GRASP_POINTS, camera=camera, epoch=epoch)
         reply = self._call_on_object(request)
         surface = values.read_points(reply)
-        name = reply.text("camera")
+        name = reply.camera or ""
         # the masks of the frame of these points may still be on their way
         newest = self._masks.newest
         masks = newest.wait(lambda: values.find_frame(newest.get(name), surface.seq), POINTS_FRAME_MS / 1000)
@@ -384,7 +388,7 @@ class ClientRequests(SocketOwner):
         self._ask(
             ops.AddExemplar(
                 name=name,
-                boxes=tuple(values.make_prompt(box=box) for box in boxes),
+                boxes=tuple(read_box(values.make_prompt(box=box)) for box in boxes),
                 labels=None if labels is None else tuple(labels),
                 text=text,
                 photo=photo,
@@ -444,21 +448,25 @@ class ClientRequests(SocketOwner):
         """
         self._ask(ops.RestoreSnapshot(name=name))
 
-    def _call_on_object(self, operation: OfObject) -> Fields:
+    def _call_on_object(self, operation: Operation[ReplyT]) -> ReplyT:
         """Send a request that names an object's id, of its `epoch` or of the one that this client knows."""
-        self._require_open()
-        return self._call_with_epoch(replace(operation, camera=self._epochs.name_camera(operation.camera)))
+        return operation.read_reply(self._ask_on_object(operation))
 
-    def _call_with_epoch(self, operation: WithEpoch, deadline: Deadline | None = None) -> Fields:
-        """Send a request that the node refuses if the ids of the camera have begun again."""
+    def _ask_on_object(self, operation: Operation[Any]) -> object:
+        self._require_open()
+        assert isinstance(operation, OfObject)
+        return self._ask_with_epoch(replace(operation, camera=self._epochs.name_camera(operation.camera)))
+
+    def _ask_with_epoch(self, operation: WithEpoch, deadline: Deadline | None = None) -> object:
+        """Send a request that the node refuses if the ids of the camera have begun again; return its result."""
         self._require_open()
         # an epoch that the caller names is checked by the node alone; else the one seen last goes with the request
         known = self._epochs.find(operation.camera)
         if operation.epoch is not None and (known is None or known.epoch != operation.epoch):
-            return self._call(operation)
+            return self._ask(operation)
         checked = replace(operation, epoch=known.epoch if known else None)
         try:
-            return self._call(checked, deadline)
+            return self._ask(checked, deadline)
         except NodeRestarted as error:
             if known is not None:
                 error.camera, error.old_epoch = known
@@ -467,11 +475,12 @@ class ClientRequests(SocketOwner):
                 self._on_restart(error)
             raise
 
-    def _call(self, operation: ops.Operation, deadline: Deadline | None = None) -> Fields:
-        return Fields(self._ask(operation, deadline), operation.op)
+    def _call(self, operation: Operation[ReplyT]) -> ReplyT:
+        """Send a request, and return its reply."""
+        return operation.read_reply(self._ask(operation))
 
-    def _ask(self, operation: ops.Operation, deadline: Deadline | None = None) -> Any:
-        """Send a request, and return its result."""
+    def _ask(self, operation: Operation[Any], deadline: Deadline | None = None) -> object:
+        """Send a request, and return its result, which nothing has checked."""
         self._require_open()
         timeout_ms = (deadline or Deadline(None)).limit_ms(self._timeout_ms)
         return self._control.call_within(timeout_ms, operation.op, **operation.to_args())

@@ -1,27 +1,39 @@
-"""Pack the arguments of requests and read the values of replies, as the client's users see them; fetch snapshots."""
+"""Check what users give, and turn replies into the values that users see; fetch snapshots."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from ..errors import BusyError, PolicyError, RequestError, SnapshotError
+from msgspec.structs import asdict, replace
+
+from ..errors import BusyError, PolicyError, RequestError, SnapshotError, WireError
+from ..schema.operations import HandOver, MakeSnapshot, Operation, ReadSnapshot
+from ..schema.replies import (
+    EverythingReply,
+    ListedObject,
+    ObjectPlace,
+    PhotoReply,
+    PictureReply,
+    PointsReply,
+    PromptedObject,
+    ReplyT,
+    SegmentReply,
+    TrackedObject,
+)
 from ..transport import ControlClient
-from ..types import Box, FramePose, Mask, MaskFrame, Priority, TrackState
+from ..types import Box, Mask, MaskFrame
 from ..types import lazy_numpy as np
-from ..wire import Fields, decode_mask
-from ..wire.codec import Schema, choice, number, vector
 from ..wire.frame_prompt import FramePrompt, describe_clipping
-from ..wire.messages import read_pose, read_vectors
-from ..wire.operations import HandOver, MakeSnapshot, Operation, ReadSnapshot
+from ..wire.masks import open_mask
+from ..wire.messages import POINT_BYTES, check_quaternion
 
 MaskLike: TypeAlias = "Mask | np.typing.NDArray[np.bool_ | np.integer[Any]]"
 Points: TypeAlias = "Sequence[tuple[float, float]] | np.typing.NDArray[np.floating[Any]]"
 PixelBox: TypeAlias = "Sequence[float] | np.typing.NDArray[np.floating[Any]]"
-PlaceState = TrackState | Literal["lost"]
 
 MAX_BYTES = 4 << 30
 """Size of the largest snapshot that is fetched."""
@@ -30,78 +42,6 @@ WAIT_S = 60.0
 POLL_S = 0.02
 """Time between two questions for a snapshot that is not ready."""
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class TrackedObject:
-    """One entry of the node's list of objects. `score` is in 0..1. `age` and `frames_since_seen` count frames."""
-
-    id: int
-    camera: str
-    label: str
-    state: TrackState
-    score: float
-    age: int
-    frames_since_seen: int
-    epoch: int | None = None
-    """of the camera's ids"""
-    silent_s: float | None = None
-    """Seconds since the last frame of the camera arrived"""
-    priority: Priority = "normal"
-    confidence: float | None = None
-    """Probability in 0..1 that its mask is right, in the newest masks that this client got; None if they lack it"""
-    doubtful: bool = False
-    """True if the mask or its name is doubtful, see `Instance.doubtful`"""
-    name_confidence: float | None = None
-    """Probability in 0..1 that its label is right, in the same masks; None if they lack it"""
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectPlace:
-    """Where an object is, or where it was seen last: by a mask that was not doubtful.
-
-    What is not known is None. An object that no sure mask has shown yet has no age, box and position.
-    """
-
-    camera: str
-    id: int
-    label: str
-    state: PlaceState
-    """"lost": it is tracked no longer, but remembered, and keeps its id"""
-    in_view: bool
-    """True if a sure mask shows it on the camera's latest frame"""
-    age_s: float | None = None
-    """Seconds from then to now, as far as the node knows; 0 for an object in view of a camera that sends"""
-    seq: int | None = None
-    """of the frame that showed it last"""
-    capture_ns: int | None = None
-    """of that frame, by the camera's clock"""
-    box: Box | None = None
-    """in pixels of that frame"""
-    confidence: float | None = None
-    """Probability in 0..1 that the mask was right"""
-    frame: str | None = None
-    """Coordinate frame of `position_m` and `covariance_m2`: "base" of the robot, or "camera\""""
-    position_m: tuple[float, float, float] | None = None
-    """x, y and z of its visible surface then, in metres; without depth None"""
-    camera_position_m: tuple[float, float, float] | None = None
-    """The same in the camera's frame at that time. The camera may have moved since"""
-    covariance_m2: tuple[float, ...] | None = None
-    """of the position's error then: xx, xy, xz, yy, yz, zz, in square metres. It does not grow with the age"""
-    size_m: float | None = None
-    """Longest side of its visible surface, in metres"""
-    camera_pose: FramePose | None = None
-    """Pose of the camera in the base at that time"""
-    held: bool = False
-    """True if the gripper held it when it was seen last, or holds it hidden"""
-    hidden_by: str | None = None
-    """What covered it when it went out of view, such as "robot"; None if the node does not know"""
-    has_picture: bool = False
-    """True if `picture` returns a picture of it"""
-    silent_s: float | None = None
-    """Seconds since the last frame of the camera arrived; part of `age_s`"""
-    epoch: int | None = None
-    """of the camera's ids"""
 
 
 class LastPicture(NamedTuple):
@@ -315,61 +255,30 @@ def add_note(
     return answer._replace(note=note or describe_fractions(prompt))
 
 
-_WHOLE = Fields.integer
-_TEXT = Fields.text
-_FRAME = Schema({"seq": _WHOLE, "age_ms?": Fields.number, "camera?": _TEXT, "epoch?": _WHOLE})
-_OBJECT = Schema(
-    {
-        **dict.fromkeys(("camera", "label"), _TEXT),
-        **dict.fromkeys(("id", "age", "frames_since_seen", "epoch?"), _WHOLE),
-        **dict.fromkeys(("score", "silent_s?"), Fields.number),
-        "state": choice(get_args(TrackState)),
-        "priority?": choice(get_args(Priority)),
-    }
-)
-_ADDED = Schema({"id": _WHOLE, "camera": _TEXT, "epoch?": _WHOLE})
-
-
-def _read_box(fields: Fields, name: str) -> Box:
-    x0, y0, x1, y1 = fields.integers(name, 4)
-    return x0, y0, x1, y1
-
-
-_PLACE = Schema(
-    {
-        **dict.fromkeys(("camera", "label", "frame?", "hidden_by?"), _TEXT),
-        **dict.fromkeys(("id", "seq?", "capture_ns?", "epoch?"), _WHOLE),
-        **dict.fromkeys(("age_s?", "size_m?", "silent_s?"), number(0.0)),
-        **dict.fromkeys(("position_m?", "camera_position_m?"), vector(3)),
-        **dict.fromkeys(("in_view", "held?", "has_picture?"), Fields.flag),
-        "state": choice((*get_args(TrackState), "lost")),
-        "box?": _read_box,
-        "confidence?": number(0.0, 1.0),
-        "covariance_m2?": vector(6),
-        "camera_pose?": lambda fields, name: read_pose(fields.fields(name)),
-    }
-)
-_PICTURE = Schema({"seq": _WHOLE, "capture_ns": _WHOLE, "box": _read_box, "jpeg": Fields.blob})
-
-
-def read_added(fields: Fields) -> AddedObject:
-    """Read a new object in a reply."""
+def read_added(reply: PromptedObject) -> AddedObject:
+    """Return the new object of a reply."""
     segmentation = None
-    if fields.has("mask"):
-        segmentation = read_segmentation(fields)
-    return AddedObject(segmentation=segmentation, **fields.read(_ADDED))
+    if reply.mask is not None:
+        segmentation = read_segmentation(reply)
+    return AddedObject(reply.id, reply.camera, segmentation, reply.epoch)
 
 
-def read_segmentation(fields: Fields, entry: Fields | None = None) -> Segmentation:
-    """Read the mask in a reply, or in `entry`, one of the masks of the reply."""
+def read_segmentation(reply: PromptedObject | SegmentReply) -> Segmentation:
+    """Return the mask of a reply, with the others that may be meant."""
+    if reply.mask is None or reply.seq is None or reply.score is None:
+        raise WireError("reply: expected 'mask', 'seq' and 'score', found less")
     candidates: tuple[Segmentation, ...] = ()
-    if entry is None:
-        # one mask: the reply itself, perhaps with the others that may be meant
-        entry = fields
-        if fields.has("masks"):
-            candidates = tuple(read_segmentations(fields))
-    mask = decode_mask(entry.any("mask"), f"{fields.what}: mask")
-    return Segmentation(score=entry.number("score"), mask=mask, candidates=candidates, **fields.read(_FRAME))
+    if isinstance(reply, SegmentReply) and reply.masks is not None:
+        candidates = tuple(read_segmentations(reply))
+    return Segmentation(
+        seq=reply.seq,
+        score=reply.score,
+        mask=open_mask(reply.mask, "reply: mask"),
+        age_ms=reply.age_ms,
+        camera=reply.camera,
+        epoch=reply.epoch,
+        candidates=candidates,
+    )
 
 
 class Segmentations(list[Segmentation]):
@@ -378,29 +287,35 @@ class Segmentations(list[Segmentation]):
     note: str = ""
 
 
-def read_segmentations(fields: Fields) -> Segmentations:
-    """Read the masks in a reply."""
-    # one list of masks, each with the fields of the reply
-    entries = (Fields(value, f"{fields.what}: mask") for value in fields.sequence("masks"))
-    masks = Segmentations(read_segmentation(fields, entry) for entry in entries)
-    if fields.has("note"):
-        masks.note = fields.text("note")
+def read_segmentations(reply: SegmentReply | EverythingReply) -> Segmentations:
+    """Return the masks of a reply, each with the frame of the reply."""
+    masks = Segmentations(
+        Segmentation(
+            seq=reply.seq,
+            score=one.score,
+            mask=open_mask(one.mask, "reply: mask"),
+            age_ms=reply.age_ms,
+            camera=reply.camera,
+            epoch=reply.epoch,
+        )
+        for one in reply.masks or ()
+    )
+    if isinstance(reply, EverythingReply):
+        masks.note = reply.note or ""
     return masks
 
 
-def read_photo_masks(fields: Fields) -> list[PhotoMask]:
-    """Read the masks on a picture in a reply."""
-    entries = [Fields(value, f"{fields.what}: mask") for value in fields.sequence("masks")]
-    return [
-        PhotoMask(entry.text("label"), entry.number("score"), decode_mask(entry.any("mask"), entry.what))
-        for entry in entries
-    ]
+def read_photo_masks(reply: PhotoReply) -> list[PhotoMask]:
+    """Return the masks on a picture in a reply."""
+    return [PhotoMask(one.label, one.score, open_mask(one.mask, "reply: mask")) for one in reply.masks]
 
 
-def read_points(fields: Fields) -> SurfacePoints:
-    """Read the points in a reply."""
-    points_m = np.frombuffer(read_vectors(fields, "points_m"), "<f4").reshape(-1, 3)
-    return SurfacePoints(fields.integer("seq"), fields.text("frame"), points_m)
+def read_points(reply: PointsReply) -> SurfacePoints:
+    """Return the points of a reply."""
+    if len(reply.points_m) % POINT_BYTES:
+        raise WireError(f"points: expected {POINT_BYTES} bytes for each point, found {len(reply.points_m)}")
+    points_m = np.frombuffer(reply.points_m, "<f4").reshape(-1, 3)
+    return SurfacePoints(reply.seq, reply.frame, points_m)
 
 
 def find_frame(newest: MaskFrame | None, seq: int) -> MaskFrame | None:
@@ -432,13 +347,9 @@ def check_graspable(id: int, surface: SurfacePoints, masks: MaskFrame | None, ma
     )
 
 
-def read_object(fields: Fields) -> TrackedObject:
-    """Read an entry of the list of objects. `with_doubt` adds the confidence of its mask."""
-    return TrackedObject(**fields.read(_OBJECT))
-
-
-def with_doubt(tracked: TrackedObject, masks: MaskFrame | None) -> TrackedObject:
+def with_doubt(listed: ListedObject, masks: MaskFrame | None) -> TrackedObject:
     """Return an object with the confidence that masks of its camera have for it."""
+    tracked = TrackedObject(**asdict(listed))
     # ids of another epoch are those of other objects
     # the node's list has no confidence: the newest masks of the same epoch do
     if masks is None or masks.epoch != tracked.epoch:
@@ -448,16 +359,17 @@ def with_doubt(tracked: TrackedObject, masks: MaskFrame | None) -> TrackedObject
     return replace(tracked, **{name: getattr(seen, name) for name in names})
 
 
-def read_places(fields: Fields) -> list[ObjectPlace]:
-    """Read the places of objects in a reply."""
-    return [
-        ObjectPlace(**Fields(value, "where: object").read(_PLACE)) for value in fields.sequence("objects")
-    ]
+def check_places(places: Iterable[ObjectPlace]) -> list[ObjectPlace]:
+    """Return the places of objects. Raises WireError for a pose of a camera that is none."""
+    for place in places:
+        if place.camera_pose is not None:
+            check_quaternion(place.camera_pose.quaternion_xyzw)
+    return list(places)
 
 
-def read_picture(fields: Fields) -> LastPicture:
-    """Read the picture of an object in a reply."""
-    return LastPicture(**fields.read(_PICTURE))
+def read_picture(reply: PictureReply) -> LastPicture:
+    """Return the picture of a reply."""
+    return LastPicture(reply.seq, reply.capture_ns, reply.box, reply.jpeg)
 
 
 def check_target(name_or_id: int | str) -> None:
@@ -482,9 +394,9 @@ def make_snapshot(control: ControlClient, name: str) -> SnapshotInfo:
 
     Raises RequestError for a name that cannot be used, and SnapshotError if it cannot be written.
     """
-    number = _ask(control, MakeSnapshot(name=name)).integer("snapshot")
-    reply = _read(control, number, 0)
-    return SnapshotInfo(reply.integer("size"), reply.text("sha256"))
+    number = control.ask(MakeSnapshot(name=name)).snapshot
+    size, sha256, _ = _read(control, number, 0)
+    return SnapshotInfo(size, sha256)
 
 
 def fetch_snapshot(control: ControlClient, request: MakeSnapshot | HandOver | None = None) -> bytes:
@@ -492,12 +404,10 @@ def fetch_snapshot(control: ControlClient, request: MakeSnapshot | HandOver | No
 
     Raises SnapshotError if it is too large, or does not arrive as it was sent.
     """
-    number = _ask_patiently(control, request or MakeSnapshot()).integer("snapshot")
+    number = _ask_patiently(control, request or MakeSnapshot()).snapshot
     data = bytearray()
     while True:
-        reply = _read(control, number, len(data))
-        size = reply.integer("size")
-        part = reply.blob("data")
+        size, sha256, part = _read(control, number, len(data))
         # the node may be another program, or damaged: its snapshot must not fill the memory
         if size > MAX_BYTES or len(data) + len(part) > size:
             raise SnapshotError(f"expected a snapshot of at most {MAX_BYTES} bytes, found one of {size}")
@@ -508,23 +418,19 @@ def fetch_snapshot(control: ControlClient, request: MakeSnapshot | HandOver | No
 
     # what was read in parts must be the file that the node has packed
     found = hashlib.sha256(data).hexdigest()
-    if found != reply.text("sha256"):
+    if found != sha256:
         raise SnapshotError(
-            f"expected a snapshot with SHA-256 {reply.text('sha256')}, found {len(data)} bytes with {found}; try again"
+            f"expected a snapshot with SHA-256 {sha256}, found {len(data)} bytes with {found}; try again"
         )
     return bytes(data)
 
 
-def _ask(control: ControlClient, operation: Operation) -> Fields:
-    return Fields(control.call(operation.op, **operation.to_args()), operation.op)
-
-
-def _ask_patiently(control: ControlClient, operation: Operation) -> Fields:
+def _ask_patiently(control: ControlClient, operation: Operation[ReplyT]) -> ReplyT:
     """Send a request; again while the node makes another snapshot."""
     deadline_s = time.monotonic() + WAIT_S
     while True:
         try:
-            return _ask(control, operation)
+            return control.ask(operation)
         # the node makes one snapshot at a time
         except BusyError:
             if time.monotonic() > deadline_s:
@@ -532,14 +438,16 @@ def _ask_patiently(control: ControlClient, operation: Operation) -> Fields:
             time.sleep(POLL_S)
 
 
-def _read(control: ControlClient, number: int, offset: int) -> Fields:
-    """Return a part of a snapshot, once it is packed."""
+def _read(control: ControlClient, number: int, offset: int) -> tuple[int, str, bytes]:
+    """Return the size and digest of a snapshot, and a part of it, once it is packed."""
     deadline_s = time.monotonic() + WAIT_S
     while True:
-        reply = _ask(control, ReadSnapshot(snapshot=number, offset=offset))
+        reply = control.ask(ReadSnapshot(snapshot=number, offset=offset))
         # the node packs in a thread while it goes on to step frames
-        if reply.flag("ready"):
-            return reply
+        if reply.ready:
+            if reply.size is None or reply.sha256 is None or reply.data is None:
+                raise WireError("read_snapshot: expected 'size', 'sha256' and 'data', found less")
+            return reply.size, reply.sha256, reply.data
         if time.monotonic() > deadline_s:
             raise SnapshotError(
                 f"expected the node to pack its snapshot within {WAIT_S:g} s; look at its log"

@@ -14,10 +14,10 @@ from typing import Any
 from ..detection.phrases import nearest_phrases, phrase_key
 from ..errors import RequestError, Sam3NodeError
 from ..resources import Closeable
+from ..schema.operations import IN_CONSOLE
 from ..settings import Settings
 from ..transport import ControlClient, Security
 from ..wire import decode_mask
-from ..wire.operations import IN_CONSOLE
 from .views import pack_bits
 
 TIMEOUT_MS = 5000

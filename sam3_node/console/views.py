@@ -18,16 +18,15 @@ from typing import Any
 import numpy as np
 
 from ..client.diagnosis import Wanted, diagnose, find_sending_camera
-from ..client.values import read_places
 from ..errors import Sam3NodeError, TransportError, WireError
 from ..resources import Closeable, closed_on_error
+from ..schema.operations import FindObjects
 from ..settings import Settings
 from ..transport import ControlClient, Security
 from ..transport.mask_pairing import MAX_CAMERAS, MaskPairing
 from ..transport.tap import StreamTap
 from ..types import Buffer, Frame, Instance, Mask, MaskFrame, keep_newest
-from ..wire import EVENTS_TOPIC, Event, Fields, decode_image, encode_image, unpack_event
-from ..wire.operations import FindObjects
+from ..wire import EVENTS_TOPIC, Event, decode_image, encode_image, unpack_event
 
 JPEG_QUALITY = 85
 """Quality of pictures that are not compressed already, 1 to 100."""
@@ -317,8 +316,8 @@ class LiveViews(Closeable):
         """Return the objects that the node tracks no longer and remembers, those first that were seen last."""
         # the answer comes between two frames, and an earlier version of the node has none
         try:
-            reply = self._control.call(FindObjects.op)
-            places = [place for place in read_places(Fields(reply, FindObjects.op)) if place.state == "lost"]
+            reply = self._control.ask(FindObjects())
+            places = [place for place in reply.objects if place.state == "lost"]
         except Sam3NodeError:
             return self._lost
         return [{name: getattr(place, name) for name in LOST_FIELDS} for place in places[:MAX_LOST]]

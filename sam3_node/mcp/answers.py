@@ -16,6 +16,11 @@ LENGTH_DIGITS = 4
 SHARE_DIGITS = 3
 """Digits of a score or a probability."""
 
+PLACE_ALWAYS = ("id", "label", "camera", "epoch", "state", "in_view", "age_s")
+"""Fields of a place that an answer begins with, also if they are not known"""
+PLACE_LEFT_OUT = ("capture_ns", "covariance_m2", "camera_pose", "has_picture", "silent_s")
+"""Fields of a place that would tell an agent nothing that it can use"""
+
 Facts = dict[str, Any]
 """A map of plain values, as JSON has them."""
 
@@ -126,28 +131,16 @@ def describe_place(masks: MaskFrame, instance: Instance) -> Facts:
 
 def describe_last_place(place: ObjectPlace) -> Facts:
     """Return where an object is, or where it was seen last, and how long ago."""
-    facts: Facts = {
-        "id": place.id,
-        "label": place.label,
-        "camera": place.camera,
-        "epoch": place.epoch,
-        "state": place.state,
-        "in_view": place.in_view,
-        "age_s": place.age_s,
+    shown = [name for name in place.__struct_fields__ if name not in PLACE_LEFT_OUT]
+    facts: Facts = {name: _round(name, getattr(place, name)) for name in (*PLACE_ALWAYS, *shown)}
+    # what is not known is left out, so that an answer stays short
+    facts = {
+        name: value
+        for name, value in facts.items()
+        if name in PLACE_ALWAYS or (value is not None and value is not False)
     }
-    optional: Facts = {
-        "seq": place.seq,
-        "box": None if place.box is None else list(place.box),
-        "confidence": round_share(place.confidence),
-        "frame": place.frame,
-        "position_m": round_lengths(place.position_m),
-        "camera_position_m": round_lengths(place.camera_position_m),
-        "longest_side_m": None if place.size_m is None else round(place.size_m, LENGTH_DIGITS),
-        "hidden_by": place.hidden_by,
-    }
-    facts |= {name: value for name, value in optional.items() if value is not None}
-    if place.held:
-        facts["held"] = True
+    if "size_m" in facts:
+        facts["longest_side_m"] = facts.pop("size_m")
     return facts
 
 
@@ -177,6 +170,20 @@ def round_share(value: float | None) -> float | None:
     """Return a number in 0..1 with SHARE_DIGITS."""
     finite = _finite(value)
     return None if finite is None else round(finite, SHARE_DIGITS)
+
+
+def _round(name: str, value: Any) -> Any:
+    """Return a value as JSON has it, with the digits that its name and its unit ask for."""
+    if name.endswith("_m"):
+        return round_lengths(value) if isinstance(value, tuple) else _round_length(value)
+    if name == "confidence":
+        return round_share(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _round_length(value: float | None) -> float | None:
+    finite = _finite(value)
+    return None if finite is None else round(finite, LENGTH_DIGITS)
 
 
 def _finite(value: float | None) -> float | None:

@@ -11,13 +11,15 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import RequestError
+from ..schema.operations import MAX_POINTS
+from ..schema.replies import MAX_LEASE_S
 from ..types import CAMERA_SILENT_S
 
 MAX_NAME = 256
 """Characters of a label or a camera's name in an argument. A longer one is refused."""
 MAX_NAMES = 64
 """Names that the tool `name` takes at once. More are refused."""
-MAX_PROMPT_POINTS = 64
+MAX_PROMPT_POINTS = MAX_POINTS
 """Points of one prompt. More are refused."""
 MAX_COUNT = 1000
 """Points of a surface in one answer. More would fill an agent's context."""
@@ -29,7 +31,7 @@ MAX_SIDE = 1568
 """Largest side of a picture, in pixels. Hosts of agents scale larger ones down."""
 DEFAULT_SIDE = 1024
 """Largest side of a picture, in pixels, unless an agent asks for another."""
-MAX_KEEP_S = 120.0
+MAX_KEEP_S = MAX_LEASE_S
 """Longest time for which `look` keeps its frame for a later `add`, in seconds."""
 DEFAULT_AGE_MS = 1000 * CAMERA_SILENT_S
 """Age of masks, in milliseconds, above which they are not shown as the present, unless an agent asks for older."""

@@ -25,12 +25,12 @@ from ..perception.pipeline import Pipeline
 from ..perception.preparing import FramePreparer, PreparedFrame, prepares_ahead
 from ..perception.step import BASE, GRIPPER
 from ..resources import Closeable
+from ..schema.replies import MAX_STRIDE
 from ..settings import Settings, SpatialSettings
 from ..transport import FrameSubscriber, ReceivedFrame, Security
 from ..transport.tap import PoseSubscriber
 from ..types import Clock, Frame, JointState, MaskFrame, RobotMessage, RobotState
 from ..wire import joints_topic, pose_topic
-from ..wire.operations import MAX_STRIDE
 
 MAX_AHEAD_S = 1.0
 """Seconds by which the clock of a camera or a robot may be ahead of the node's. What is stamped later is refused."""

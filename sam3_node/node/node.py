@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from typing import Any, Self
+from typing import Self
 
 from ..engines.oom import find_device_error
 from ..errors import DeviceError, request_id
@@ -19,13 +19,14 @@ from ..processes.helpers import read_ended
 from ..processes.logs import announce, log_subject
 from ..processes.notify import Watchdog
 from ..resumable import resume
+from ..schema.operations import CHANGES, NODE_QUERIES
+from ..schema.replies import DescriptionReply, RefusedCamera, SnapshotStatus, StatusReply
 from ..settings import Settings, describe_robot_gaps
 from ..transport import ReceivedFrame, Security
 from ..transport.control_server import ControlServer, poll
 from ..transport.limits import rss_bytes
 from ..types import MaskFrame
 from ..wire import CAUGHT_UP, DROPPED, SERVED, Reply, Request
-from ..wire.operations import CHANGES, NODE_QUERIES
 from .cameras import Cameras
 from .episodes import Episodes
 from .health import Health
@@ -33,7 +34,7 @@ from .monitoring import FrameSpans, HealthServer, Readings, Totals, make_pages
 from .operations import describe_change, handle_request
 from .output import Output
 from .saved_state import Snapshots
-from .status import NodeStatus, describe_counts, describe_error
+from .status import describe_counts, describe_error
 from .take_over import restore_at_start
 
 log = logging.getLogger(__name__)
@@ -165,49 +166,49 @@ class Node:
             if time.monotonic() >= self._next_chores_s:
                 self._do_chores()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> StatusReply:
         """Return the state of the node and of each camera: the reply to `status`. Any thread may call it."""
-        return self._format_status(self.output.wait_for_status())
+        status = self.output.wait_for_status()
+        totals = self.totals()
+        frames = self.cameras.frames
+        control = self._control
+        return StatusReply(
+            **status.perception,
+            uptime_s=round(time.monotonic() - self._start_s, 3),
+            stepping=self.health.stepping,
+            rss_bytes=rss_bytes(),
+            device_bytes=totals.gpu_bytes,
+            frames_rejected=frames.rejected,
+            frames_last_error=frames.last_error,
+            frames_refused=self._describe_refused(),
+            requests_rejected=control.rejected,
+            requests_last_error=control.last_error,
+            peers_refused=totals.peers_refused,
+            peers_last_refusal=control.last_refusal or self.output.publisher.last_refusal,
+            endpoints_refused=tuple(frames.refusals),
+            snapshot=SnapshotStatus(**self.snapshots.describe()),
+            episode=self.episodes.open,
+            helpers_ended=read_ended(),
+            cameras=status.describe_cameras(),
+        )
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> DescriptionReply:
         """Return what a recorder stores about the node: the reply to `describe`. Any thread may call it.
 
         `events` counts the events so far. Prompts and objects are the outcome of exactly these events.
         """
         status = self.output.wait_for_status()
-        cameras = self._format_status(status)["cameras"]
-        own = {**self._description, **status.perception, "restored": self.snapshots.restored}
-        refused = self._describe_refused()
-        return {**own, "events": status.events, "frames_refused": refused, "cameras": cameras}
+        return DescriptionReply(
+            **{**self._description, **status.perception},
+            restored=self.snapshots.restored,
+            events=status.events,
+            frames_refused=self._describe_refused(),
+            cameras=status.describe_cameras(),
+        )
 
-    def _describe_refused(self) -> dict[str, Any]:
+    def _describe_refused(self) -> dict[str, RefusedCamera]:
         """Return the rejected frames of each camera: a camera that sends, though the node does not have it."""
         return {camera: found.describe() for camera, found in self.cameras.frames.refused.items()}
-
-    def _format_status(self, status: NodeStatus) -> dict[str, Any]:
-        totals = self.totals()
-        frames = self.cameras.frames
-        control = self._control
-        masks = self.output.publisher
-        return {
-            "uptime_s": round(time.monotonic() - self._start_s, 3),
-            **status.perception,
-            "stepping": self.health.stepping,
-            "rss_bytes": rss_bytes(),
-            "device_bytes": totals.gpu_bytes,
-            "frames_rejected": frames.rejected,
-            "frames_last_error": frames.last_error,
-            "frames_refused": self._describe_refused(),
-            "requests_rejected": control.rejected,
-            "requests_last_error": control.last_error,
-            "peers_refused": totals.peers_refused,
-            "peers_last_refusal": control.last_refusal or masks.last_refusal,
-            "endpoints_refused": list(frames.refusals),
-            "snapshot": self.snapshots.describe(),
-            "episode": self.episodes.open,
-            "helpers_ended": read_ended(),
-            "cameras": status.describe_cameras(),
-        }
 
     def totals(self) -> Totals:
         """Return counts of the node. Any thread may call it once there is a status."""

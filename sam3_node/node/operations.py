@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol, TypeVar, assert_never
+from typing import Protocol, TypeVar, assert_never, cast
 
 import numpy as np
+from msgspec.structs import replace
 
 from ..detection.detectors import require_exemplars
 from ..detection.phrases import clean_label
@@ -26,10 +27,15 @@ from ..perception.photo_search import PhotoSearch
 from ..perception.pipeline import Pipeline
 from ..perception.prompts import PromptResult
 from ..resumable import Resumable, run_to_end
+from ..schema import operations as ops
+from ..schema import replies
+from ..schema.operations import Operation
+from ..schema.replies import OperationReply, ReplyT
+from ..schema.values import MaskMap
 from ..tracking.everything import DEFAULT_GRID, DEFAULT_MASKS, DEFAULT_OVERLAP, EverythingOptions
-from ..wire import INTERNAL_ERROR, Failure, Reply, Request, encode_mask
-from ..wire import operations as ops
+from ..wire import INTERNAL_ERROR, Failure, Reply, Request
 from ..wire.images import MAX_PHOTO_FILE
+from ..wire.requests import make_frame_prompt, pack_mask, read_prompt
 from .episodes import Episodes
 from .photos import Photo, read_photo, read_photo_in_turns
 from .saved_state import Snapshots
@@ -44,8 +50,8 @@ MAX_PINNED = 4
 """Pinned frames of all cameras. Each takes memory until its lease ends."""
 
 T = TypeVar("T")
-Answer = dict[str, Any] | Resumable[dict[str, Any]]
-"""The result of an operation, or the work that makes it, which takes many turns."""
+Answer = OperationReply | Resumable[OperationReply]
+"""The reply to an operation, or the work that makes it, which takes many turns."""
 
 
 class Host(Protocol):
@@ -60,10 +66,10 @@ class Host(Protocol):
     @property
     def episodes(self) -> Episodes: ...
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> replies.StatusReply:
         """Return the reply to `status`."""
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> replies.DescriptionReply:
         """Return the reply to `describe`."""
 
 
@@ -71,16 +77,17 @@ def handle_request(host: Host, request: Request) -> Reply | Resumable[Reply]:
     """Carry out a request and return its reply, or the work that makes it. Every error becomes an error reply."""
     try:
         answer = _answer(host, request.operation)
+        if isinstance(answer, Generator):
+            return _reply_later(request, answer)
+        return Reply(request.id, answer.to_result())
     except Exception as error:
         return _fail(request, error)
-    if isinstance(answer, Generator):
-        return _reply_later(request, answer)
-    return Reply(request.id, answer)
 
 
-def _reply_later(request: Request, work: Resumable[dict[str, Any]]) -> Resumable[Reply]:
+def _reply_later(request: Request, work: Resumable[OperationReply]) -> Resumable[Reply]:
     try:
-        return Reply(request.id, (yield from work))
+        answer = yield from work
+        return Reply(request.id, answer.to_result())
     except Exception as error:
         return _fail(request, error)
 
@@ -100,7 +107,7 @@ def _fail(request: Request, error: Exception) -> Reply:
     return Reply(request.id, error=Failure(INTERNAL_ERROR, message))
 
 
-def describe_change(request: Request, reply: Reply) -> dict[str, Any] | None:
+def describe_change(request: Request, reply: Reply) -> dict[str, object] | None:
     """Return the arguments of a request for its event, so that it can be repeated in another session.
 
     The camera that the request was applied to and the stride of an object that catches up are added, and the epoch is
@@ -121,12 +128,14 @@ def describe_change(request: Request, reply: Reply) -> dict[str, Any] | None:
     return args
 
 
-def carry_out(perception: Perception, operation: ops.Change | ops.Query) -> dict[str, Any]:
-    """Run an operation on perception to its end, and return its result. Raises RequestError or a subclass."""
+def carry_out(perception: Perception, operation: Operation[ReplyT]) -> ReplyT:
+    """Run a change or a query of perception to its end, and return its reply. Raises RequestError or a subclass."""
+    assert isinstance(operation, ops.Change | ops.Query)
     answer = _use_perception(perception, operation)
     if isinstance(answer, Generator):
-        return run_to_end(answer)
-    return answer
+        answer = run_to_end(answer)
+    assert isinstance(answer, operation.Reply)
+    return cast(ReplyT, answer)
 
 
 def _answer(host: Host, operation: ops.AnyOperation) -> Answer:
@@ -192,7 +201,7 @@ def _use_perception(perception: Perception, operation: ops.Change | ops.Query) -
             assert_never(operation)
 
 
-def _mark_episode(episodes: Episodes, operation: ops.EpisodeRequest) -> dict[str, Any]:
+def _mark_episode(episodes: Episodes, operation: ops.EpisodeRequest) -> OperationReply:
     match operation:
         case ops.BeginEpisode():
             return episodes.begin(operation.task)
@@ -202,10 +211,10 @@ def _mark_episode(episodes: Episodes, operation: ops.EpisodeRequest) -> dict[str
             assert_never(operation)
 
 
-def _use_snapshots(snapshots: Snapshots, operation: ops.SnapshotRequest) -> dict[str, Any]:
+def _use_snapshots(snapshots: Snapshots, operation: ops.SnapshotRequest) -> OperationReply:
     match operation:
         case ops.MakeSnapshot():
-            return {"snapshot": snapshots.begin(operation.name)}
+            return replies.SnapshotReply(snapshot=snapshots.begin(operation.name))
         case ops.ReadSnapshot():
             return snapshots.read(operation.snapshot, operation.offset)
         case ops.RestoreSnapshot():
@@ -214,28 +223,29 @@ def _use_snapshots(snapshots: Snapshots, operation: ops.SnapshotRequest) -> dict
             return _hand_over(snapshots, operation)
         case ops.ConfirmHandOver():
             state = snapshots.confirm_hand_over(operation.token, operation.accepted)
-            return {"state": state, "node": snapshots.node}
+            return replies.HandOverReply(state=state, node=snapshots.node)
         case _:
             assert_never(operation)
 
 
-def _add_object(perception: Perception, operation: ops.AddObject) -> dict[str, Any]:
+def _add_object(perception: Perception, operation: ops.AddObject) -> replies.PromptedObject:
     label = clean_label(operation.label or "")
     pipeline = _find_pipeline(perception, operation.camera, operation.epoch)
     seq = operation.seq
     # the frame that the object begins on must not be too old; without `seq` that is the next frame
-    age: dict[str, Any] = {}
+    age_ms: float | None = None
     if seq is not None:
-        age = _check_age(perception, pipeline, seq)
+        age_ms = _check_age(perception, pipeline, seq)
     elif perception.session is not None and not perception.paused:
         perception.session.check_next_frame(pipeline.camera)
+    prompt = read_prompt(operation)
     added = pipeline.add(
-        operation.prompt, label, seq, operation.priority or "normal", operation.stride, operation.choice
+        prompt, label, seq, operation.priority or "normal", operation.stride, operation.choice
     )
-    return _describe_object(perception, pipeline, added.id, age, added.result)
+    return _describe_object(perception, pipeline, added.id, age_ms, added.result)
 
 
-def _add_like(perception: Perception, operation: ops.AddLike) -> dict[str, Any]:
+def _add_like(perception: Perception, operation: ops.AddLike) -> replies.PromptedObject:
     """Begin an object where the latest frame of one camera surely shows what another camera has tracked."""
     source = _find_pipeline(perception, operation.like_camera, operation.like_epoch, names_object=True)
     pipeline = _find_pipeline(perception, operation.camera, operation.epoch)
@@ -246,24 +256,24 @@ def _add_like(perception: Perception, operation: ops.AddLike) -> dict[str, Any]:
         )
     gallery = source.memory.require(operation.like).gallery
     label = clean_label(_or_default(operation.label, source.memory.label(operation.like)))
-    age = _check_age(perception, pipeline, None)
+    age_ms = _check_age(perception, pipeline, None)
     added = pipeline.add_like(gallery, label)
     perception.join(source.camera, operation.like, pipeline.camera, added.id)
-    return _describe_object(perception, pipeline, added.id, age, added.result)
+    return _describe_object(perception, pipeline, added.id, age_ms, added.result)
 
 
-def _refine_object(perception: Perception, operation: ops.RefineObject) -> dict[str, Any]:
+def _refine_object(perception: Perception, operation: ops.RefineObject) -> replies.PromptedObject:
     pipeline = _find_pipeline(perception, operation.camera, operation.epoch, names_object=True)
-    age = _check_age(perception, pipeline, operation.seq)
-    result = pipeline.refine(operation.id, operation.prompt, operation.seq, operation.stride)
-    return _describe_object(perception, pipeline, operation.id, age, result)
+    age_ms = _check_age(perception, pipeline, operation.seq)
+    result = pipeline.refine(operation.id, read_prompt(operation), operation.seq, operation.stride)
+    return _describe_object(perception, pipeline, operation.id, age_ms, result)
 
 
-def _pin_frame(perception: Perception, operation: ops.PinFrame) -> dict[str, Any]:
+def _pin_frame(perception: Perception, operation: ops.PinFrame) -> replies.PinnedFrame:
     seq = operation.seq
     lease_s = _or_default(operation.lease_s, DEFAULT_LEASE_S)
     pipeline = _find_pipeline(perception, operation.camera, operation.epoch)
-    age = _check_age(perception, pipeline, seq)
+    age_ms = _check_age(perception, pipeline, seq)
     pinned = sum(each.prompting.cache_usage["pinned_frames"] for each in perception.pipelines.values())
     # to extend the lease of a pinned frame takes no further memory
     if lease_s and pinned >= MAX_PINNED and not pipeline.prompting.find(seq).lease_ns:
@@ -271,79 +281,104 @@ def _pin_frame(perception: Perception, operation: ops.PinFrame) -> dict[str, Any
             f"expected at most {MAX_PINNED} pinned frames, found as many; let one go (lease_s: 0), or wait"
         )
     pipeline.prompting.pin(seq, lease_s)
-    return {**_origin(pipeline), **age, "seq": seq, "lease_s": lease_s}
+    return replies.PinnedFrame(
+        camera=pipeline.camera, epoch=pipeline.epoch, seq=seq, age_ms=age_ms, lease_s=lease_s
+    )
 
 
-def _remove_object(perception: Perception, operation: ops.RemoveObject) -> dict[str, Any]:
+def _remove_object(perception: Perception, operation: ops.RemoveObject) -> replies.ObjectReply:
     pipeline = _find_pipeline(perception, operation.camera, operation.epoch, names_object=True)
     # one that was lost is forgotten
     if not pipeline.memory.forget(operation.id):
         pipeline.remove(operation.id)
-    return {"id": operation.id, **_origin(pipeline)}
+    return replies.ObjectReply(id=operation.id, camera=pipeline.camera, epoch=pipeline.epoch)
 
 
-def _rename_object(perception: Perception, operation: ops.RenameObject) -> dict[str, Any]:
+def _rename_object(perception: Perception, operation: ops.RenameObject) -> replies.RenamedObject:
     pipeline = _find_pipeline(perception, operation.camera, operation.epoch, names_object=True)
     label = clean_label(operation.label)
     pipeline.rename(operation.id, label)
-    return {"id": operation.id, "label": label, **_origin(pipeline)}
+    return replies.RenamedObject(id=operation.id, label=label, camera=pipeline.camera, epoch=pipeline.epoch)
 
 
-def _list_objects(perception: Perception, operation: ops.ListObjects) -> dict[str, Any]:
+def _list_objects(perception: Perception, operation: ops.ListObjects) -> replies.ObjectsReply:
     objects = [
-        {**_origin(pipeline), **_silence(perception, pipeline), **asdict(status)}
+        replies.ListedObject(
+            camera=pipeline.camera,
+            epoch=pipeline.epoch,
+            silent_s=_silent_s(perception, pipeline),
+            **asdict(status),
+        )
         for pipeline in _find_pipelines(perception, operation.camera)
         for status in pipeline.objects
     ]
-    return {"objects": objects}
+    return replies.ObjectsReply(objects=tuple(objects))
 
 
-def _segment(perception: Perception, operation: ops.SegmentFrame) -> dict[str, Any]:
+def _segment(perception: Perception, operation: ops.SegmentFrame) -> replies.SegmentReply:
+    prompt = read_prompt(operation)
     pipeline = _find_pipeline(perception, operation.camera)
-    reply = {**_origin(pipeline), **_check_age(perception, pipeline, operation.seq)}
-    reply |= _describe_result(pipeline.prompting.segment(operation.prompt, operation.seq), perception)
+    age_ms = _check_age(perception, pipeline, operation.seq)
+    result = pipeline.prompting.segment(prompt, operation.seq)
+    masks = None
     if operation.multimask:
-        found = pipeline.prompting.candidates(operation.prompt, operation.seq)
-        reply["masks"] = [_describe_mask(result, perception) for result in found]
-    return reply
+        found = pipeline.prompting.candidates(prompt, operation.seq)
+        masks = tuple(_pack_scored(one, perception) for one in found)
+    return replies.SegmentReply(
+        camera=pipeline.camera,
+        epoch=pipeline.epoch,
+        age_ms=age_ms,
+        seq=result.seq,
+        mask=_pack_mask(result, perception),
+        score=result.score,
+        masks=masks,
+    )
 
 
 def _segment_everything(
     perception: Perception, operation: ops.SegmentEverything
-) -> Resumable[dict[str, Any]]:
+) -> Resumable[replies.EverythingReply]:
     """Find everything on a frame. One such search is under way at a time, because its candidates take much memory."""
     options = _choose_options(perception, operation)
     # an earlier search goes on first
     while perception.searching:
         yield
     pipeline = _find_pipeline(perception, operation.camera)
-    age = _check_age(perception, pipeline, operation.seq)
+    age_ms = _check_age(perception, pipeline, operation.seq)
     perception.searching = True
     try:
         seq, results, note = yield from pipeline.prompting.find_everything(options, operation.seq)
     finally:
         perception.searching = False
-    masks = [_describe_mask(result, perception) for result in results]
-    reply = {**_origin(pipeline), **age, "seq": seq, "masks": masks}
     # an empty result is no error, but the client should learn what to change
     if note:
         log.info("camera %s: frame %d: %s", pipeline.camera, seq, note)
-        reply["note"] = note
-    return reply
+    return replies.EverythingReply(
+        camera=pipeline.camera,
+        epoch=pipeline.epoch,
+        age_ms=age_ms,
+        seq=seq,
+        masks=tuple(_pack_scored(result, perception) for result in results),
+        note=note or None,
+    )
 
 
-def _segment_photo(perception: Perception, operation: ops.SegmentPhoto) -> Resumable[dict[str, Any]]:
+def _segment_photo(perception: Perception, operation: ops.SegmentPhoto) -> Resumable[replies.PhotoReply]:
     """Segment a picture that belongs to no camera. Frames are stepped between its parts."""
-    search = PhotoSearch(perception.model, perception.detector, operation.objects or (), operation.multimask)
+    prompts = [make_frame_prompt(prompt) for prompt in operation.list_prompts()]
+    search = PhotoSearch(perception.model, perception.detector, prompts, operation.multimask)
     if operation.names:
         search.look_for(operation.names, operation.scores, perception.settings.detector.score)
     search.check()
     _check_file(operation.photo)
     image, _ = yield from read_photo_in_turns(perception, operation.photo)
     found = yield from search.run(image)
-    masks = [{"label": label, **_describe_mask(result, perception)} for label, result in found]
+    masks = [
+        replies.LabelledMask(label=label, mask=_pack_mask(result, perception), score=result.score)
+        for label, result in found
+    ]
     height, width = image.shape[:2]
-    return {"width": width, "height": height, "masks": masks}
+    return replies.PhotoReply(width=width, height=height, masks=tuple(masks))
 
 
 def _choose_options(perception: Perception, operation: ops.SegmentEverything) -> EverythingOptions:
@@ -369,7 +404,7 @@ def _or_default(value: T | None, default: T) -> T:
     return default if value is None else value
 
 
-def _points(perception: Perception, operation: ops.ReadPoints) -> dict[str, Any]:
+def _points(perception: Perception, operation: ops.ReadPoints) -> replies.PointsReply:
     object_id = operation.id
     pipeline = _find_pipeline(perception, operation.camera, operation.epoch, names_object=True)
     # an object that has left has other reasons than one without depth
@@ -382,29 +417,36 @@ def _points(perception: Perception, operation: ops.ReadPoints) -> dict[str, Any]
         raise RequestError(
             f"points: expected object {object_id} with depth on the latest frame, found none: {reason}"
         )
-    points = {"seq": surface.seq, "frame": surface.frame, "points_m": surface.points_m.tobytes()}
-    return {"id": object_id, **_origin(pipeline), **points}
+    return replies.PointsReply(
+        id=object_id,
+        camera=pipeline.camera,
+        epoch=pipeline.epoch,
+        seq=surface.seq,
+        frame=surface.frame,
+        points_m=surface.points_m.tobytes(),
+    )
 
 
-def _where(perception: Perception, operation: ops.FindObjects) -> dict[str, Any]:
+def _where(perception: Perception, operation: ops.FindObjects) -> replies.PlacesReply:
     """List the objects of an id or a label, those in view first, then those that were seen last."""
     if operation.id is not None:
         pipelines = [_find_pipeline(perception, operation.camera, operation.epoch, names_object=True)]
     else:
         pipelines = _find_pipelines(perception, operation.camera)
-    found = []
+    found: list[replies.ObjectPlace] = []
     for pipeline in pipelines:
-        silence = _silence(perception, pipeline)
+        silent_s = _silent_s(perception, pipeline)
         for place in pipeline.where(operation.id, operation.label):
             # no frame has shown it since, so it is older by the camera's silence
-            if place["age_s"] is not None:
-                place["age_s"] = round(place["age_s"] + silence.get("silent_s", 0.0), 3)
-            found.append({**_origin(pipeline), **silence, **place})
-    found.sort(key=lambda place: (not place["in_view"], _or_default(place["age_s"], math.inf)))
-    return {"objects": found}
+            age_s = place.age_s
+            if age_s is not None:
+                age_s = round(age_s + (silent_s or 0.0), 3)
+            found.append(replace(place, epoch=pipeline.epoch, silent_s=silent_s, age_s=age_s))
+    found.sort(key=lambda place: (not place.in_view, _or_default(place.age_s, math.inf)))
+    return replies.PlacesReply(objects=tuple(found))
 
 
-def _picture(perception: Perception, operation: ops.ReadPicture) -> dict[str, Any]:
+def _picture(perception: Perception, operation: ops.ReadPicture) -> replies.PictureReply:
     pipeline = _find_pipeline(perception, operation.camera, operation.epoch, names_object=True)
     picture = pipeline.memory.require(operation.id).picture
     if picture is None:
@@ -412,17 +454,21 @@ def _picture(perception: Perception, operation: ops.ReadPicture) -> dict[str, An
             f"picture: expected a picture of object {operation.id}, found none: it has not been in view by a sure "
             "mask, or tracker.pictures is false"
         )
-    return {"id": operation.id, **_origin(pipeline), **picture._asdict()}
+    return replies.PictureReply(
+        id=operation.id, camera=pipeline.camera, epoch=pipeline.epoch, **picture._asdict()
+    )
 
 
-def _set_prompts(perception: Perception, operation: ops.SetPrompts) -> dict[str, Any]:
+def _set_prompts(perception: Perception, operation: ops.SetPrompts) -> replies.PromptsReply:
     phrases = perception.set_prompts(
         operation.prompts, operation.scores, operation.most, operation.priorities
     )
-    return {"prompts": list(phrases)}
+    return replies.PromptsReply(prompts=tuple(phrases))
 
 
-def _add_exemplar_of_photo(host: Host, operation: ops.AddExemplar, data: bytes) -> Resumable[dict[str, Any]]:
+def _add_exemplar_of_photo(
+    host: Host, operation: ops.AddExemplar, data: bytes
+) -> Resumable[replies.ExemplarReply]:
     """Decode the photo while frames are stepped, and then add the exemplar."""
     perception = host.perception
     _check_photo(perception, operation)
@@ -435,13 +481,15 @@ def _add_exemplar_of_photo(host: Host, operation: ops.AddExemplar, data: bytes) 
 
 def _add_exemplar(
     perception: Perception, operation: ops.AddExemplar, photo: Photo | None = None
-) -> dict[str, Any]:
+) -> replies.ExemplarReply:
     """Add boxes on a frame of a camera, or on a photo, which may be decoded already."""
+    reply = replies.ExemplarReply(prompts=())
     if operation.photo is None:
         require_exemplars(perception.detector)
         pipeline = _find_pipeline(perception, operation.camera, operation.epoch)
         cached = pipeline.prompting.find(operation.seq)
-        reply = {**_origin(pipeline), **_check_age(perception, pipeline, operation.seq), "seq": cached.seq}
+        age_ms = _check_age(perception, pipeline, operation.seq)
+        reply = replace(reply, camera=pipeline.camera, epoch=pipeline.epoch, seq=cached.seq, age_ms=age_ms)
         assert cached.image is not None  # as the detector takes exemplars
         image = cached.image.numpy()
         view = f"{pipeline.camera} {cached.seq} {cached.capture_ns}"
@@ -450,17 +498,17 @@ def _add_exemplar(
         # a replay has no masks to be late with, and repeats what nodes of all versions have accepted
         if photo is None:
             photo = read_photo(operation.photo, perception.settings.tracker.max_frame_pixels)
-        reply = {}
         image, view = photo
     # the detector takes corners within the image, and a mark of each box: 1 for what is meant
-    corners = np.array([box.within(image.shape[:2])[1] for box in operation.boxes]).tolist()
+    boxes = [make_frame_prompt(prompt) for prompt in operation.list_prompts()]
+    corners = np.array([box.within(image.shape[:2])[1] for box in boxes]).tolist()
     marks: Sequence[int] = [1] * len(corners)
     if operation.labels is not None:
         marks = operation.labels
     phrases = perception.add_exemplar(
         operation.name, image, place=view, boxes=corners, labels=marks, text=operation.text or ""
     )
-    return {**reply, "prompts": list(phrases)}
+    return replace(reply, prompts=tuple(phrases))
 
 
 def _check_photo(perception: Perception, operation: ops.AddExemplar) -> None:
@@ -478,18 +526,18 @@ def _check_file(data: bytes) -> None:
         )
 
 
-def _reset(perception: Perception, operation: ops.Reset) -> dict[str, Any]:
+def _reset(perception: Perception, operation: ops.Reset) -> replies.NothingReply:
     for pipeline in _find_pipelines(perception, operation.camera):
         pipeline.reset()
-    return {}
+    return replies.NothingReply()
 
 
-def _set_paused(perception: Perception, paused: bool) -> dict[str, Any]:
+def _set_paused(perception: Perception, paused: bool) -> replies.PausedReply:
     perception.paused = paused
-    return {"paused": paused}
+    return replies.PausedReply(paused=paused)
 
 
-def _hand_over(snapshots: Snapshots, operation: ops.HandOver) -> dict[str, Any]:
+def _hand_over(snapshots: Snapshots, operation: ops.HandOver) -> replies.SnapshotReply:
     """Hand over. A successor that names neither itself nor a token is confirmed at once."""
     token = operation.token
     # nobody will confirm, so there is no token to compare
@@ -497,7 +545,7 @@ def _hand_over(snapshots: Snapshots, operation: ops.HandOver) -> dict[str, Any]:
         token = ""
     elif token is None:
         raise RequestError("hand_over: expected 'token' to be a string, found nothing")
-    return {"snapshot": snapshots.hand_over(operation.taker, token)}
+    return replies.SnapshotReply(snapshot=snapshots.hand_over(operation.taker, token))
 
 
 def _find_pipelines(perception: Perception, camera: str | None) -> list[Pipeline]:
@@ -545,61 +593,53 @@ def _camera_error(cameras: str, camera: str | None) -> RequestError:
     return RequestError(f"camera: expected a name unless exactly one camera sends frames, found {cameras}")
 
 
-def _origin(pipeline: Pipeline) -> dict[str, Any]:
-    """Return the camera and the epoch that ids belong to."""
-    # a replay has no epochs
-    if pipeline.epoch is None:
-        return {"camera": pipeline.camera}
-    return {"camera": pipeline.camera, "epoch": pipeline.epoch}
-
-
-def _silence(perception: Perception, pipeline: Pipeline) -> dict[str, Any]:
+def _silent_s(perception: Perception, pipeline: Pipeline) -> float | None:
     if perception.session is None:
-        return {}
+        return None
     silent_s = perception.session.silent_s(pipeline.camera)
-    if silent_s is None:
-        return {}
-    return {"silent_s": round(silent_s, 3)}
+    return None if silent_s is None else round(silent_s, 3)
 
 
-def _check_age(perception: Perception, pipeline: Pipeline, seq: int | None) -> dict[str, Any]:
+def _check_age(perception: Perception, pipeline: Pipeline, seq: int | None) -> float | None:
     """Return the age of the frame that a prompt applies to; UnknownFrameError if it is too old.
 
-    While the node is paused, frames may be old, and so may pinned ones.
+    While the node is paused, frames may be old, and so may pinned ones. None if ages say nothing: in a replay, and with
+    lossless delivery, where frames wait in queues.
     """
     session = perception.session
     if session is None:
-        return {}
+        return None
     cached = pipeline.prompting.find(seq)
     age_ms = session.prompt_age_ms(cached.age_origin_ns)
     if not perception.paused and not cached.lease_ns:
         session.check_prompt_age(pipeline.camera, age_ms)
-    # with lossless delivery, frames wait in queues, and their age says nothing
-    if age_ms is None:
-        return {}
-    return {"age_ms": age_ms}
+    return age_ms
 
 
 def _describe_object(
     perception: Perception,
     pipeline: Pipeline,
     object_id: int,
-    age: Mapping[str, Any],
+    age_ms: float | None,
     result: PromptResult | None,
-) -> dict[str, Any]:
+) -> replies.PromptedObject:
     """Return the id and the mask of a prompted object, and its stride if it catches up with another one than 1."""
-    reply = {"id": object_id, **_origin(pipeline), **age}
     stride = pipeline.catch_ups.get_stride(object_id)
-    if stride not in (None, 1):
-        reply["stride"] = stride
-    return reply | _describe_result(result, perception)
-
-
-def _describe_result(result: PromptResult | None, perception: Perception) -> dict[str, Any]:
+    reply = replies.PromptedObject(
+        id=object_id,
+        camera=pipeline.camera,
+        epoch=pipeline.epoch,
+        age_ms=age_ms,
+        stride=None if stride == 1 else stride,
+    )
     if result is None:
-        return {}
-    return {"seq": result.seq, **_describe_mask(result, perception)}
+        return reply
+    return replace(reply, seq=result.seq, mask=_pack_mask(result, perception), score=result.score)
 
 
-def _describe_mask(result: PromptResult, perception: Perception) -> dict[str, Any]:
-    return {"mask": encode_mask(result.mask, perception.mask_encoding), "score": result.score}
+def _pack_scored(result: PromptResult, perception: Perception) -> replies.ScoredMask:
+    return replies.ScoredMask(mask=_pack_mask(result, perception), score=result.score)
+
+
+def _pack_mask(result: PromptResult, perception: Perception) -> MaskMap:
+    return pack_mask(result.mask, perception.mask_encoding)

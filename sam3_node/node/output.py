@@ -10,6 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from msgspec.structs import asdict
+
 from ..errors import Sam3NodeError, current_request_id
 from ..perception.perception import Perception
 from ..processes.logs import log_subject, warn_if_descriptors_run_out
@@ -135,7 +137,7 @@ class Output:
         """Log the counts of all cameras."""
         for camera, counts in self.wait_for_status().describe_cameras().items():
             with log_subject(camera):
-                log.info("camera %s: %s", camera, describe_counts(counts))
+                log.info("camera %s: %s", camera, describe_counts(asdict(counts)))
         warn_if_descriptors_run_out()
         log.info("rss %.0f MB, %d frames rejected", rss_bytes() / 1e6, frames_rejected)
 

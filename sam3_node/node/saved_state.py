@@ -21,6 +21,7 @@ from ..errors import BusyError, RequestError, SettingsError, SnapshotError
 from ..files import atomic_file, explain_os_error, read_regular
 from ..perception.perception import Perception
 from ..perception.snapshot import MAX_BYTES, IdGiver, IdReserve, Kind, Snapshot, restore_snapshot
+from ..schema.replies import RestoredReply, SnapshotPart
 from ..settings import SnapshotSettings
 from ..wire import RESTORED
 from .hand_over import HandOverStage, HandOverState
@@ -107,14 +108,14 @@ class Saved(NamedTuple):
                 f" {when}"
             )
 
-    def describe(self) -> dict[str, Any]:
-        """Return the arguments of the event after a node has continued from it."""
-        return {
-            "sha256": self.sha256,
-            "saved_ns": self.snapshot.saved_ns,
-            "ids_continue": self.snapshot.kind != "named",
-            "cameras": list(self.snapshot.state["cameras"]),
-        }
+    def describe(self) -> RestoredReply:
+        """Return what the event says after a node has continued from it."""
+        return RestoredReply(
+            sha256=self.sha256,
+            saved_ns=self.snapshot.saved_ns,
+            ids_continue=self.snapshot.kind != "named",
+            cameras=tuple(self.snapshot.state["cameras"]),
+        )
 
 
 class SnapshotFolder:
@@ -432,7 +433,7 @@ class Snapshots:
         if was_over:
             self._perception.begin_epochs()
 
-    def read(self, number: int, offset: int) -> dict[str, Any]:
+    def read(self, number: int, offset: int) -> SnapshotPart:
         """Return a part of a snapshot that `begin` has begun: `ready` is False until it can be read.
 
         A snapshot with a name has size and digest only. Raises RequestError if it is not kept, and SnapshotError if it
@@ -447,13 +448,13 @@ class Snapshots:
         # a successor that still reads is alive, however long the transfer takes
         self.hand_over_state.note_request()
         if not job.future.done():
-            return {"ready": False}
+            return SnapshotPart(ready=False)
         try:
             packed = job.future.result()
         except Exception as error:
             raise explain_failure(error) from error
         data = (packed.data or b"")[offset : offset + CHUNK_BYTES]
-        return {"ready": True, "size": packed.size, "sha256": packed.sha256, "data": data}
+        return SnapshotPart(ready=True, size=packed.size, sha256=packed.sha256, data=data)
 
     def restore_named(self, name: str) -> Saved:
         """Restore a snapshot that `begin` has written, with ids that begin again. Raises SnapshotError as `restore`."""
@@ -472,8 +473,9 @@ class Snapshots:
             # after a named snapshot, ids begin again
             saved = saved._replace(snapshot=replace(saved.snapshot, kind="named"))
         restore_snapshot(self._perception, saved.snapshot, saved.source)
-        self._status["restored"] = {"source": saved.source, **saved.describe()}
-        self._output.publish_event(RESTORED, saved.describe())
+        told = saved.describe().to_result()
+        self._status["restored"] = {"source": saved.source, **told}
+        self._output.publish_event(RESTORED, told)
         # a named snapshot may be older than the counts of this run, which must not fall
         if saved.snapshot.kind != "named":
             for camera, stats in self._output.stats.items():

@@ -17,6 +17,7 @@ from ..perception.pipeline import Pipeline
 from ..perception.shedding import LoadShedder
 from ..perception.step import StepFrame
 from ..schema.fields import MAX_INT
+from ..schema.replies import CameraFigures
 from ..types import Frame, TrackState
 from .health import Histogram
 
@@ -304,14 +305,16 @@ class CameraStatus:
         """Memory of the features kept for prompts on past frames."""
         return self.cache["cached_bytes"]
 
-    def describe(self, offset_ns: int | None = None) -> dict[str, Any]:
+    def describe(self, offset_ns: int | None = None) -> CameraFigures:
         """Return the counts, those of objects, of detections without a slot and of recalls, and the cache's usage."""
-        own = {
-            "objects": sum(self.tracks.values()),
-            "turned_away": self.turned_away,
-            "recalled": self.recalled,
-        }
-        return {"epoch": self.epoch, **self.stats.describe(offset_ns), **own, **self.cache}
+        figures: dict[str, Any] = {**self.stats.describe(offset_ns), **self.cache}
+        return CameraFigures(
+            epoch=self.epoch,
+            objects=sum(self.tracks.values()),
+            turned_away=self.turned_away,
+            recalled=self.recalled,
+            **figures,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +327,7 @@ class NodeStatus:
     events: int
     """number of events that were published before this moment; the rest of the status is their outcome"""
 
-    def describe_cameras(self) -> dict[str, dict[str, Any]]:
+    def describe_cameras(self) -> dict[str, CameraFigures]:
         """Return what each camera's statistics say now, with the offset of its masks from the newest of all."""
         origins_ns = {
             camera: status.stats.origin_ns

@@ -21,9 +21,8 @@ from ..errors import (
     TransportError,
     WireError,
 )
+from ..schema.operations import ConfirmHandOver, HandOver
 from ..transport import ControlClient, Security
-from ..wire import Fields
-from ..wire.operations import ConfirmHandOver, HandOver
 from .hand_over import UNKNOWN
 from .saved_state import Saved, Snapshots
 
@@ -147,7 +146,7 @@ def _take_over(snapshots: Snapshots, source: str, security: Security | None) -> 
         except Exception:
             # if this does not arrive, the other node works on when its patience ends
             with suppress(Sam3NodeError):
-                _send(control, ConfirmHandOver(token=token, accepted=False))
+                control.ask(ConfirmHandOver(token=token, accepted=False))
             raise
     # only a confirmation that was answered makes these ids this node's own
     if not snapshots.keeps:
@@ -173,16 +172,12 @@ def _confirm(source: str, security: Security | None, token: str, node: str, pati
     with ControlClient(source, ASK_MS, security) as control:
         while True:
             try:
-                reply = _send(control, ConfirmHandOver(token=token))
+                reply = control.ask(ConfirmHandOver(token=token))
                 # the same process no longer knows the token once it has begun another hand-over
-                is_same = reply.text("state") == UNKNOWN and reply.text("node") == node
-                return ANOTHER if is_same else reply.text("state")
+                is_same = reply.state == UNKNOWN and reply.node == node
+                return ANOTHER if is_same else reply.state
             except (TransportError, BusyError, ForbiddenError, WireError) as error:
                 if time.monotonic() >= deadline_s:
                     log.warning("%s gives no answer: %s", source, error)
                     return None
                 time.sleep(PAUSE_S)
-
-
-def _send(control: ControlClient, confirmation: ConfirmHandOver) -> Fields:
-    return Fields(control.call(confirmation.op, **confirmation.to_args()), confirmation.op)

@@ -338,7 +338,7 @@ class Perception:
             "threads": torch.get_num_threads(),
             "versions": {
                 "python": platform.python_version(),
-                "torch": torch.__version__,
+                "torch": str(torch.__version__),
                 "opencv": cv2.__version__,
                 "sam3-node": find_version("sam3-node") or "not installed",
             },

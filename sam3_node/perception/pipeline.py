@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 
@@ -16,6 +16,7 @@ from ..detection.detectors import Detector, ExemplarDetector, PromptSet, restore
 from ..errors import ReplayError
 from ..models import TrackerModel
 from ..robot.body import RobotBody
+from ..schema.replies import ObjectPlace
 from ..settings import DetectorSettings, RobotSettings, SpatialSettings, TrackerSettings
 from ..tracking.confidence import CALIBRATION, is_calibrated
 from ..tracking.looks import Gallery
@@ -316,9 +317,9 @@ class Pipeline:
         if self._detection is not None:
             self._detection.forget(object_id)
 
-    def where(self, object_id: int | None, label: str | None) -> list[dict[str, Any]]:
+    def where(self, object_id: int | None, label: str | None) -> list[ObjectPlace]:
         """Return where the objects of an id or a label are, or were seen last; see `ObjectMemory.describe`."""
-        return self.memory.describe(object_id, label, self._last_capture_ns)
+        return self.memory.describe(object_id, label, self._last_capture_ns, self.camera)
 
     @torch.inference_mode()
     def add_like(self, gallery: Gallery, label: str) -> PromptOutcome:

@@ -10,15 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import cv2
+from msgspec.structs import replace
 from torch import Tensor
 
+from ..schema.replies import ObjectPlace
 from ..settings import TrackerSettings
 from ..tracking.looks import Gallery
 from ..types import NANOSECONDS, Box, FramePose, Image, Instance, Priority, State
-from ..wire.messages import pose_fields
 from .objects import Objects
 from .saving import from_plain, to_plain
 from .stage import PerObject
@@ -305,8 +306,10 @@ class ObjectMemory:
         for object_id in [i for i, lost in self.lost.items() if now_ns - lost.lost_ns > self._lost_ns]:
             del self.lost[object_id]
 
-    def describe(self, object_id: int | None, label: str | None, now_ns: int) -> list[dict[str, Any]]:
-        """Return where the objects of an id or a label are, or were seen last; of all for None.
+    def describe(
+        self, object_id: int | None, label: str | None, now_ns: int, camera: str
+    ) -> list[ObjectPlace]:
+        """Return where the objects of `camera` with an id or a label are, or were seen last; all for None.
 
         `age_s` is the time from then to the latest frame, at capture time `now_ns`.
         """
@@ -314,14 +317,14 @@ class ObjectMemory:
         for status in self._objects:
             if object_id in (None, status.id) and _is_called(status.label, label):
                 memory = self._memories.get(status.id) or Memory()
-                place = {"id": status.id, "label": status.label, "state": status.state}
                 # an object that is in view by a doubtful mask only may be elsewhere
                 in_view = status.frames_since_seen == 0 and memory.seen_ns == now_ns
-                found.append({**place, "in_view": in_view, **describe_memory(memory, now_ns)})
+                place = ObjectPlace(camera, status.id, status.label, status.state, in_view)
+                found.append(describe_memory(place, memory, now_ns))
         for lost in self.lost.values():
             if object_id in (None, lost.id) and _is_called(lost.label, label):
-                place = {"id": lost.id, "label": lost.label, "state": "lost", "in_view": False}
-                found.append({**place, **describe_memory(lost.memory, now_ns)})
+                place = ObjectPlace(camera, lost.id, lost.label, "lost", in_view=False)
+                found.append(describe_memory(place, lost.memory, now_ns))
         return found
 
     def forget(self, object_id: int) -> bool:
@@ -462,18 +465,29 @@ def _is_cut(box: Box, size: tuple[int, int]) -> bool:
     return box[0] <= 0 or box[1] <= 0 or box[2] >= size[1] or box[3] >= size[0]
 
 
-def describe_memory(memory: Memory, now_ns: int) -> dict[str, Any]:
-    """Return where an object was seen last, as a reply has it. Without a sighting, all of it is None."""
+def describe_memory(place: ObjectPlace, memory: Memory, now_ns: int) -> ObjectPlace:
+    """Return the place of an object with what is remembered of it."""
+    place = replace(
+        place, held=memory.held, hidden_by=memory.hidden_by, has_picture=memory.picture is not None
+    )
     sighting = memory.sighting
-    reply: dict[str, Any] = dict.fromkeys(("age_s", *LastSighting._fields))
-    if sighting is not None:
-        reply |= sighting._asdict()
+    if sighting is None:
+        return place
+    return replace(
+        place,
         # a camera's clock may begin again
-        reply["age_s"] = round(max(0, now_ns - sighting.capture_ns) / NANOSECONDS, 3)
-        if sighting.camera_pose is not None:
-            reply["camera_pose"] = pose_fields(sighting.camera_pose)
-    reply |= {"held": memory.held, "hidden_by": memory.hidden_by, "has_picture": memory.picture is not None}
-    return reply
+        age_s=round(max(0, now_ns - sighting.capture_ns) / NANOSECONDS, 3),
+        seq=sighting.seq,
+        capture_ns=sighting.capture_ns,
+        box=sighting.box,
+        confidence=sighting.confidence,
+        frame=sighting.frame,
+        position_m=sighting.position_m,
+        camera_position_m=sighting.camera_position_m,
+        covariance_m2=sighting.covariance_m2,
+        size_m=sighting.size_m,
+        camera_pose=sighting.camera_pose,
+    )
 
 
 def may_be(sighting: LastSighting | None, arrival: Arrival) -> bool:

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from ..errors import ReplayError
 from ..schema.fields import MAX_EPOCH, MAX_INT
+from ..schema.replies import MAX_STRIDE
 from ..settings import describe_faults
 from ..tracking.tracks import catching_key
 from ..tracking.windows import MOST_WINDOWS
 from ..types import Priority, State, TrackState
-from ..wire.operations import MAX_STRIDE
 
 MAX_COUNT = 1 << 62
 """Largest count or id of a state. What steps add to it stays within 64 bits. A larger one is refused."""

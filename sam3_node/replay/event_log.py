@@ -10,14 +10,16 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from ..bags.native.reader import RecordedMasks
-from ..errors import ReplayError
+from ..errors import ReplayError, RequestError, WireError
 from ..schema.fields import convert
+from ..schema.operations import CHANGES, EPISODE_MARKS, Change
 from ..types import Frame, MaskFrame, RobotState, Shed, count_missing_frames
 from ..wire import (
     AMBIGUOUS,
+    CAUGHT_UP,
     DROPPED,
     FAILED,
     GRASPED,
@@ -30,45 +32,17 @@ from ..wire import (
     Fields,
 )
 from ..wire.messages import read_joints, read_pose
-from ..wire.operations import CHANGES, EPISODE_MARKS, Change, read_operation
+from ..wire.requests import read_operation
+from .edits import CatchUpEnded, Dropped, Edit, Restarted, Served, Unreadable
 
 log = logging.getLogger(__name__)
 
 FOUND_BY_STEPS = (GRASPED, RELEASED, REGROUPED, RECALLED, AMBIGUOUS)
 """Events that a replay finds itself, from the frames"""
-RESTARTED = "restarted"
-"""Edit: the node started again, and with it all state."""
-REMOVED = "removed"
-"""Edit: remove the objects of a camera that have this label."""
-ADD_EVERYTHING = "add_everything"
-"""Edit: segment everything on a frame, and add an object for each mask while slots are free."""
 MAX_NOTES = 20
 """Number of notes that are kept. Later ones are logged only."""
 WINDOW = 256
 """Number of steps to look ahead. The recorded orders of steps and of frames may differ by as many steps."""
-
-
-class Edit(NamedTuple):
-    """A change between steps: a control operation, another event of the node but FAILED, or one of those above."""
-
-    op: str
-    args: Mapping[str, Any] = {}
-
-    @classmethod
-    def of(cls, change: Change) -> Self:
-        """Return the edit that makes a change."""
-        return cls(change.op, change.to_args())
-
-    def read_change(self) -> Change:
-        """Return the change that this edit makes.
-
-        Raises ReplayError for an edit that is no control operation, and RequestError for wrong arguments.
-        """
-        if self.op not in CHANGES:
-            raise ReplayError(f"expected an operation of {', '.join(CHANGES)}, found {self.op!r:.60}")
-        change = read_operation(self.op, self.args)
-        assert isinstance(change, Change)
-        return change
 
 
 class Step(NamedTuple):
@@ -179,24 +153,25 @@ class _LogReader:
     def read_event(self, event: Event) -> Iterator[LogEntry]:
         # the event's number tells whether others are missing, or the node was restarted
         yield from self._check_event_order(event)
-        args = Fields(event.args, f"event {event.op}")
         if event.op == FAILED:
-            yield self._read_failed(args)
+            yield self._read_failed(Fields(event.args, "event failed"))
             return
         # a node that was restored continues from a state that is not in the recording
         if event.op == RESTORED:
             self.last_seq.clear()
-            yield Edit(RESTARTED)
+            yield Restarted()
             yield _describe_restore(event.args)
             return
-        if event.op == SERVED:
-            # a camera that is served anew has no frame before
-            self.last_seq[args.text("camera")] = None
-        elif event.op == DROPPED:
-            self.last_seq.pop(args.text("camera"), None)
         # a replay finds these itself, from the steps; marks of episodes change nothing
-        if event.op not in (*FOUND_BY_STEPS, *EPISODE_MARKS):
-            yield Edit(event.op, event.args)
+        if event.op in (*FOUND_BY_STEPS, *EPISODE_MARKS):
+            return
+        edit = read_edit(event)
+        if isinstance(edit, Served):
+            # a camera that is served anew has no frame before
+            self.last_seq[edit.camera] = None
+        elif isinstance(edit, Dropped):
+            self.last_seq.pop(edit.camera, None)
+        yield edit
 
     def _read_failed(self, args: Fields) -> LoggedStep:
         """Read the step of a frame without published masks: its event has what their message would have."""
@@ -222,7 +197,7 @@ class _LogReader:
         # another node has no objects, and its first events were not recorded
         if None not in (masks.node, self.node) and masks.node != self.node:
             self.last_seq.clear()
-            yield Edit(RESTARTED)
+            yield Restarted()
             yield Gap(
                 f"camera {masks.camera}: expected masks of node {self.node}, found masks of {masks.node}: it was "
                 "started again, and its first events are not in the recording"
@@ -231,7 +206,7 @@ class _LogReader:
 
         # the number of skipped frames since the camera's last one shows whether masks are missing
         if masks.camera not in self.last_seq:
-            yield Edit(SERVED, {"camera": masks.camera})
+            yield Served(masks.camera)
         last = self.last_seq.get(masks.camera)
         if last is not None:
             yield from self._check_seq(masks, last)
@@ -274,7 +249,7 @@ class _LogReader:
             expected = min(event.n, described)
         elif event.n < expected:
             # a restarted node counts from 0 again
-            yield Edit(RESTARTED)
+            yield Restarted()
             self.last_seq.clear()
             self.node = None
             expected = 0
@@ -294,6 +269,31 @@ class _LogReader:
                 f"camera {masks.camera}: expected the masks of all frames that the node stepped between {last} and "
                 f"{masks.seq}, found that {missing - masks.skipped} of them are not in the recording"
             )
+
+
+def read_edit(event: Event) -> Edit:
+    """Return the edit of an event. Raises WireError for a camera that is served or dropped and has no name.
+
+    An event of another version, whose operation or arguments this one does not know, is an Unreadable.
+    """
+    what = f"event {event.op}"
+    if event.op == SERVED:
+        return convert(event.args, Served, what)
+    if event.op == DROPPED:
+        return convert(event.args, Dropped, what)
+    if event.op not in (*CHANGES, CAUGHT_UP):
+        expected = ", ".join(CHANGES)
+        return Unreadable(event.op, f"expected an operation of {expected}, found {event.op!r:.60}")
+    try:
+        if event.op == CAUGHT_UP:
+            return convert(event.args, CatchUpEnded, what)
+        change = read_operation(event.op, event.args)
+    except (RequestError, WireError) as error:
+        # a replay of other cameras leaves it out, so its camera is told
+        camera = event.args.get("camera")
+        return Unreadable(event.op, str(error), camera if isinstance(camera, str) else None)
+    assert isinstance(change, Change)
+    return change
 
 
 def _describe_restore(restored: Mapping[str, Any]) -> Gap:
@@ -322,11 +322,11 @@ def match_frames(entries: Iterable[LogEntry], frames: Iterable[Frame], notes: No
             return
 
         entry = upcoming.popleft()
-        if isinstance(entry, Edit):
-            yield entry
-            continue
         if isinstance(entry, Gap):
             notes.add_gap(entry.text)
+            continue
+        if not isinstance(entry, LoggedStep):
+            yield entry
             continue
 
         frame = matcher.find(entry)

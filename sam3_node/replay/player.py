@@ -2,9 +2,8 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from ..engines.oom import find_device_error
@@ -13,12 +12,22 @@ from ..node.operations import carry_out
 from ..perception.checkpoint import MALFORMED, pack_state, unpack_state
 from ..perception.perception import Perception
 from ..perception.step import StepFrame
+from ..schema.operations import AddLike, AddObject, Change, SegmentEverything
+from ..schema.replies import PromptedObject
 from ..types import Instance, MaskFrame, TrackState
-from ..wire import CAUGHT_UP, DROPPED, SERVED, decode_mask
-from ..wire.frame_prompt import FramePrompt
+from ..wire.masks import open_mask
 from ..wire.messages import DEPTH_FIELDS
-from ..wire.operations import AddObject, SegmentEverything
-from .event_log import ADD_EVERYTHING, MAX_NOTES, REMOVED, RESTARTED, Action, Edit, Step
+from .edits import (
+    AddEverything,
+    CatchUpEnded,
+    Dropped,
+    Edit,
+    RemoveLabelled,
+    Restarted,
+    Served,
+    Unreadable,
+)
+from .event_log import MAX_NOTES, Action, Step
 from .store import NO_3D, WITH_DEPTH
 
 log = logging.getLogger(__name__)
@@ -32,7 +41,7 @@ EVERYTHING_SETTINGS = "see tracker.everything_min_iou and tracker.everything_min
 class Player:
     """Steps frames, makes edits on one Perception, and counts them. It drops the Perception's cameras first.
 
-    With `joins_recorded`, objects that were prompted on past frames join at CAUGHT_UP edits, else at once.
+    With `joins_recorded`, objects that were prompted on past frames join at CatchUpEnded edits, else at once.
     """
 
     def __init__(self, perception: Perception, joins_recorded: bool = False) -> None:
@@ -52,10 +61,10 @@ class Player:
 
         An error of a frame or an edit is logged and counted, and has no other effect.
         """
-        if isinstance(action, Edit):
-            self._edit(action)
-            return None
-        return self._edit_on(action, self._step(action))
+        if isinstance(action, Step):
+            return self._edit_on(action, self._step(action))
+        self._edit(action)
+        return None
 
     def checkpoint(self) -> bytes:
         """Return the state for `resume`."""
@@ -114,19 +123,19 @@ class Player:
     def _edit_on(self, step: Step, masks: MaskFrame | None) -> MaskFrame | None:
         """Make the edits of a step; return its masks with those that the edits return."""
         for edit in step.edits:
-            reply = self._edit(edit)
-            masks = masks and update_masks(masks, edit, reply)
+            for prompted in self._edit(edit):
+                masks = masks and update_masks(masks, edit, prompted)
         return masks
 
-    def _edit(self, edit: Edit) -> Any:
-        """Return the operation's reply, None if it was refused."""
+    def _edit(self, edit: Edit) -> Sequence[PromptedObject]:
+        """Make an edit; return the objects that it added or corrected, none if it was refused."""
         try:
             return self._carry_out(edit)
         except Exception as error:
             if lost := find_device_error(error):
                 raise lost from error
             self._refuse(edit, error)
-            return None
+            return ()
 
     def _refuse(self, edit: Edit, error: Exception) -> None:
         """Count and log a refused edit, and note why, once for equal reasons."""
@@ -136,33 +145,58 @@ class Player:
         if line not in self.notes and len(self.notes) < MAX_NOTES:
             self.notes.append(line)
 
-    def _carry_out(self, edit: Edit) -> Any:
+    def _carry_out(self, edit: Edit) -> Sequence[PromptedObject]:
         perception = self._perception
-        if edit.op == RESTARTED:
-            return self._restart()
-        if edit.op == SERVED:
-            return perception.serve(edit.args["camera"])
-        if edit.op == DROPPED:
-            return perception.drop(edit.args["camera"])
-        if edit.op == REMOVED:
-            return self._remove(**edit.args)
-        if edit.op == ADD_EVERYTHING:
-            return add_everything(edit, partial(carry_out, perception), self.notes)
-        if edit.op == CAUGHT_UP:
-            catch_ups = perception.serve(edit.args["camera"]).catch_ups
-            return catch_ups.end(edit.args["id"], failed="error" in edit.args)
-        reply = carry_out(perception, edit.read_change())
+        match edit:
+            case Restarted():
+                self._restart()
+            case Served(camera):
+                perception.serve(camera)
+            case Dropped(camera):
+                perception.drop(camera)
+            case CatchUpEnded():
+                catch_ups = perception.serve(edit.camera).catch_ups
+                catch_ups.end(edit.id, failed=edit.error is not None)
+            case RemoveLabelled():
+                self._remove(edit)
+            case AddEverything():
+                return self._add_everything(edit.search)
+            case Unreadable():
+                raise ReplayError(edit.reason)
+            case _:
+                return self._change(edit)
+        return ()
+
+    def _change(self, change: Change) -> Sequence[PromptedObject]:
+        reply = carry_out(self._perception, change)
         # nothing recorded says when the object joined, so it joins before the next frame
         if not self._joins_recorded:
-            for pipeline in perception.pipelines.values():
+            for pipeline in self._perception.pipelines.values():
                 pipeline.catch_ups.end_all()
-        return reply
+        return [reply] if isinstance(reply, PromptedObject) else []
 
-    def _remove(self, camera: str, label: str) -> None:
-        pipeline = self._perception.serve(camera)
+    def _remove(self, edit: RemoveLabelled) -> None:
+        pipeline = self._perception.serve(edit.camera)
         for tracked in pipeline.objects:
-            if tracked.label == label:
+            if tracked.label == edit.label:
                 pipeline.remove(tracked.id)
+
+    def _add_everything(self, search: SegmentEverything) -> list[PromptedObject]:
+        """Add an object for each mask that is found. Where nothing is found, the reason goes to the notes."""
+        found = carry_out(self._perception, search)
+        if not found.masks and len(self.notes) < MAX_NOTES:
+            reason = found.note or "nothing was found"
+            self.notes.append(f"{search.camera}, frame {search.seq}: {reason}: {EVERYTHING_SETTINGS}")
+            log.warning("%s", self.notes[-1])
+        added = []
+        for one in found.masks:
+            addition = AddObject(mask=one.mask, camera=search.camera, seq=search.seq)
+            try:
+                added.append(carry_out(self._perception, addition))
+            except CapacityError:
+                # every further mask would be refused, too
+                break
+        return added
 
     def _restart(self) -> None:
         perception = self._perception
@@ -176,46 +210,21 @@ class Player:
                 perception.set_prompts(prompts)
 
 
-def add_everything(
-    edit: Edit, request: Callable[[AddObject | SegmentEverything], Any], notes: list[str]
-) -> list[Any]:
-    """Make an edit ADD_EVERYTHING by `request`, which carries out an operation; return the replies.
-
-    Where nothing is found, the reason goes to `notes`.
-    """
-    search = SegmentEverything.read(edit.args)
-    reply = request(search)
-    if not reply["masks"] and len(notes) < MAX_NOTES:
-        reason = reply.get("note", "nothing was found")
-        notes.append(f"{search.camera}, frame {search.seq}: {reason}: {EVERYTHING_SETTINGS}")
-        log.warning("%s", notes[-1])
-    replies = []
-    for found in reply["masks"]:
-        prompt = FramePrompt(mask=decode_mask(found["mask"]))
-        try:
-            replies.append(request(AddObject(prompt=prompt, camera=search.camera, seq=search.seq)))
-        except CapacityError:
-            # every further mask would be refused, too
-            break
-    return replies
-
-
-def update_masks(masks: MaskFrame, edit: Edit, reply: Any) -> MaskFrame:
-    """Return a frame's masks with those in the reply to an edit, if the edit added or corrected objects on it."""
-    if isinstance(reply, list):
-        for one in reply:
-            masks = update_masks(masks, edit, one)
+def update_masks(masks: MaskFrame, edit: Edit, prompted: PromptedObject) -> MaskFrame:
+    """Return a frame's masks with that of an object that the edit added or corrected, if it was on this frame."""
+    if prompted.seq != masks.seq or prompted.mask is None:
         return masks
-    if not isinstance(reply, dict) or reply.get("seq") != masks.seq or "mask" not in reply:
-        return masks
-    mask = decode_mask(reply["mask"])
-    score = reply["score"]
+    mask = open_mask(prompted.mask, "mask")
+    score = prompted.score or 0.0
     instances = {instance.id: instance for instance in masks.instances}
     # an object that was added on this frame is not in its masks yet
-    edited = instances.get(reply["id"])
+    edited = instances.get(prompted.id)
     if edited is None:
         state: TrackState = "tracked" if mask.area else "occluded"
-        edited = Instance(reply["id"], edit.args.get("label", "object"), score, state, 0, 0, mask)
+        label = "object"
+        if isinstance(edit, AddObject | AddLike) and edit.label is not None:
+            label = edit.label
+        edited = Instance(prompted.id, label, score, state, 0, 0, mask)
     stale: dict[str, Any] = dict.fromkeys(DEPTH_FIELDS)  # they belong to the old mask
     instances[edited.id] = replace(edited, score=score, mask=mask, **stale)
     return replace(masks, instances=tuple(instances.values()))

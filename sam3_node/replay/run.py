@@ -22,7 +22,7 @@ from ..settings import Settings
 from ..types import Instance, Mask, MaskFrame
 from ..wire import decode_image, encode_image
 from . import completion, second_pass
-from .event_log import Action, Edit, Step
+from .event_log import Action, Step
 from .job import Job, calibrations_for, describe_differences, have_equal_sections
 from .planning import check_request, skip_unknown_names
 from .player import Player
@@ -291,7 +291,7 @@ class Prefetcher(Closeable):
 
 def _decode_colour(action: Action) -> Action:
     """Return a step with its colour as bgr8. A step whose frame cannot be decoded is returned as it is, to fail."""
-    if isinstance(action, Edit):
+    if not isinstance(action, Step):
         return action
     # the step raises the error of a frame that cannot be decoded, in its turn
     try:

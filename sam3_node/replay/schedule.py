@@ -15,6 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from ..bags.bag import open_bag
 from ..bags.formats.mcap import count_messages
 from ..bags.native import COLOUR, NODE, RING
@@ -26,12 +28,25 @@ from ..node.cameras import RobotTracks
 from ..perception.step import GRIPPER
 from ..resources import Closeable, closed_on_error
 from ..robot.robot_model import read_joint_names
+from ..schema.operations import (
+    CHANGES,
+    AddExemplar,
+    AddLike,
+    AddObject,
+    Change,
+    PinFrame,
+    RefineObject,
+    Reset,
+    SegmentEverything,
+    SetPrompts,
+)
 from ..types import ROBOT, Frame, MaskFrame, RobotMessage, RobotState
-from ..wire import CAUGHT_UP, Event
+from ..wire import Event
 from ..wire.frame_prompt import FramePrompt, describe_clipping
-from ..wire.operations import CHANGES, AddExemplar, AddObject, Reset, SetPrompts
+from ..wire.requests import read_box, write_prompt
 from . import event_log
 from .davis_png import MAX_IMAGE_FILE, read_mask
+from .edits import AddEverything, CatchUpEnded, Edit, Unreadable
 from .job import Job, ObjectOnFrame, calibrations_for, settings_for
 from .outputs import find_output
 from .outputs.output import Dataset
@@ -161,7 +176,7 @@ class Schedule(Closeable):
             yield from event_log.match_frames(_select_cameras(entries, self.cameras), self._bag, self.notes)
             return
         if self.names:
-            yield event_log.Edit.of(SetPrompts(prompts=self.names))
+            yield SetPrompts(prompts=self.names)
         yield from (_make_exemplar_edit(marked) for marked in self.objects if marked.photo)
 
         # what the job asks for replaces the recorded edits
@@ -363,8 +378,8 @@ def _select_cameras(
     """
     for entry in entries:
         camera = entry.camera if isinstance(entry, event_log.LoggedStep) else None
-        if isinstance(entry, event_log.Edit) and (entry.op in CHANGES or entry.op == CAUGHT_UP):
-            camera = entry.args.get("camera")
+        if isinstance(entry, Change | CatchUpEnded | Unreadable):
+            camera = _camera_of(entry)
         if camera in (None, *cameras):
             yield entry
 
@@ -373,8 +388,8 @@ class FrameEdits:
     """Edits by the frame that they take effect on: before its step, or on the frame after its step."""
 
     def __init__(self) -> None:
-        self.before: defaultdict[FramePlace, list[event_log.Edit]] = defaultdict(list)
-        self.on: defaultdict[FramePlace, list[event_log.Edit]] = defaultdict(list)
+        self.before: defaultdict[FramePlace, list[Edit]] = defaultdict(list)
+        self.on: defaultdict[FramePlace, list[Edit]] = defaultdict(list)
 
     def copy(self) -> FrameEdits:
         """Return the same edits. What is taken out of the copy stays in this one."""
@@ -386,10 +401,7 @@ class FrameEdits:
     def begin_objects(self) -> bool:
         """Return True if any edit makes objects begin: an addition, or names to detect."""
         edits = (edit for group in (self.before, self.on) for found in group.values() for edit in found)
-        return any(
-            edit.op in ("add_object", "add_like", "add_exemplar") or edit.args.get("prompts")
-            for edit in edits
-        )
+        return any(_begins_objects(edit) for edit in edits)
 
     def skip_to(self, camera: str, seq: int) -> int:
         """Skip edits of the camera's frames before `seq`, but for the last names to detect.
@@ -401,7 +413,7 @@ class FrameEdits:
             edit for group in (self.before, self.on) for place in places for edit in group.pop(place, ())
         ]
         # names stay in force on later frames, so the last ones are needed from the beginning on
-        prompts = [edit for edit in skipped if edit.op == "set_prompts"]
+        prompts = [edit for edit in skipped if isinstance(edit, SetPrompts)]
         if prompts:
             self.before[camera, seq] = [prompts[-1], *self.before.pop((camera, seq), ())]
         return len(skipped) - len(prompts)
@@ -437,18 +449,19 @@ def step_all_frames(
         episode = bisect_right(episode_starts, frame.seq)
         if before not in (None, episode):
             begun.clear()
-            yield event_log.Edit.of(Reset())
+            yield Reset()
             if prompts:
-                yield event_log.Edit.of(SetPrompts(prompts=tuple(prompts)))
+                yield SetPrompts(prompts=tuple(prompts))
         marked = [item for item in remaining if _is_on(item, frame, indices[frame.camera])]
         remaining = [item for item in remaining if item not in marked]
         indices[frame.camera] += 1
-        on_frame = [*edits.on.pop(place, ()), *(_make_add_edit(item, frame, notes) for item in marked)]
+        on_frame: list[Edit] = [
+            *edits.on.pop(place, ()),
+            *(_make_add_edit(item, frame, notes) for item in marked),
+        ]
         if everything and frame.camera not in begun:
             begun.add(frame.camera)
-            on_frame.append(
-                event_log.Edit(event_log.ADD_EVERYTHING, {"camera": frame.camera, "seq": frame.seq})
-            )
+            on_frame.append(AddEverything(SegmentEverything(camera=frame.camera, seq=frame.seq)))
         # the time of a recorded frame, not of this run, so that a repeated replay gives the same bytes
         received_ns = frame.sent_ns or frame.capture_ns
         yield event_log.Step(frame, received_ns, edits=tuple(on_frame), robot=find_robot(frame))
@@ -493,7 +506,7 @@ def _is_on(marked: ObjectOnFrame, frame: Frame, index: int) -> bool:
     return index == marked.index
 
 
-def _make_add_edit(marked: ObjectOnFrame, frame: Frame, notes: event_log.Notes) -> event_log.Edit:
+def _make_add_edit(marked: ObjectOnFrame, frame: Frame, notes: event_log.Notes) -> Edit:
     """Return the edit that adds an object on its frame. A box that reaches beyond the frame is noted."""
     if clipped := describe_clipping(marked.box, (frame.height, frame.width)):
         notes.add(f"object {marked.label}: {clipped}")
@@ -501,28 +514,27 @@ def _make_add_edit(marked: ObjectOnFrame, frame: Frame, notes: event_log.Notes) 
         return _make_exemplar_edit(marked, frame)
     mask = None if marked.mask is None else read_mask(Path(marked.mask), marked.value)
     prompt = FramePrompt(marked.points, marked.labels, marked.box, mask)
-    added = AddObject(prompt=prompt, label=marked.label, seq=frame.seq, camera=frame.camera)
-    return event_log.Edit.of(added)
+    return AddObject(**write_prompt(prompt), label=marked.label, seq=frame.seq, camera=frame.camera)
 
 
-def _make_exemplar_edit(marked: ObjectOnFrame, frame: Frame | None = None) -> event_log.Edit:
+def _make_exemplar_edit(marked: ObjectOnFrame, frame: Frame | None = None) -> AddExemplar:
     """Return the edit of a box on a frame, or on its photo."""
     shown = AddExemplar(
         name=marked.label,
-        boxes=(FramePrompt(box=marked.box),),
+        boxes=(read_box(FramePrompt(box=marked.box)),),
         labels=None if marked.like is None else (marked.like,),
     )
     if frame is not None:
-        return event_log.Edit.of(replace(shown, camera=frame.camera, seq=frame.seq))
+        return structs.replace(shown, camera=frame.camera, seq=frame.seq)
     with explain_os_error(ReplayError, f"cannot read {marked.photo}"):
         photo = read_regular(Path(str(marked.photo)), MAX_IMAGE_FILE)
-    return event_log.Edit.of(replace(shown, photo=photo))
+    return structs.replace(shown, photo=photo)
 
 
 def group_edits(log: Iterable[RecordedMasks | Event]) -> FrameEdits:
     """Group a live node's edits by the frames that they took effect on. Edits after the last frame are dropped."""
     edits = FrameEdits()
-    pending: list[event_log.Edit] = []
+    pending: list[Edit] = []
     last: dict[str, int] = {}
     for item in log:
         if isinstance(item, RecordedMasks):
@@ -534,20 +546,34 @@ def group_edits(log: Iterable[RecordedMasks | Event]) -> FrameEdits:
                 edits.before[place] += own
             pending = [edit for edit in pending if not _applies_to(edit, place[0])]
         elif item.op in CHANGES:
-            edit = event_log.Edit(item.op, item.args)
+            edit = event_log.read_edit(item)
             frame = _find_prompted_frame(edit, last)
             edits.on[frame].append(edit) if frame else pending.append(edit)
     return edits
 
 
-def _find_prompted_frame(edit: event_log.Edit, last: dict[str, int]) -> FramePlace | None:
+def _find_prompted_frame(edit: Edit, last: dict[str, int]) -> FramePlace | None:
     """Return the past frame of an edit, None if the edit takes effect on the next frame."""
-    camera = edit.args.get("camera") or (next(iter(last)) if len(last) == 1 else None)
-    seq = edit.args.get("seq")
-    if seq is None and edit.op in ("refine_object", "add_exemplar") and camera in last:
+    if not isinstance(edit, AddObject | RefineObject | AddExemplar | PinFrame):
+        return None
+    camera = edit.camera or (next(iter(last)) if len(last) == 1 else None)
+    seq = edit.seq
+    if seq is None and isinstance(edit, RefineObject | AddExemplar) and camera in last:
         seq = last[camera]
     return None if seq is None or camera is None else (camera, seq)
 
 
-def _applies_to(edit: event_log.Edit, camera: str) -> bool:
-    return edit.args.get("camera") in (None, camera)
+def _applies_to(edit: Edit, camera: str) -> bool:
+    return _camera_of(edit) in (None, camera)
+
+
+def _camera_of(edit: Edit) -> str | None:
+    """Return the camera that an edit names; None if it applies to all, or to the one that there is."""
+    return getattr(edit, "camera", None)
+
+
+def _begins_objects(edit: Edit) -> bool:
+    """Return True if an edit makes objects begin. One that cannot be read may have been such an edit."""
+    if isinstance(edit, SetPrompts):
+        return bool(edit.prompts)
+    return isinstance(edit, AddObject | AddLike | AddExemplar | Unreadable)

@@ -16,17 +16,20 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgpack
 
 from ..errors import OutputError, ReplayError
 from ..files import explain_os_error
 from ..resources import Closeable
+from ..schema.operations import AddObject, SetPrompts
+from ..schema.values import MaskMap
 from ..types import Frame, Instance, MaskFrame
-from ..wire import encode_mask, pack_frame, unpack_frame
-from ..wire.operations import SetPrompts
-from .event_log import REMOVED, Action, Edit, Step
+from ..wire import pack_frame, unpack_frame
+from ..wire.requests import pack_mask
+from .edits import RemoveLabelled
+from .event_log import Action, Step
 from .shards import SECOND_PASS, CameraObject, Shards
 from .store import Store
 
@@ -43,12 +46,12 @@ class Span:
     id: int
     first: int
     last: int
-    mask: Mapping[str, Any]
+    mask: MaskMap
 
     @classmethod
     def from_instance(cls, first: int, last: int, camera: str, instance: Instance) -> Span:
         """Make the span that starts from an instance on the frame `last`."""
-        return cls(camera, instance.id, first, last, encode_mask(instance.mask))
+        return cls(camera, instance.id, first, last, pack_mask(instance.mask))
 
 
 def find_bidirectional_spans(
@@ -176,16 +179,18 @@ def schedule_backward(
     The second pass detects nothing by name; `has_prompts` tells that a new player would. Objects have their id of the
     first pass as label, as the second pass assigns its own ids.
     """
-    additions = defaultdict[int, list[Edit]](list)
-    removals = defaultdict[int, list[Edit]](list)
+    additions = defaultdict[int, list[Span]](list)
+    removals = defaultdict[int, list[RemoveLabelled]](list)
     for span in spans:
-        target = {"camera": span.camera, "label": str(span.id)}
-        additions[span.last].append(Edit("add_object", {**target, "mask": span.mask}))
-        removals[span.first].append(Edit(REMOVED, target))
+        additions[span.last].append(span)
+        removals[span.first].append(RemoveLabelled(span.camera, str(span.id)))
     if has_prompts:
-        yield Edit.of(SetPrompts(prompts=()))
+        yield SetPrompts(prompts=())
     for index, frame in buffer.read_backward():
-        added = (Edit(op, {**args, "seq": frame.seq}) for op, args in additions[index])
+        added = (
+            AddObject(camera=span.camera, label=str(span.id), mask=span.mask, seq=frame.seq)
+            for span in additions[index]
+        )
         yield Step(frame, 0, edits=(*removals[index], *added))
 
 

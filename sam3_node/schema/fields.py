@@ -29,6 +29,7 @@ MAX_ITEMS = 4096
 MAX_DESCRIBED = 60
 """Characters of a value in an error message."""
 _LARGEST = sys.float_info.max
+_BINARY = (bytes, bytearray, memoryview)
 
 # numbers: NaN and the infinite lie outside of all bounds
 Natural = Annotated[int, Meta(ge=0, le=MAX_INT)]
@@ -98,11 +99,14 @@ def convert(value: object, kind: type[T], what: str) -> T:
 
 def to_plain(value: msgspec.Struct) -> dict[str, Any]:
     """Return a value of the schema as plain values; what has its default is left out, if its class omits defaults."""
-    plain: dict[str, Any] = msgspec.to_builtins(value, builtin_types=(bytes,), enc_hook=_to_builtin)
+    plain: dict[str, Any] = msgspec.to_builtins(value, builtin_types=_BINARY, enc_hook=_to_builtin)
     return plain
 
 
 def _to_builtin(value: object) -> object:
+    # a text with a class of its own, such as the version of a package
+    if isinstance(value, str):
+        return str(value)
     # scalars of numpy, without an import of it
     item: Callable[[], object] | None = getattr(value, "item", None)
     if item is None or getattr(value, "shape", None) != ():
@@ -262,6 +266,8 @@ def describe_type(info: inspect.Type, found: object = None) -> str:
                 "the name of a camera, frame or robot: 1 to 64 letters, digits, '_', '.' or '-', and not of dots "
                 "alone"
             )
+        if info.min_length is not None:
+            return f"a string of {info.min_length} to {info.max_length} characters"
         is_long = isinstance(found, str) and info.max_length is not None
         return f"a string of at most {info.max_length} characters" if is_long else "a string"
     if isinstance(info, inspect.TupleType):

@@ -19,9 +19,10 @@ from ..errors import (
     make_error,
     request_id,
 )
+from ..schema.operations import REPEATABLE, Operation
+from ..schema.replies import ReplyT
 from ..types import Buffer
 from ..wire import Reply, Request, pack_request, unpack_reply
-from ..wire.operations import REPEATABLE
 from . import sockets
 from .security import Security, Socket
 
@@ -63,6 +64,10 @@ class ControlClient(sockets.SocketOwner):
         The request has the id of the surrounding block `request_id`, or one of its own. Its error has the same id.
         """
         return self.call_within(self._timeout_ms, op, **args)
+
+    def ask(self, operation: Operation[ReplyT]) -> ReplyT:
+        """Request an operation as `call` does, and return its reply. Raises WireError for a reply of another shape."""
+        return operation.read_reply(self.call(operation.op, **operation.to_args()))
 
     def call_within(self, timeout_ms: int, op: str, **args: Any) -> Any:
         """Request an operation as `call` does, and wait at most `timeout_ms`. Turns of other threads count."""

@@ -15,10 +15,9 @@ import zmq
 
 from ..errors import BusyError, ForbiddenError, SupersededError, WireError
 from ..resumable import Resumable
+from ..schema.operations import FOR_READERS, OPERATIONS
 from ..types import Buffer
 from ..wire import INTERNAL_ERROR, Failure, Reply, Request, pack_reply, unpack_request
-from ..wire.codec import count_items
-from ..wire.operations import FOR_READERS, OPERATIONS
 from . import sockets
 from .channels import FrameSubscriber
 from .limits import Rights
@@ -460,7 +459,7 @@ class ControlServer(sockets.BoundOwner, sockets.SocketThread):
                 peer, 0, parts[-1], size + OVERHEAD_BYTES, arrived_s, connection=connection
             )
         else:
-            cost = size + ITEM_BYTES * count_items(request.args) + OVERHEAD_BYTES
+            cost = size + ITEM_BYTES * request.count_items() + OVERHEAD_BYTES
             waiting = WaitingRequest(
                 peer, request.id, request, cost, arrived_s, request.supersede_key, connection
             )

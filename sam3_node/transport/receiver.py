@@ -10,11 +10,12 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import zmq
 
 from ..errors import TransportError, WireError
+from ..schema.replies import RefusedCamera
 from ..types import Delivery, Frame, MaskFrame
 from ..wire import BEAT_TOPIC, find_camera
 from .primitives import WakePipe
@@ -193,15 +194,14 @@ class RefusedFrames:
     last_s: float
     """time of the last one (`time.monotonic`)"""
 
-    def describe(self) -> dict[str, Any]:
-        """Return the fields as the node's status has them."""
-        silent_s = round(time.monotonic() - self.last_s, 3)
-        return {
-            "frames": self.frames,
-            "last_error": self.last_error,
-            "endpoint": self.endpoint,
-            "silent_s": silent_s,
-        }
+    def describe(self) -> RefusedCamera:
+        """Return them as the node's status has them."""
+        return RefusedCamera(
+            frames=self.frames,
+            last_error=self.last_error,
+            endpoint=self.endpoint,
+            silent_s=round(time.monotonic() - self.last_s, 3),
+        )
 
 
 class StoredMessage(NamedTuple, Generic[C]):

@@ -8,21 +8,25 @@ replayed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import msgspec
 
 from ..errors import RequestError, Sam3NodeError, WireError, check_request_id
-from ..schema.fields import describe
+from ..schema.fields import Natural, Text, describe
+from ..schema.operations import OPERATIONS, AnyOperation
 from ..types import Buffer
-from .codec import VERSION, Fields, Limits, Read, Schema, open_message, pack
-from .operations import OPERATIONS, AnyOperation, read_operation
+from .codec import VERSION, Fields, Limits, Read, Schema, count_items, open_message, pack, unpack
+from .requests import decode_operation, read_operation
 
 INTERNAL_ERROR = "internal"
 """Code of a failure that is a fault of the node, and of no error class of this package."""
 _LIMITS = Limits(total_bytes=16 << 20)
+_READ_LIMITS = Limits(total_bytes=16 << 20, text_bytes=16 << 20, total_items=16 << 20)
+"""of arguments that their operation has bounded"""
 _ARGUMENTS: dict[str, Read] = {"op": Fields.text, "args": Fields.open_map}
 
 
@@ -38,20 +42,62 @@ _REQUEST = Schema({"id": Fields.integer, **_ABOUT})
 _EVENT = Schema({"n": Fields.integer, **_ABOUT})
 
 
-@dataclass(frozen=True)
+class _RequestMessage(msgspec.Struct):
+    """The map of a request, whose arguments are read by its operation."""
+
+    v: Literal[1]
+    id: Natural
+    op: Text
+    args: msgspec.Raw
+    request_id: Text | None = None
+
+
+_REQUEST_DECODER = msgspec.msgpack.Decoder(_RequestMessage)
+
+
 class Request:
     """A request for an operation of the node. The client chooses `id`, and the reply repeats it."""
 
-    id: int
-    op: str
-    args: dict[str, Any] = field(default_factory=dict)
-    request_id: str | None = field(default=None, compare=False)
-    """Text that the node's log and events repeat, so that an operator finds what became of the request."""
+    __slots__ = ("_args", "_operation", "_packed", "id", "op", "request_id")
 
-    @cached_property
+    def __init__(
+        self,
+        id: int,
+        op: str,
+        args: Mapping[str, Any] | None = None,
+        request_id: str | None = None,
+    ) -> None:
+        self.id = id
+        self.op = op
+        self.request_id = request_id
+        """Text that the node's log and events repeat, so that an operator finds what became of the request."""
+        self._args: Mapping[str, Any] | None = args or {}
+        self._packed: Buffer = b""
+        self._operation: AnyOperation | None = None
+
+    @classmethod
+    def of(cls, message: _RequestMessage, operation: AnyOperation) -> Request:
+        """Return the request of a message whose operation was read."""
+        request = cls(message.id, message.op, None, message.request_id)
+        request._args = None
+        request._packed = message.args
+        request._operation = operation
+        return request
+
+    @property
+    def args(self) -> Mapping[str, Any]:
+        """The arguments as they came. They are unpacked when they are first used."""
+        if self._args is None:
+            args: dict[str, Any] = unpack(self._packed, what="request: args", limits=_READ_LIMITS)
+            self._args = args
+        return self._args
+
+    @property
     def operation(self) -> AnyOperation:
         """The operation, read once. Raises RequestError for an unknown one, and for wrong arguments."""
-        return read_operation(self.op, self.args)
+        if self._operation is None:
+            self._operation = read_operation(self.op, self.args)
+        return self._operation
 
     @property
     def supersede_key(self) -> str | None:
@@ -59,10 +105,41 @@ class Request:
         # only an operation whose newer request makes an older one useless, such as a preview
         if self.op not in OPERATIONS or not OPERATIONS[self.op].is_superseded:
             return None
-        camera = self.args.get("camera")
+        if self._operation is not None:
+            camera = getattr(self._operation, "camera", None)
+        else:
+            camera = self.args.get("camera")
         if not isinstance(camera, str | None):
             return None
         return f"{self.op} {camera!r}"
+
+    def count_items(self) -> int:
+        """Return the number of values in the arguments, at all levels."""
+        if self._operation is None:
+            return count_items(self.args)
+        return _count_values(self._operation)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Request):
+            return NotImplemented
+        return (self.id, self.op, self.args) == (other.id, other.op, other.args)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Request({self.id}, {self.op!r}, {dict(self.args)!r:.200})"
+
+
+def _count_values(value: object) -> int:
+    """Return the number of values in a value of the schema, whose depth its type bounds."""
+    inner: Iterable[object] = ()
+    if isinstance(value, msgspec.Struct):
+        inner = (getattr(value, name) for name in value.__struct_fields__)
+    elif isinstance(value, Mapping):
+        inner = value.values()
+    elif isinstance(value, tuple):
+        inner = value
+    return sum(1 + _count_values(each) for each in inner)
 
 
 class Failure(NamedTuple):
@@ -99,6 +176,16 @@ def pack_request(request: Request) -> bytes:
 
 def unpack_request(data: Buffer) -> Request:
     """Unpack a request and read its operation. Raises WireError for any other bytes; `operation` may still raise."""
+    # in one pass, if all is right
+    if memoryview(data).nbytes <= _LIMITS.total_bytes:
+        with suppress(msgspec.MsgspecError, RecursionError, UnicodeDecodeError, RequestError):
+            message = _REQUEST_DECODER.decode(data)
+            if message.request_id is not None:
+                check_request_id(message.request_id)
+            operation = decode_operation(message.op, message.args)
+            if operation is not None:
+                return Request.of(message, operation)
+    # slowly, to say what is wrong
     fields = open_message(data, "request", _LIMITS, has_kind=False)
     request = Request(**fields.read(_REQUEST))
     with suppress(Exception):  # it raises again where the request is answered

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ..errors import RequestError
+from ..schema.operations import MAX_POINTS
 from ..types import Mask
 from ..types import lazy_numpy as np
 
 Floats: TypeAlias = "np.typing.NDArray[np.float64]"
 Array: TypeAlias = "np.typing.NDArray[Any]"
-
-MAX_POINTS = 64
-"""Points of a prompt."""
 
 
 @dataclass(slots=True, eq=False)

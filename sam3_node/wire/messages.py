@@ -194,7 +194,8 @@ def read_vectors(fields: codec.Fields, name: str) -> bytes:
     return data
 
 
-def _check_quaternion(quaternion: Sequence[float]) -> None:
+def check_quaternion(quaternion: Sequence[float]) -> None:
+    """Raise WireError for a quaternion that is not of length 1."""
     length = math.hypot(*quaternion)
     if not abs(length - 1) <= _UNIT_TOLERANCE:
         raise WireError(f"pose: expected a quaternion (x, y, z, w) of length 1, found length {length:.4g}")
@@ -213,7 +214,7 @@ _ACTION = Body(
 
 def pose_fields(pose: types.FramePose) -> dict[str, Any]:
     """Return the fields of a pose. Raises WireError for a quaternion that is not of length 1."""
-    _check_quaternion(pose.quaternion_xyzw)
+    check_quaternion(pose.quaternion_xyzw)
     check_name(pose.frame, "frame")
     check_name(pose.parent, "frame")
     return _POSE.to_map(pose)
@@ -222,7 +223,7 @@ def pose_fields(pose: types.FramePose) -> dict[str, Any]:
 def read_pose(fields: codec.Fields) -> types.FramePose:
     """Read the fields of a pose. Raises WireError for any other input."""
     pose = convert(fields.whole(), types.FramePose, fields.what)
-    _check_quaternion(pose.quaternion_xyzw)
+    check_quaternion(pose.quaternion_xyzw)
     return pose
 
 
@@ -303,7 +304,7 @@ def unpack_masks(parts: Sequence[types.Buffer], lazy: bool = False) -> types.Mas
     _check_topic(parts[0], masks_topic(message.camera), "masks")
     for pose in (message.camera_pose, message.robot_pose):
         if pose is not None:
-            _check_quaternion(pose.quaternion_xyzw)
+            check_quaternion(pose.quaternion_xyzw)
     size = message.height, message.width
     # the masks share one budget of pixels, so that many large ones cannot fill the memory
     message.instances = _read_instances(message.instances, size, lazy)
@@ -376,6 +377,6 @@ def unpack_pose(parts: Sequence[types.Buffer]) -> types.RobotMessage:
     body = _JOINTS if is_joints else _POSE
     message: types.RobotMessage = body.build(_open_body(parts, body))
     if isinstance(message, types.FramePose):
-        _check_quaternion(message.quaternion_xyzw)
+        check_quaternion(message.quaternion_xyzw)
     _check_topic(parts[0], robot_topic(message), body.what)
     return message

@@ -16,8 +16,8 @@ from sam3_node.node.hand_over import HandOverState
 from sam3_node.node.operations import MAX_PINNED, describe_change, handle_request
 from sam3_node.perception.identity import LiveIdentity
 from sam3_node.perception.perception import Perception
+from sam3_node.schema.replies import MAX_STRIDE
 from sam3_node.wire import Reply, Request
-from sam3_node.wire.operations import MAX_STRIDE
 from tests.support.live import moving_frame, tiny_settings
 
 MS = 1_000_000

@@ -20,7 +20,7 @@ from sam3_node.perception.perception import Perception
 from sam3_node.transport.control_server import ControlServer
 from sam3_node.types import MaskFrame
 from sam3_node.wire.frame_prompt import FramePrompt
-from sam3_node.wire.operations import HandOver
+from sam3_node.wire.requests import read_operation
 from tests.node.test_warm_restart import keeper, served, with_object
 from tests.support.near_node import ask
 from tests.support.node_rig import Process, Rig, ids, masks_where, picture, until, unworried_client
@@ -297,7 +297,7 @@ def test_a_file_is_continued_once(old: OldNode, tmp_path: Path) -> None:
 def test_a_taker_may_not_name_itself_over_several_lines() -> None:
     for taker in ("", "a\nb", "\x1b[2J", "x" * 201):
         with refuses(RequestError, field=("taker", "1", "200")):
-            HandOver.read({"taker": taker, "token": "t"})
+            read_operation("hand_over", {"taker": taker, "token": "t"})
 
 
 def add_one(client: PerceptionClient) -> MaskFrame:

@@ -13,10 +13,10 @@ from sam3_node.client.values import fetch_snapshot
 from sam3_node.console.views import LiveViews
 from sam3_node.errors import AuthenticationError, ForbiddenError
 from sam3_node.perception.snapshot import MAGIC
+from sam3_node.schema.operations import HandOver, MakeSnapshot
 from sam3_node.settings import load_settings
 from sam3_node.transport import ControlClient, FramePublisher, Security
 from sam3_node.transport.security import KeyFolder
-from sam3_node.wire.operations import HandOver, MakeSnapshot
 from tests.support.key_rig import Keys
 from tests.support.near_node import ask
 from tests.support.node_rig import Rig, ids, masks_where, picture, until

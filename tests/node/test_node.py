@@ -18,6 +18,7 @@ from sam3_node.client import PerceptionClient, request_id
 from sam3_node.errors import DeviceError, NodeRestarted, RequestError, UnknownFrameError, UnknownObjectError
 from sam3_node.node import node
 from sam3_node.perception.pipeline import Pipeline
+from sam3_node.schema.operations import OPERATIONS
 from sam3_node.settings import TrackerSettings
 from sam3_node.transport import ControlClient, FramePublisher, MaskSubscriber
 from sam3_node.transport.limits import rss_bytes
@@ -32,7 +33,6 @@ from sam3_node.wire import (
     unpack_masks,
     unpack_reply,
 )
-from sam3_node.wire.operations import OPERATIONS
 from tests.support.near_node import NearNode
 from tests.support.node_rig import Process, Rig, has_ids, ids, masks_where, picture, until
 from tests.support.patience import PATIENCE_MS, PATIENCE_S

@@ -73,8 +73,8 @@ def test_refused_frames_are_counted_by_camera_with_the_reason() -> None:
     with sending(pack("wrist", FISHEYE)) as endpoint, FrameSubscriber([endpoint]) as subscriber:
         until(lambda: "wrist" in subscriber.refused, "a refusal")
         told = subscriber.refused["wrist"].describe()
-        assert (told["endpoint"], told["frames"] >= 1, told["silent_s"] < 5) == (endpoint, True, True)
-        assert "coeffs" in told["last_error"]
+        assert (told.endpoint, told.frames >= 1, told.silent_s < 5) == (endpoint, True, True)
+        assert "coeffs" in told.last_error
 
 
 def test_many_invented_names_fill_no_memory() -> None:

@@ -377,16 +377,16 @@ def test_the_event_of_a_restore_names_the_snapshot(saved: Path) -> None:
     ((op, args),) = events
     assert op == RESTORED
     assert len(args["sha256"]) == 64
-    assert (args["ids_continue"], args["cameras"]) == (True, ["cam1"])
+    assert (args["ids_continue"], list(args["cameras"])) == (True, ["cam1"])
 
 
 def test_a_request_reads_only_its_own_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node = keeper(tmp_path / "a.snapshot", with_object())
     number = node.begin()
-    until(lambda: node.read(number, 0)["ready"], "a packed snapshot")
+    until(lambda: node.read(number, 0).ready, "a packed snapshot")
     part = node.read(number, 10)
-    assert part["size"] == len(part["data"]) + 10
-    assert node.read(number, 1 << 60)["data"] == b""
+    assert (part.size, part.ready) == (len(part.data or b"") + 10, True)
+    assert node.read(number, 1 << 60).data == b""
     with refuses(RequestError, field="kept"):
         node.read(number + 1, 0)
     node.tick()

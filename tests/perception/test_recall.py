@@ -67,7 +67,7 @@ class Table:
         return masks
 
     def lost(self) -> list[int]:
-        return [place["id"] for place in self.pipeline.where(None, None) if place["state"] == "lost"]
+        return [place.id for place in self.pipeline.where(None, None) if place.state == "lost"]
 
 
 def in_view(masks: MaskFrame) -> list[int]:
@@ -189,8 +189,8 @@ def test_another_thing_in_its_place_is_doubtful(nano: TrackerModel) -> None:
     assert trust[0].state == "tracked"
     assert not cup.doubtful
     (place,) = desk.pipeline.where(None, "cup")
-    assert not place["in_view"]
-    assert place["seq"] == 6
+    assert not place.in_view
+    assert place.seq == 6
     # unless a user says that it is the object
     desk.pipeline.refine(1, FramePrompt(points=[(150, 185)]))
     assert not desk.step(BLUE | {"yellow": (150, 180)})[0].doubtful
@@ -207,13 +207,13 @@ def test_where_says_what_is_in_view_and_what_was(nano: TrackerModel) -> None:
     desk = Desk(nano)
     desk.step(RED, 6)
     cup, box = desk.pipeline.where(None, None)
-    assert (cup["label"], cup["in_view"], cup["age_s"], cup["has_picture"]) == ("cup", True, 0.0, True)
+    assert (cup.label, cup.in_view, cup.age_s, cup.has_picture) == ("cup", True, 0.0, True)
     desk.step(BLUE, 10)
     cup, box = desk.pipeline.where(None, None)
-    assert (cup["in_view"], cup["state"], cup["age_s"], cup["seq"]) == (False, "occluded", 1.0, 6)
-    assert (box["in_view"], box["age_s"]) == (True, 0.0)
+    assert (cup.in_view, cup.state, cup.age_s, cup.seq) == (False, "occluded", 1.0, 6)
+    assert (box.in_view, box.age_s) == (True, 0.0)
     # without depth there is no position
-    assert (cup["position_m"], cup["frame"], cup["camera_pose"]) == (None, None, None)
+    assert (cup.position_m, cup.frame, cup.camera_pose) == (None, None, None)
     assert desk.pipeline.where(2, None) == [box]
     assert desk.pipeline.where(None, "BOX") == [box]
     assert desk.pipeline.where(None, "nothing") == []

@@ -2,29 +2,31 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from sam3_node.bags.native.reader import RecordedMasks
 from sam3_node.errors import ReplayError, WireError
+from sam3_node.replay.edits import CatchUpEnded, Edit, ReplayEdit, Restarted, Served, Unreadable
 from sam3_node.replay.event_log import (
-    RESTARTED,
     WINDOW,
-    Edit,
     Gap,
     LogEntry,
     LoggedStep,
     Notes,
     Step,
     match_frames,
+    read_edit,
     read_event_log,
 )
+from sam3_node.schema.operations import AddObject, Change, PinFrame, Reset
 from sam3_node.types import Frame, JointState, MaskFrame, RobotState, Shed
 from sam3_node.wire import Event
 from sam3_node.wire.messages import joints_fields
 from tests.support.refuses import mentions, refuses
 from tests.support.replay_logs import make_frame, make_masks, served
+from tests.support.tables import each_row
 
 FRESH = {"events": 0, "cameras": {}, "prompts": []}
 
@@ -44,12 +46,12 @@ def gaps(entries: Sequence[LogEntry]) -> list[str]:
 
 def test_the_log_has_the_steps_and_edits_in_order() -> None:
     failed = Event(2, "failed", {"camera": "a", "seq": 5, "error": "bad"})
-    added = Event(1, "add_object", {"box": [1]})
+    added = Event(1, "add_object", {"box": [0, 0, 4, 4]})
     entries = read_log(served(0), make_masks(0), added, make_masks(3, 2), failed, make_masks(6))
     assert entries == [
-        Edit("served", {"camera": "a"}),
+        Served("a"),
         LoggedStep("a", 0, 100, 7, 0),
-        Edit("add_object", {"box": [1]}),
+        AddObject(box=(0.0, 0.0, 4.0, 4.0)),
         LoggedStep("a", 3, 103, 7, 2),
         LoggedStep("a", 5),
         LoggedStep("a", 6, 106, 7, 0),
@@ -81,7 +83,7 @@ def test_a_gap_is_at_the_place_of_the_missing_data(
     entries = read_log(*log)
     with refuses(ReplayError, field=message):
         Notes(lenient=False).add_gap(gaps(entries)[0])
-    assert isinstance(entries[-1], (LoggedStep, Edit))
+    assert isinstance(entries[-1], LoggedStep | Edit)
 
 
 @pytest.mark.parametrize(
@@ -126,13 +128,50 @@ def test_a_camera_that_starts_again_is_no_gap() -> None:
 
 def test_a_restarted_node_is_an_edit() -> None:
     entries = read_log(served(0), make_masks(0), served(0), make_masks(5))
-    assert entries[2:4] == [Edit(RESTARTED), Edit("served", {"camera": "a"})]
+    assert entries[2:4] == [Restarted(), Served("a")]
     assert not gaps(entries)
 
 
 def test_an_event_without_arguments_is_an_error() -> None:
     with refuses(WireError, field=("event", "failed")):
         read_log(served(0), Event(1, "failed", {"camera": "a"}))
+
+
+@each_row(
+    ("op", "args", "edit"),
+    [
+        ("pin_frame", {"seq": 3, "camera": None}, PinFrame(seq=3)),
+        ("caught_up", {"camera": "a", "id": 2, "took_s": 0.5}, CatchUpEnded("a", 2)),
+        ("caught_up", {"camera": "a", "id": 2, "error": "gone"}, CatchUpEnded("a", 2, "gone")),
+        ("served", {"camera": "a", "fps": 30}, Served("a")),
+    ],
+)
+def test_an_event_is_read_into_an_edit(op: str, args: dict[str, Any], edit: Edit) -> None:
+    assert read_edit(Event(0, op, args)) == edit
+
+
+@each_row(
+    ("op", "args", "camera", "named"),
+    [
+        ("add_object", {"box": [0, 0, 4, 4], "colour": "red", "camera": "a"}, "a", ("add_object", "colour")),
+        ("remove_object", {"camera": "a"}, "a", ("remove_object", "id")),
+        ("caught_up", {"camera": "a"}, "a", ("caught_up", "id")),
+        ("pin_frame", {"seq": 1, "camera": ["a"]}, None, ("pin_frame", "camera")),
+        ("painted", {"camera": "a"}, None, ("add_object", "painted")),
+    ],
+)
+def test_an_event_of_another_version_is_refused_in_its_turn(
+    op: str, args: dict[str, Any], camera: str | None, named: tuple[str, ...]
+) -> None:
+    edit = read_edit(Event(0, op, args))
+    assert isinstance(edit, Unreadable)
+    assert (edit.op, edit.camera) == (op, camera)
+    assert mentions(edit.reason, *named)
+
+
+def test_every_edit_has_a_name_of_its_own() -> None:
+    kinds = [kind for union in (Change, ReplayEdit) for kind in get_args(union) if kind is not Unreadable]
+    assert len({kind.op for kind in kinds}) == len(kinds)
 
 
 def match(log: Sequence[LogEntry], frames: Sequence[Frame], lenient: bool = False) -> tuple[list[Any], Notes]:
@@ -150,7 +189,7 @@ def stepped(seq: int, camera: str = "a") -> LoggedStep:
 
 def test_frames_of_several_cameras_are_matched_in_another_order() -> None:
     frames = [make_frame(seq, camera) for seq in range(6) for camera in "abc"]
-    log = [stepped(2, "c"), stepped(0), Edit("reset"), stepped(5, "b"), stepped(5), stepped(4, "c")]
+    log = [stepped(2, "c"), stepped(0), Reset(), stepped(5, "b"), stepped(5), stepped(4, "c")]
     entries, _ = match(log, frames)
     assert entries == [("c", 2), ("a", 0), "reset", ("b", 5), ("a", 5), ("c", 4)]
 
@@ -203,7 +242,7 @@ def test_a_restore_is_a_gap_that_names_the_snapshot() -> None:
     entries = read_log(*log)
     assert gaps(entries) == [text := gaps(entries)[0]]
     assert "continued from a snapshot (SHA-256 " + "ab" * 32 in text
-    assert Edit(RESTARTED) in entries
+    assert Restarted() in entries
     with refuses(ReplayError, field="--allow-gaps"):
         list(match_frames(entries, [make_frame(0), make_frame(1)], Notes(lenient=False)))
 
@@ -218,7 +257,7 @@ def test_masks_of_another_node_without_its_events_are_a_gap() -> None:
     entries = read_log(served(0), *masks)
     (text,) = gaps(entries)
     assert mentions(text, "one", "two")
-    assert entries.count(Edit(RESTARTED)) == 1
+    assert entries.count(Restarted()) == 1
 
 
 def test_masks_of_a_node_that_tells_its_restart_are_no_gap() -> None:

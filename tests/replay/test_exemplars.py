@@ -12,9 +12,9 @@ from sam3_node.errors import ReplayError, RequestError
 from sam3_node.node.operations import carry_out
 from sam3_node.perception.checkpoint import pack_state, unpack_state
 from sam3_node.perception.perception import Perception
-from sam3_node.replay.event_log import Edit
 from sam3_node.replay.run import PerceptionCache, compare_masks, run_job
 from sam3_node.settings import DetectorSettings, Settings
+from sam3_node.wire.requests import read_operation
 from tests.support.command_line import command_parser
 from tests.support.hostility import make_irregular
 from tests.support.live import Live, moving_frame, tiny_settings
@@ -32,7 +32,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def show(perception: Perception, **args: Any) -> None:
-    carry_out(perception, Edit("add_exemplar", args).read_change())
+    carry_out(perception, read_operation("add_exemplar", args))
 
 
 def test_a_state_holds_exemplars_and_the_images_of_frames(settings: Settings) -> None:

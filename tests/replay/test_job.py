@@ -19,10 +19,10 @@ from sam3_node.replay.davis_png import MAX_IMAGE_FILE, encode_labels, read_mask
 from sam3_node.replay.event_log import Notes
 from sam3_node.replay.job import Job, ObjectOnFrame, chosen_settings, read_prompts, settings_for
 from sam3_node.replay.schedule import open_schedule, step_all_frames
+from sam3_node.schema.operations import AddObject
 from sam3_node.settings import load_settings
 from sam3_node.types import Frame
-from sam3_node.wire import decode_mask
-from sam3_node.wire.frame_prompt import FramePrompt
+from sam3_node.wire.requests import read_prompt
 from tests.support.command_line import command_parser
 from tests.support.hostility import MEGABYTE, large_png, limited_memory, make_irregular
 from tests.support.paths import SHARED
@@ -200,12 +200,10 @@ def test_an_object_becomes_the_operation_that_adds_it(tmp_path: Path) -> None:
     assert list(step_all_frames(frames[:1], notes, objects=[outside]))
     assert "reaches beyond" in notes.lines[0]
     edits = (*second.edits, *first.edits)
-    assert [edit.args["seq"] for edit in edits] == [12, 11, 11]
-    for edit in edits:
-        assert edit.op == "add_object"
-        shape = {name: edit.args.get(name) for name in ("points", "labels", "box")}
-        mask = decode_mask(edit.args["mask"]) if "mask" in edit.args else None
-        assert to_model(FramePrompt(**shape, mask=mask), 1, Scaling((48, 64), 32)).object_id == 1
+    added = [edit for edit in edits if isinstance(edit, AddObject)]
+    assert [edit.seq for edit in added] == [12, 11, 11]
+    for edit in added:
+        assert to_model(read_prompt(edit), 1, Scaling((48, 64), 32)).object_id == 1
 
 
 @pytest.mark.parametrize("at", ["", "bear", "bear/00000.png"])

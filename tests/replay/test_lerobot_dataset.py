@@ -16,7 +16,7 @@ import pytest
 from sam3_node.errors import BagError, ReplayError
 from sam3_node.recording.lerobot.masks import NAMES
 from sam3_node.replay.completion import StoppedError
-from sam3_node.replay.event_log import Edit, Notes, Step
+from sam3_node.replay.event_log import Notes, Step
 from sam3_node.replay.job import Job, ObjectOnFrame
 from sam3_node.replay.outputs import lerobot as lerobot_dataset
 from sam3_node.replay.outputs.output import Dataset, Sources
@@ -26,6 +26,7 @@ from sam3_node.replay.schedule import step_all_frames
 from sam3_node.replay.second_pass import find_bidirectional_spans
 from sam3_node.replay.shards import ShardLimits, Shards
 from sam3_node.replay.store import FolderStore
+from sam3_node.schema.operations import Reset, SetPrompts
 from sam3_node.types import Instance, Mask, MaskFrame
 from tests.replay.test_outputs import digests
 from tests.support.live import stop_after, tiny_settings
@@ -229,7 +230,7 @@ def test_objects_end_with_their_episode() -> None:
     notes = Notes(False)
     episodes = {"episode_starts": (0, 2), "prompts": ("mug",)}
     actions = list(step_all_frames(frames, notes, everything=True, **episodes))
-    assert actions[4:6] == [Edit("reset"), Edit("set_prompts", {"prompts": ["mug"]})]
+    assert actions[4:6] == [Reset(), SetPrompts(prompts=("mug",))]
     assert [len(action.edits) for action in actions if isinstance(action, Step)] == [1, 1, 0, 0, 1, 1, 0, 0]
     assert [action.frame for action in step_all_frames(frames, notes, prompts=("mug",))] == frames
 

@@ -9,10 +9,11 @@ import pytest
 from sam3_node.perception.perception import Perception
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.step import StepFrame
-from sam3_node.replay.event_log import Edit, Step
+from sam3_node.replay.event_log import Action, Step
 from sam3_node.replay.job import Job
 from sam3_node.replay.player import Player
 from sam3_node.replay.run import compare_job, run_job
+from sam3_node.schema.operations import AddObject
 from sam3_node.types import MaskFrame
 from tests.perception.test_linking import world_ids
 from tests.support.live import BOX, Live, chosen, moving_frame, tiny_settings
@@ -59,12 +60,12 @@ def test_a_replay_links_as_the_node_did(tmp_path: Path) -> None:
 def test_a_player_continues_with_the_same_ids(tmp_path: Path) -> None:
     settings = tiny_settings(tmp_path, link_distance_m=0.05)
     perception = Perception.load(settings)
-    actions: list[Step | Edit] = [
+    actions: list[Action] = [
         Step(moving_frame(seq, camera), 1) for seq in range(FRAMES) for camera in CAMERAS
     ]
-    actions[4:4] = [Edit("add_object", {"camera": camera, "box": BOX}) for camera in CAMERAS]
+    actions[4:4] = [AddObject(camera=camera, box=(16.0, 12.0, 48.0, 36.0)) for camera in CAMERAS]
 
-    def play(player: Player, part: list[Step | Edit]) -> list[list[int | None]]:
+    def play(player: Player, part: list[Action]) -> list[list[int | None]]:
         return [world_ids(masks) for action in part if (masks := player.play(action)) is not None]
 
     whole = play(Player(perception), actions)

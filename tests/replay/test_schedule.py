@@ -10,34 +10,37 @@ import pytest
 
 from sam3_node.bags.native.reader import RecordedMasks
 from sam3_node.errors import ReplayError
-from sam3_node.replay.event_log import MAX_NOTES, Edit, Notes, Step
+from sam3_node.replay.event_log import MAX_NOTES, Notes, Step
 from sam3_node.replay.job import ObjectOnFrame
 from sam3_node.replay.schedule import FrameEdits, check_extents, group_edits, step_all_frames
+from sam3_node.schema.operations import AddObject, RefineObject, Reset
 from sam3_node.types import Frame
 from sam3_node.wire import Event
 from tests.support.refuses import refuses
 from tests.support.replay_logs import make_frame, make_masks, served
 
+BOX = [0, 0, 4, 4]
+
 
 def test_every_frame_is_stepped_with_its_edits() -> None:
     edits = FrameEdits()
-    edits.before["a", 1] = [Edit("reset")]
-    edits.on["a", 2] = [Edit("refine_object", {"id": 1})]
+    edits.before["a", 1] = [Reset()]
+    edits.on["a", 2] = [RefineObject(id=1)]
     actions = list(step_all_frames([make_frame(seq) for seq in range(4)], Notes(False), edits))
-    assert actions[:3] == [Step(make_frame(0), 5), Edit("reset"), Step(make_frame(1), 5)]
-    assert actions[3] == Step(make_frame(2), 5, edits=(Edit("refine_object", {"id": 1}),))
+    assert actions[:3] == [Step(make_frame(0), 5), Reset(), Step(make_frame(1), 5)]
+    assert actions[3] == Step(make_frame(2), 5, edits=(RefineObject(id=1),))
 
 
 def test_recorded_edits_are_on_the_frames_they_took_effect_on() -> None:
     log: list[Any] = [
         served(0),
         make_masks(3),
-        Event(1, "add_object", {"box": [1]}),  # on the next frame
+        Event(1, "add_object", {"box": BOX}),  # on the next frame
         Event(2, "set_prompts", {"prompts": []}),
         make_masks(6),
-        Event(3, "refine_object", {"id": 1}),  # on the last frame
+        Event(3, "refine_object", {"id": 1, "box": BOX}),  # on the last frame
         make_masks(8),
-        Event(4, "refine_object", {"id": 1, "seq": 6}),
+        Event(4, "refine_object", {"id": 1, "box": BOX, "seq": 6}),
         Event(5, "remove_object", {"id": 1}),  # no frame follows
     ]
     edits = group_edits(item if isinstance(item, Event) else RecordedMasks(item, b"") for item in log)
@@ -47,7 +50,7 @@ def test_recorded_edits_are_on_the_frames_they_took_effect_on() -> None:
 
 
 def test_an_edit_waits_for_a_frame_of_its_own_camera() -> None:
-    added = Event(0, "add_object", {"camera": "b"})
+    added = Event(0, "add_object", {"camera": "b", "box": BOX})
     log = [make_masks(1), make_masks(1, camera="b"), added, make_masks(2), make_masks(2, camera="b")]
     edits = group_edits(item if isinstance(item, Event) else RecordedMasks(item, b"") for item in log)
     assert [place for place, waiting in edits.before.items() if waiting] == [("b", 2)]
@@ -60,7 +63,7 @@ def test_edits_are_kept_by_frames_that_have_some_and_can_be_stepped_twice() -> N
     frames = [make_frame(seq) for seq in range(3)]
     first, second = (list(step_all_frames(frames, Notes(False), edits.copy())) for _ in range(2))
     assert first == second
-    assert Edit("reset") in first
+    assert Reset() in first
 
 
 def test_objects_are_added_on_their_frames() -> None:
@@ -74,11 +77,11 @@ def test_objects_are_added_on_their_frames() -> None:
     notes = Notes(lenient=False)
     actions = list(step_all_frames(frames, notes, objects=shown))
     edited = [(item.frame, edit) for item in actions if isinstance(item, Step) for edit in item.edits]
-    placed = [(frame.camera, frame.seq, edit.args["label"]) for frame, edit in edited]
+    placed = [(frame.camera, frame.seq, getattr(edit, "label", None)) for frame, edit in edited]
     assert placed == [("b", 4, "first of b"), ("a", 5, "by seq"), ("a", 5, "by index")]
-    assert actions[1].edits[0].args == {
-        "camera": "b", "seq": 4, "box": [0, 0, 1, 1], "label": "first of b"
-    }  # fmt: skip
+    first = AddObject(camera="b", seq=4, box=(0.0, 0.0, 1.0, 1.0), label="first of b")
+    assert isinstance(actions[1], Step)
+    assert actions[1].edits == (first,)
     assert notes.lines == ["object nowhere: expected frame 0 of c, found no such frame"]
 
 

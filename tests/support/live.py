@@ -18,11 +18,11 @@ from sam3_node.node.operations import carry_out
 from sam3_node.node.status import CameraStats
 from sam3_node.perception.perception import Perception
 from sam3_node.perception.step import StepFrame
-from sam3_node.replay.event_log import Edit
 from sam3_node.replay.job import Job
 from sam3_node.settings import Settings
 from sam3_node.types import Frame, MaskFrame
-from sam3_node.wire import CAUGHT_UP, DROPPED, FAILED, SERVED, Event, pack_event, pack_masks
+from sam3_node.wire import CAUGHT_UP, DROPPED, FAILED, SERVED, Event, pack, pack_event, pack_masks, unpack
+from sam3_node.wire.requests import read_operation
 from tests.support.tiny import write_tiny
 
 SIZE = (48, 64)
@@ -126,9 +126,9 @@ class Live:
 
     def ask(self, op: str, recorded: bool = True, **args: Any) -> Any:
         """Carry out and record a control request; return its result."""
-        answer = carry_out(self.perception, Edit(op, args).read_change())
+        answer = carry_out(self.perception, read_operation(op, args))
         self.tell(op, recorded, **args)
-        return answer
+        return unpack(pack(answer.to_result()), what="reply")
 
     def drop(self, camera: str) -> None:
         """Drop a camera, as the node does for a new one."""

@@ -6,23 +6,25 @@ import msgpack
 import pytest
 
 from sam3_node.errors import RequestError
-from sam3_node.types import Mask
-from sam3_node.wire import Request, pack_request, unpack_request
-from sam3_node.wire.frame_prompt import FramePrompt
-from sam3_node.wire.operations import (
-    ARGUMENTS,
+from sam3_node.schema.operations import (
     CHANGES,
     OPERATIONS,
     PROMPT,
     AddExemplar,
     AddObject,
     ConfirmHandOver,
+    Operation,
     PinFrame,
+    PromptOperation,
     Reset,
     SegmentFrame,
     SetPrompts,
-    read_operation,
+    list_required,
 )
+from sam3_node.types import Mask
+from sam3_node.wire import Request, pack_request, unpack_request
+from sam3_node.wire.frame_prompt import FramePrompt
+from sam3_node.wire.requests import read_operation, read_prompt, write_prompt
 from tests.support.hostility import limited_memory
 from tests.support.refuses import refuses
 from tests.support.tables import each_row
@@ -63,12 +65,19 @@ REQUESTS = [name for name in EXAMPLES if name.startswith("request-") and name !=
 BOX = (16.0, 12.0, 48.0, 36.0)
 
 
+def to_message(operation: Operation[Any]) -> dict[str, Any]:
+    """Return the arguments of an operation as a message has them."""
+    args: dict[str, Any] = msgpack.unpackb(msgpack.packb(operation.to_args()))
+    return args
+
+
 @each_row("op", WIRE_1)
 def test_operations_of_wire_version_1_are_frozen(op: str) -> None:
-    arguments = ARGUMENTS[op]
-    schema = arguments.schema
-    required = [*(["*"] if arguments.takes_prompt else []), *sorted(schema.required)]
-    optional = sorted(schema.readers.keys() - schema.required)
+    kind = OPERATIONS[op]
+    takes_prompt = issubclass(kind, PromptOperation)
+    names = set(kind.__struct_fields__) - (set(PROMPT) if takes_prompt else set())
+    required = [*(["*"] if takes_prompt else []), *sorted(list_required(kind))]
+    optional = sorted(names - list_required(kind))
     assert (" ".join(required), " ".join(optional)) == WIRE_1[op]
 
 
@@ -81,7 +90,7 @@ def test_every_change_is_an_operation_and_names_are_unique() -> None:
 def test_a_golden_request_is_an_operation_that_packs_the_same_bytes(name: str) -> None:
     (data,) = golden(name)
     request = unpack_request(data)
-    args = request.operation.to_args()
+    args = to_message(request.operation)
     assert args == {key: request.args[key] for key in args}
     assert args.keys() == request.args.keys()
     # clients may name the arguments in any order
@@ -92,21 +101,21 @@ def test_a_golden_request_is_an_operation_that_packs_the_same_bytes(name: str) -
 @each_row(
     ("operation", "args"),
     [
-        (AddObject(prompt=FramePrompt(box=BOX)), {"box": list(BOX)}),
+        (AddObject(box=BOX), {"box": list(BOX)}),
         (
-            AddObject(prompt=FramePrompt(points=[(1, 2)], labels=[1]), label="", choice=0),
+            AddObject(points=((1, 2),), labels=(1,), label="", choice=0),
             {"points": [[1.0, 2.0]], "labels": [1], "label": "", "choice": 0},
         ),
-        (SegmentFrame(prompt=FramePrompt(points=[(1, 2)])), {"points": [[1.0, 2.0]]}),
+        (SegmentFrame(points=((1, 2),)), {"points": [[1.0, 2.0]]}),
         (
-            SegmentFrame(prompt=FramePrompt(points=[(1, 2)]), multimask=True),
+            SegmentFrame(points=((1, 2),), multimask=True),
             {"points": [[1.0, 2.0]], "multimask": True},
         ),
         (PinFrame(seq=3, lease_s=0.0), {"seq": 3, "lease_s": 0.0}),
         (SetPrompts(prompts=()), {"prompts": []}),
         (SetPrompts(prompts=("mug",), most={"mug": 1}), {"prompts": ["mug"], "most": {"mug": 1}}),
         (
-            AddExemplar(name="nut", boxes=(FramePrompt(box=BOX),), labels=(1,)),
+            AddExemplar(name="nut", boxes=(BOX,), labels=(1,)),
             {"name": "nut", "boxes": [list(BOX)], "labels": [1]},
         ),
         (Reset(), {}),
@@ -116,16 +125,25 @@ def test_a_golden_request_is_an_operation_that_packs_the_same_bytes(name: str) -
     ids=lambda value: value.op if hasattr(value, "op") else "",
 )
 def test_a_request_has_the_arguments_that_were_given(operation: Any, args: dict[str, Any]) -> None:
-    assert operation.to_args() == args
-    assert read_operation(operation.op, msgpack.unpackb(msgpack.packb(args))).to_args() == args
+    assert to_message(operation) == args
+    assert to_message(read_operation(operation.op, msgpack.unpackb(msgpack.packb(args)))) == args
 
 
 def test_the_mask_of_a_prompt_is_packed_and_read() -> None:
     mask = Mask((4, 6), (1, 1, 3, 3), Mask.from_full(_square()).crop)
-    args = AddObject(prompt=FramePrompt(mask=mask), camera="left").to_args()
-    read = AddObject.read(args)
-    assert (read.prompt.mask.full() == mask.full()).all()
+    args = to_message(AddObject(**write_prompt(FramePrompt(mask=mask)), camera="left"))
+    read = read_operation("add_object", args)
+    assert isinstance(read, AddObject)
+    assert (read_prompt(read).mask.full() == mask.full()).all()
     assert read.camera == "left"
+
+
+def test_the_arguments_of_a_request_that_was_read_can_be_read_again() -> None:
+    # a text of as many characters as a message may have, and of more bytes
+    args = {"box": list(BOX), "label": "\u5e3d" * 60_000, "seq": None}
+    request = unpack_request(msgpack.packb({"v": 1, "id": 3, "op": "add_object", "args": args}))
+    assert (request.args, request.count_items() > 4) == (args, True)
+    assert request == Request(3, "add_object", args)
 
 
 def _square() -> Any:
@@ -138,7 +156,7 @@ def _square() -> Any:
 
 def test_nil_counts_as_absent() -> None:
     operation = read_operation("add_object", {"box": list(BOX), "points": None, "label": None, "seq": None})
-    assert (operation.to_args(), operation.op) == ({"box": list(BOX)}, "add_object")
+    assert (to_message(operation), operation.op) == ({"box": list(BOX)}, "add_object")
 
 
 @each_row(

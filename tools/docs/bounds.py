@@ -162,7 +162,7 @@ INPUTS: tuple[Input, ...] = (
         OPERATOR,
         (
             Bound("node.operations.MAX_PINNED", _unit("frames")),
-            Bound("wire.operations.MAX_LEASE_S", _unit("s")),
+            Bound("schema.replies.MAX_LEASE_S", _unit("s")),
         ),
         "`capacity`, `bad_request`",
         ("client/test_shared_client.py",),

@@ -22,7 +22,7 @@ from .command_line import command_reference
 from .compatibility import compatibility_table
 from .errors import error_table
 from .fields import instance_table, mask_frame_table
-from .operations import operation_table
+from .operations import operation_table, place_table, reply_table
 from .tables import code, output_table, table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -179,6 +179,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "gpu-memory-groups": partial(gpu_table, estimate_groups_gpu_gb),
     "errors": error_table,
     "operations": operation_table,
+    "places": place_table,
+    "replies": reply_table,
     "outputs": output_table,
     "bounds": bounds_table,
     "mask-frame": mask_frame_table,

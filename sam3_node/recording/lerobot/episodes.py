@@ -11,9 +11,9 @@ import numpy as np
 from ...bags.native.reader import FrameHead, RecordingReader
 from ...bags.pairing import TimeSpan
 from ...errors import BagError
+from ...schema.operations import BeginEpisode, EndEpisode
 from ...types import Clock, FrameKey, JointState, MaskFrame, RobotAction
 from ...wire import Event
-from ...wire.operations import BeginEpisode, EndEpisode
 from .rows import CameraFrames, NamedSeries, SampledValues, Times
 
 UNNAMED = "unnamed"

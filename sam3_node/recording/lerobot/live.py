@@ -18,9 +18,9 @@ from typing import IO
 
 from ...errors import require
 from ...resources import Closeable
+from ...schema.operations import BeginEpisode, EndEpisode
 from ...settings import LeRobotSettings
 from ...wire import Event
-from ...wire.operations import BeginEpisode, EndEpisode
 from ..series import RecordedSeries
 from .dataset import EXTRA
 

@@ -118,11 +118,11 @@ def judge(
     found["strange"].append(len(pipeline.where(None, "spoon")))
     for index, object_id in ids.items():
         (said,) = pipeline.where(object_id, None)
-        found["false"].append(float(said["in_view"]))
-        if said["position_m"] is None or (index, said["seq"]) not in truths:
+        found["false"].append(float(said.in_view))
+        if said.position_m is None or said.seq is None or (index, said.seq) not in truths:
             continue
-        found["mm"].append(1000 * float(np.linalg.norm(truths[index, said["seq"]] - said["position_m"])))
-        found["age"].append(abs(said["age_s"] - (seq - said["seq"]) / FPS))
+        found["mm"].append(1000 * float(np.linalg.norm(truths[index, said.seq] - said.position_m)))
+        found["age"].append(abs((said.age_s or 0.0) - (seq - said.seq) / FPS))
 
 
 def move(start: Array, now_s: float) -> Array:

@@ -1,0 +1,100 @@
+"""What the fields of a class say about themselves: name, limits, and their one line of meaning.
+
+The meaning is the text below a field in the source. Tables of the documentation and schemas for agents show it.
+"""
+
+import ast
+import sys
+from functools import cache
+from inspect import getsource
+from textwrap import dedent
+from typing import NamedTuple
+
+import msgspec
+from msgspec import inspect
+
+from .fields import MAX_EPOCH, MAX_INT, MAX_SIDE
+
+# bounds that all numbers of a kind have, which would tell a reader nothing
+_COMMON = (MAX_INT, MAX_EPOCH, MAX_SIDE, sys.float_info.max)
+
+
+class FieldFacts(NamedTuple):
+    """A field of a class."""
+
+    name: str
+    """as messages have it"""
+    is_required: bool
+    meaning: str
+    """one line; empty where the name says all"""
+    limits: str
+    """such as "1..6" or "normal, low"; empty for a type without limits of its own"""
+    part: type[msgspec.Struct] | None
+    """The class of a map, or of each map of a list or map; None for other values, and for a mask or a pose"""
+
+
+def list_fields(kind: type[msgspec.Struct]) -> tuple[FieldFacts, ...]:
+    """Return the fields of a class, in their order."""
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    meanings = read_meanings(kind)
+    return tuple(
+        FieldFacts(
+            field.encode_name,
+            field.required,
+            meanings.get(field.name, ""),
+            _limits(field.type),
+            _part(field.type),
+        )
+        for field in info.fields
+    )
+
+
+@cache
+def read_meanings(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """Return the texts below the fields of a class and of its bases in the source, each as one line."""
+    meanings: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if base is msgspec.Struct or not issubclass(base, msgspec.Struct):
+            continue
+        (body,) = ast.parse(dedent(getsource(base))).body
+        assert isinstance(body, ast.ClassDef)
+        for field, below in zip(body.body, body.body[1:], strict=False):
+            if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+                continue
+            if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+                meanings[field.target.id] = " ".join(str(below.value.value).split())
+    return meanings
+
+
+def _inner(info: inspect.Type) -> inspect.Type:
+    """Return the type of the values that matter: of a list or map its items, of an optional field what it may be."""
+    if isinstance(info, inspect.UnionType):
+        return _inner(next(one for one in info.types if not isinstance(one, inspect.NoneType)))
+    if isinstance(info, inspect.DictType):
+        return _inner(info.value_type)
+    if isinstance(info, inspect.VarTupleType | inspect.ListType):
+        return _inner(info.item_type)
+    return info
+
+
+def _limits(info: inspect.Type) -> str:
+    inner = _inner(info)
+    if isinstance(inner, inspect.LiteralType):
+        return ", ".join(map(str, inner.values))
+    if isinstance(inner, inspect.StrType) and inner.min_length is not None:
+        return f"{inner.min_length} to {inner.max_length} characters"
+    if not isinstance(inner, inspect.IntType | inspect.FloatType):
+        return ""
+    low = inner.ge
+    if inner.le is not None and inner.le not in _COMMON:
+        return f"{low:g}..{inner.le:g}"
+    return f"from {low:g}" if low is not None and low > 0 else ""
+
+
+def _part(info: inspect.Type) -> type[msgspec.Struct] | None:
+    inner = _inner(info)
+    # a mask or a pose is a map that is described once for all messages
+    if not isinstance(inner, inspect.StructType) or inner.cls.__module__.endswith("schema.values"):
+        return None
+    return inner.cls
