@@ -9,7 +9,7 @@ pixel. Points, boxes and `Scaling` measure from the corner of that pixel, so the
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,8 @@ import numpy.typing as npt
 from .types import Clock, FramePose, Intrinsics, Mask
 
 Array = npt.NDArray[np.float64]
+Float = npt.NDArray[np.float32]
+DepthImage = npt.NDArray[np.uint16]
 
 # when undistortion ends: COUNT + EPS, iterations, normalised image units; OpenCV's default of 5 iterations leaves
 # errors of tenths of a pixel at the rim of a strongly distorting lens
@@ -257,3 +259,32 @@ def mask_iou(a: Mask, b: Mask) -> float:
     if not union:
         return 0.0
     return shared / union
+
+
+class DepthMap(NamedTuple):
+    """A depth image with what turns it into points."""
+
+    image: DepthImage
+    """uint16 [height, width], in units of `scale_m`; 0 is unknown"""
+    scale_m: float
+    rays: Float
+    """[2, height, width], of `RayMap`"""
+    focal_px: float
+
+
+class RayMap:
+    """Directions (x / z, y / z) of all pixels, float32 [2, height, width], computed when the intrinsics change."""
+
+    def __init__(self) -> None:
+        self._key: tuple[Intrinsics, tuple[int, int]] | None = None
+        self._rays: Float = np.empty((2, 0, 0), np.float32)
+
+    def rays(self, intrinsics: Intrinsics, size: tuple[int, int]) -> Float:
+        """Return the directions for an image of `size` (height, width)."""
+        if self._key != (intrinsics, size):
+            rows, columns = np.indices(size)
+            pixels = np.stack([columns, rows], axis=-1).reshape(-1, 2)
+            rays = deproject(pixels, 1.0, intrinsics)[:, :2]
+            self._rays = np.ascontiguousarray(rays.T.reshape(2, *size), np.float32)
+            self._key = (intrinsics, size)
+        return self._rays

@@ -85,7 +85,7 @@ def test_frames_that_are_kept_for_prompts_take_the_memory_of_their_limit() -> No
         nonlocal caught_up
         for seq in range(first, last):
             pipeline.step(Frame("cam0", seq, seq * 10**8, 64, 48, "bgr8", colour))
-            usage = pipeline.cache_usage
+            usage = pipeline.prompting.cache_usage
             assert usage["cached_bytes"] <= limit_mb * 1e6
             if seq % 10 == 9:
                 pipeline.reset()
@@ -95,8 +95,8 @@ def test_frames_that_are_kept_for_prompts_take_the_memory_of_their_limit() -> No
             caught_up += sum(pipeline.catch_ups.advance() is not None for _ in range(8))
 
     run(0, 60)
-    assert pipeline.cache_usage["cached_frames"] > 5
-    one_frame = limit_mb * 1e6 / pipeline.cache_usage["cached_frames"]
+    assert pipeline.prompting.cache_usage["cached_frames"] > 5
+    one_frame = limit_mb * 1e6 / pipeline.prompting.cache_usage["cached_frames"]
     tensors = tensor_bytes()
 
     def growth(first: int) -> int:

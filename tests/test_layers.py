@@ -31,7 +31,7 @@ LAYERS = (
     {"files"},
     {"settings", "geometry", "gpu_memory"},
     {"wire", "models", "visualization", "processes"},
-    {"transport", "tracking", "detection", "bags", "calibration"},
+    {"transport", "tracking", "detection", "bags", "calibration", "robot"},
     {"client", "cameras", "recording", "engines"},
     {"perception"},
     {"bridges", "console", "mcp", "node"},
@@ -40,7 +40,18 @@ LAYERS = (
     {"__main__"},
 )
 TORCH = ("models", "tracking", "detection", "engines", "perception")
-LIGHT = ("cameras", "recording", "console", "bridges", "mcp", "visualization", "bags", "calibration", "cli")
+LIGHT = (
+    "cameras",
+    "recording",
+    "console",
+    "bridges",
+    "mcp",
+    "visualization",
+    "bags",
+    "calibration",
+    "robot",
+    "cli",
+)
 FORBIDDEN = {
     "ultralytics",
     "yolov5",

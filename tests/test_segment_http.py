@@ -141,7 +141,7 @@ def segment_with_the_package(example: ModuleType, **prompt: Any) -> np.ndarray:
     pipeline = Pipeline(example.model, TrackerSettings(feature_cache=1), "http")
     image = cv2.imdecode(np.frombuffer(JPEG, np.uint8), cv2.IMREAD_COLOR)
     pipeline.step(Frame("http", 0, 0, 64, 48, "bgr8", image.tobytes()))
-    return pipeline.segment(FramePrompt(**prompt)).mask.full()
+    return pipeline.prompting.segment(FramePrompt(**prompt)).mask.full()
 
 
 def test_points_labels_and_a_box_give_the_masks_of_the_package(example: ModuleType) -> None:

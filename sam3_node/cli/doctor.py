@@ -427,7 +427,7 @@ def _read_joints(robot: RobotSettings) -> tuple[str, ...]:
     """Read the URDF with its meshes as the node would, and return the joints that move."""
     assert robot.urdf is not None
     # here, because it needs the extra robot
-    from ..perception.robot import RobotBody
+    from ..robot.body import RobotBody
 
     return RobotBody(robot.urdf, robot.base).joints
 

@@ -31,7 +31,7 @@ def check_named_files(settings: Settings) -> None:
     Raises MissingExtraError if the extra `node` is missing.
     """
     from ..calibration import load_calibration
-    from ..perception.robot_model import check_file
+    from ..robot.robot_model import check_file
 
     check_node()
     if settings.robot.urdf is not None:

@@ -226,14 +226,14 @@ class CatchUpPace:
 
         `frame_waits` returns True if a frame could be stepped instead.
         """
-        waiting = [pipeline for pipeline in pipelines if pipeline.behind]
+        waiting = [pipeline for pipeline in pipelines if pipeline.catch_ups.behind]
         if not waiting:
             # what is due belongs to objects that have arrived; the next object begins anew
             self._due = 0.0
             return None
         # cameras take turns, so that no camera's objects wait for all objects of another
         pipeline = waiting[self._slices % len(waiting)]
-        arrives = pipeline.behind == 1
+        arrives = pipeline.catch_ups.behind == 1
         may_begin = arrives or self.is_due or (not frame_waits() and self._fits(now_ns))
         return pipeline if may_begin else None
 

@@ -303,7 +303,7 @@ class Node:
         pipeline = pace.choose(pipelines, time.time_ns(), self._frame_waits)
         while pipeline is not None:
             begin_ns = time.perf_counter_ns()
-            done = pipeline.catch_up()
+            done = pipeline.catch_ups.advance()
             pace.note_slice(time.perf_counter_ns() - begin_ns)
             if done is not None:
                 outcome = {"camera": pipeline.camera, "id": done.id}

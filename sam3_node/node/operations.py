@@ -274,13 +274,13 @@ def _pin_frame(perception: Perception, operation: ops.PinFrame) -> replies.Pinne
     lease_s = _or_default(operation.lease_s, DEFAULT_LEASE_S)
     pipeline = _find_pipeline(perception, operation.camera, operation.epoch)
     age_ms = _check_age(perception, pipeline, seq)
-    pinned = sum(each.cache_usage["pinned_frames"] for each in perception.pipelines.values())
+    pinned = sum(each.prompting.cache_usage["pinned_frames"] for each in perception.pipelines.values())
     # to extend the lease of a pinned frame takes no further memory
-    if lease_s and pinned >= MAX_PINNED and not pipeline.find(seq).lease_ns:
+    if lease_s and pinned >= MAX_PINNED and not pipeline.prompting.find(seq).lease_ns:
         raise CapacityError(
             f"expected at most {MAX_PINNED} pinned frames, found as many; let one go (lease_s: 0), or wait"
         )
-    pipeline.pin(seq, lease_s)
+    pipeline.prompting.pin(seq, lease_s)
     return replies.PinnedFrame(
         camera=pipeline.camera, epoch=pipeline.epoch, seq=seq, age_ms=age_ms, lease_s=lease_s
     )
@@ -319,10 +319,10 @@ def _segment(perception: Perception, operation: ops.SegmentFrame) -> replies.Seg
     prompt = read_prompt(operation)
     pipeline = _find_pipeline(perception, operation.camera)
     age_ms = _check_age(perception, pipeline, operation.seq)
-    result = pipeline.segment(prompt, operation.seq)
+    result = pipeline.prompting.segment(prompt, operation.seq)
     masks = None
     if operation.multimask:
-        found = pipeline.candidates(prompt, operation.seq)
+        found = pipeline.prompting.candidates(prompt, operation.seq)
         masks = tuple(_pack_scored(one, perception) for one in found)
     return replies.SegmentReply(
         camera=pipeline.camera,
@@ -347,7 +347,7 @@ def _segment_everything(
     age_ms = _check_age(perception, pipeline, operation.seq)
     perception.searching = True
     try:
-        seq, results, note = yield from pipeline.find_everything(options, operation.seq)
+        seq, results, note = yield from pipeline.prompting.find_everything(options, operation.seq)
     finally:
         perception.searching = False
     # an empty result is no error, but the client should learn what to change
@@ -487,7 +487,7 @@ def _add_exemplar(
     if operation.photo is None:
         require_exemplars(perception.detector)
         pipeline = _find_pipeline(perception, operation.camera, operation.epoch)
-        cached = pipeline.find(operation.seq)
+        cached = pipeline.prompting.find(operation.seq)
         age_ms = _check_age(perception, pipeline, operation.seq)
         reply = replace(reply, camera=pipeline.camera, epoch=pipeline.epoch, seq=cached.seq, age_ms=age_ms)
         assert cached.image is not None  # as the detector takes exemplars
@@ -609,7 +609,7 @@ def _check_age(perception: Perception, pipeline: Pipeline, seq: int | None) -> f
     session = perception.session
     if session is None:
         return None
-    cached = pipeline.find(seq)
+    cached = pipeline.prompting.find(seq)
     age_ms = session.prompt_age_ms(cached.age_origin_ns)
     if not perception.paused and not cached.lease_ns:
         session.check_prompt_age(pipeline.camera, age_ms)
@@ -624,7 +624,7 @@ def _describe_object(
     result: PromptResult | None,
 ) -> replies.PromptedObject:
     """Return the id and the mask of a prompted object, and its stride if it catches up with another one than 1."""
-    stride = pipeline.get_stride(object_id)
+    stride = pipeline.catch_ups.get_stride(object_id)
     reply = replies.PromptedObject(
         id=object_id,
         camera=pipeline.camera,

@@ -278,7 +278,7 @@ class CameraStatus:
     recalled: int
     """objects that came back by their looks"""
     cache: Mapping[str, int]
-    """`Pipeline.cache_usage`"""
+    """`Prompting.cache_usage`"""
     tracks: Mapping[TrackState, int]
     """number of objects by state"""
 
@@ -291,7 +291,7 @@ class CameraStatus:
             pipeline.epoch,
             pipeline.turned_away,
             pipeline.memory.recalled,
-            pipeline.cache_usage,
+            pipeline.prompting.cache_usage,
             tracks,
         )
 

@@ -172,7 +172,7 @@ def warm_up(model: TrackerModel, settings: Settings, torch_stages: Stages) -> No
 def _track_blank_frames(model: TrackerModel, settings: TrackerSettings) -> None:
     """Prompt of each kind, and track one object. Where more objects run other code, track more."""
     pipeline = Pipeline(model, settings, "warm-up")
-    pipeline.warm_up_reads()
+    pipeline.prompting.warm_up_reads()
     side = model.image_size
     blank = Frame("warm-up", 0, 0, side, side, "bgr8", bytes(side * side * 3))
     point = FramePrompt(points=[(side / 2, side / 2)])
@@ -183,7 +183,7 @@ def _track_blank_frames(model: TrackerModel, settings: TrackerSettings) -> None:
         FramePrompt(mask=Mask.from_full(np.eye(side, dtype=np.bool_))),
     ):
         pipeline.remove(pipeline.add(prompt, seq=blank.seq).id)
-    plan = pipeline.plan_warm_up(settings.max_objects)
+    plan = pipeline.prompting.plan_warm_up(settings.max_objects)
     for count in range(1, plan.counts[-1] + 1):
         pipeline.add(point)
         if count in plan.counts:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import RequestError
-from ..geometry import Scaling, matrix_of, transform_points
+from ..geometry import DepthMap, Scaling, matrix_of, transform_points
 from ..models import Features
 from ..models.sam.stages import Decoded
 from ..tracking import Tracker
@@ -32,7 +32,7 @@ from .remembering import (
     measure_overlap_of_boxes,
 )
 from .step import BASE, CAMERA, ObjectEvent, StepFrame
-from .surfaces import DepthMap, measure_surfaces
+from .surfaces import measure_surfaces
 
 MIN_PEAK = 0.5
 """Cosine of a place's features and a view, below which nothing there is worth a click."""

@@ -30,6 +30,7 @@ from ..errors import (
     find_version,
 )
 from ..models import TrackerModel
+from ..robot.body import RobotBody
 from ..settings import Settings
 from ..tracking.confidence import CALIBRATION, is_calibrated
 from ..types import Frame, Image, MaskEncoding, MaskFrame, Priority, RobotState, State
@@ -37,7 +38,6 @@ from .identity import LiveIdentity
 from .linking import CameraObject, LinkRules, WorldLinker
 from .loading import load_models
 from .pipeline import Pipeline, Surroundings
-from .robot import RobotBody
 from .state_checks import check_state
 
 

@@ -5,9 +5,9 @@ The tracks of a frame stay on the device until the end of the step, and are then
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 
@@ -15,20 +15,20 @@ from ..calibration import Calibration
 from ..detection.detectors import Detector, ExemplarDetector, PromptSet, restore_prompts
 from ..errors import ReplayError
 from ..models import TrackerModel
+from ..robot.body import RobotBody
 from ..schema.replies import ObjectPlace
 from ..settings import DetectorSettings, RobotSettings, SpatialSettings, TrackerSettings
 from ..tracking.confidence import CALIBRATION, is_calibrated
 from ..tracking.looks import Gallery
 from ..tracking.names import is_calibrated as is_name_calibrated
-from ..types import Frame, Instance, Mask, MaskFrame, RobotState, State
+from ..types import Frame, Instance, Mask, MaskFrame, Priority, RobotState, State
 from ..wire.frame_prompt import FramePrompt
 from .looking import FrameLooks, find_like
-from .objects import Objects
+from .objects import Objects, ObjectStatus
 from .output_masks import copy_masks, to_prompt_results
 from .prompting import Prompting
 from .prompts import PromptOutcome, PromptResult
 from .remembering import ObjectMemory
-from .robot import RobotBody
 from .stage import Stage, StageTimer
 from .stages.depth import ReadDepth
 from .stages.detect import DetectObjects, FollowDetected, PlanDetection
@@ -84,10 +84,54 @@ def find_limits(
     return ConfidenceLimits(hide_below, settings.min_confidence, min_name)
 
 
-class Pipeline(Prompting):
+@dataclass(frozen=True)
+class SpatialStages:
+    """The stages that measure objects in 3-D."""
+
+    depth: ReadDepth
+    measure: MeasureObjects
+    held: FindHeld
+    table: FindTable | None
+    """None: the table is not looked for"""
+    on_table: DescribeOnTable | None
+    """None where `table` is"""
+
+    @classmethod
+    def make(cls, objects: Objects, surroundings: Surroundings) -> Self:
+        """Make the stages that the surroundings ask for."""
+        settings = surroundings.spatial
+        return cls(
+            depth=ReadDepth(
+                surroundings.calibration,
+                surroundings.find_robot,
+                settings.table,
+                surroundings.robot is not None,
+                surroundings.uncalibrated,
+            ),
+            measure=MeasureObjects(objects, settings, surroundings.calibration),
+            held=FindHeld(objects),
+            table=FindTable() if settings.table else None,
+            on_table=DescribeOnTable() if settings.table else None,
+        )
+
+    def list_after_depth(self) -> list[Stage]:
+        """Return the stages that follow `depth`, in their order."""
+        stages: list[Stage] = [self.measure]
+        if self.table is not None:
+            stages.append(self.table)
+        # after the others, because it compares the positions that they have measured
+        stages.append(self.held)
+        # the box of an object that is held does not reach down to the table
+        if self.on_table is not None:
+            stages.append(self.on_table)
+        return stages
+
+
+class Pipeline:
     """Turns the frames of one camera into MaskFrames. Between frames, objects can be added, corrected and removed.
 
-    With a detector, `set_prompts` selects which objects are found automatically.
+    `prompting` has what else can be asked of the objects and the cached frames. With a detector, `set_prompts` selects
+    which objects are found automatically.
     """
 
     def __init__(
@@ -99,12 +143,20 @@ class Pipeline(Prompting):
         detection: DetectorSettings | None = None,
         surroundings: Surroundings | None = None,
     ) -> None:
-        super().__init__(model, settings, camera)
         surroundings = surroundings or Surroundings()
+        self.camera = camera
+        self.epoch: int | None = None
+        """Set by a live node: ids of another epoch name other objects."""
+        self.prompting = Prompting(model, settings, camera)
+        self.registry = self.prompting.registry
+        """The objects"""
+        self.catch_ups = self.prompting.catch_ups
+        """The objects that were prompted on an earlier frame"""
         self.finds_robot = surroundings.robot is not None
         self.problem: str | None = None
         """What is wrong with the 3-D fields of the last frame: why they are missing or not in the base, or why they may
         be wrong. None if nothing is."""
+        self._model = model
         self._last_instances: Sequence[Instance] = ()
         self._last_had_depth = False
         self._last_capture_ns = 0
@@ -118,27 +170,23 @@ class Pipeline(Prompting):
             self._detection = DetectObjects(
                 camera,
                 detector,
-                self._tracker,
+                self.prompting.tracker,
                 self.registry,
-                self._confidence,
+                self.prompting.confidence,
                 detection,
                 self.memory if settings.recall else None,
             )
-        measuring = list(make_spatial_stages(self.registry, surroundings))
-        self._measured = next(stage for stage in measuring if isinstance(stage, MeasureObjects))
+        self.spatial = SpatialStages.make(self.registry, surroundings)
         limits = find_limits(model, settings, detector, detection)
-        self.stages = self._list_stages(settings, surroundings, measuring, limits)
+        self.stages = self._list_stages(settings, surroundings, limits)
         """What each frame goes through, in this order."""
 
     def _list_stages(
-        self,
-        settings: TrackerSettings,
-        surroundings: Surroundings,
-        measuring: list[Stage],
-        limits: ConfidenceLimits,
+        self, settings: TrackerSettings, surroundings: Surroundings, limits: ConfidenceLimits
     ) -> list[Stage]:
-        """Return the stages; `measuring` are those of `make_spatial_stages`."""
+        """Return the stages in their order."""
         model = self._model
+        prompting = self.prompting
         places = Places(self.registry)
         stages: list[Stage] = [
             DecodeImage(model, settings.max_frame_pixels),
@@ -147,25 +195,27 @@ class Pipeline(Prompting):
         ]
         if surroundings.robot is not None:
             # before the objects that the robot may cover; so depth is read early, which else may not be needed at all
-            stages.append(measuring.pop(0))
+            stages.append(self.spatial.depth)
             how = surroundings.robot_settings
             stages.append(FindRobot(surroundings.robot, how, model, places, settings.exclude_robot))
         # on the device
         if self._detection is not None:
             stages.append(PlanDetection(self._detection))
-        stages.append(TrackObjects(self.camera, self._tracker, self.registry, self._pending, self.catch_ups))
+        stages.append(
+            TrackObjects(self.camera, prompting.tracker, self.registry, prompting.pending, self.catch_ups)
+        )
         if self._detection is not None:
             stages.append(self._detection)
         if settings.recall:
-            stages.append(RecallObjects(self._tracker, self.registry, self.memory, self._confidence))
+            stages.append(RecallObjects(prompting.tracker, self.registry, self.memory, prompting.confidence))
         # after all that decides which object has which mask
-        if self._windows is not None:
-            stages.append(FollowWindows(model, self._tracker, self._windows))
+        if prompting.windows is not None:
+            stages.append(FollowWindows(model, prompting.tracker, prompting.windows))
         takes_exemplars = isinstance(self._detector, ExemplarDetector)
-        stages.append(KeepFrame(self._frame_cache, self.catch_ups, takes_exemplars))
+        stages.append(KeepFrame(prompting.frame_cache, self.catch_ups, takes_exemplars))
         stages.append(DescribeLooks(self.memory))
         # on the host
-        stages += [CopyToHost(), MakeMasks(self._confidence), HideUnsure(limits.hide_below)]
+        stages += [CopyToHost(), MakeMasks(prompting.confidence), HideUnsure(limits.hide_below)]
         if self.finds_robot:
             stages.append(CutRobot(places))
         if self._detection is not None:
@@ -173,7 +223,9 @@ class Pipeline(Prompting):
         is_stranger = self.memory.is_stranger if settings.recall else lambda _: False
         stages.append(JudgeDoubt(limits.min_mask, limits.min_name, is_stranger))
         stages.append(UpdateStatus(self.registry))
-        stages += measuring
+        if surroundings.robot is None:
+            stages.append(self.spatial.depth)
+        stages += self.spatial.list_after_depth()
         # after all that says where the objects are
         stages.append(RememberObjects(self.memory))
         return stages
@@ -224,17 +276,39 @@ class Pipeline(Prompting):
         if self._detection is not None:
             self._detection.set_prompts(prompts)
 
+    @property
+    def objects(self) -> list[ObjectStatus]:
+        """The objects, in the order in which they were added."""
+        return list(self.registry)
+
+    def add(
+        self,
+        prompt: FramePrompt,
+        label: str = "object",
+        seq: int | None = None,
+        priority: Priority = "normal",
+        stride: int | None = None,
+        choice: int | None = None,
+    ) -> PromptOutcome:
+        """Start to track an object, see `Prompting.add`."""
+        return self.prompting.add(prompt, label, seq, priority, stride, choice)
+
     def refine(
         self, object_id: int, prompt: FramePrompt, seq: int | None = None, stride: int | None = None
     ) -> PromptResult:
         """Correct an object, see `Prompting.refine`. What the user shows is the object, whatever it looks like."""
-        result = super().refine(object_id, prompt, seq, stride)
+        result = self.prompting.refine(object_id, prompt, seq, stride)
         self.memory.confirm(object_id)
         return result
 
+    def remove(self, object_id: int) -> None:
+        """Remove an object; UnknownObjectError if there is none with this id."""
+        self.registry.remove(object_id)
+
     def reset(self) -> None:
         """Remove all objects, and forget those that were lost. Cached frames stay, so prompts on them still work."""
-        super().reset()
+        for status in self.objects:
+            self.remove(status.id)
         self.memory.clear()
 
     def rename(self, object_id: int, label: str) -> None:
@@ -254,25 +328,25 @@ class Pipeline(Prompting):
         Raises RequestError where it does not, and CapacityError if all slots are taken; nothing is changed then.
         """
         object_id = self.registry.reserve()
-        cached = self.find()
-        image = self._frame_cache.latest_image
+        prompting = self.prompting
+        tracker = prompting.tracker
+        cached = prompting.find()
+        image = prompting.frame_cache.latest_image
         assert image is not None  # as there is a frame
-        scene = FrameLooks.from_cached(cached, image, self._tracker)
-        found = find_like(scene, self._tracker, gallery, self.memory.limits)
-        track = self._tracker.adopt(
-            scene.features, cached.frame_number, object_id, found.decoded, found.choice
-        )
+        scene = FrameLooks.from_cached(cached, image, tracker)
+        found = find_like(scene, tracker, gallery, self.memory.limits)
+        track = tracker.adopt(scene.features, cached.frame_number, object_id, found.decoded, found.choice)
         self.registry.add(object_id, label)
         self.memory.begin(object_id, gallery)
         logits = track.logits[None]
-        self._confidence.start(object_id, copy_masks(logits)[0].levels)
+        prompting.confidence.start(object_id, copy_masks(logits)[0].levels)
         cached.set_logits(object_id, track.logits)
         result = to_prompt_results(cached.seq, cached.scaling, logits, track.score[None])[0]
         return PromptOutcome(object_id, result)
 
     def points(self, object_id: int, count: int) -> MeasuredPoints | None:
         """Return up to `count` measured points of an object's surface on the last frame; None if it has none."""
-        return self._measured.points(object_id, count)
+        return self.spatial.measure.points(object_id, count)
 
     def explain_no_points(self, object_id: int) -> str:
         """Say why `points` has none of an object."""
@@ -297,20 +371,11 @@ class Pipeline(Prompting):
         Unless `whole`, of the cached frames it holds the newest, and those that objects need to catch up. Next masks
         are the same; prompts on other past frames are refused.
         """
-        after = -1
-        # of the cached frames, those that objects on their way still need
-        if not whole:
-            first = self.catch_ups.first_place
-            after = self._tracker.frame_number if first is None else first
         return {
             "origin": self._origin(),
             "prompts": self._detection and self._detection.prompts.state(),
             "stages": {stage.name: stage.state() for stage in self.stages if stage.SAVED},
-            "tracker": self._tracker.state(),
-            "objects": self.registry.state(),
-            "confidence": self._confidence.state(),
-            "frame_cache": self._frame_cache.state(after),
-            "catch_ups": self.catch_ups.state(),
+            **self.prompting.state(whole),
         }
 
     def restore(self, state: State) -> None:
@@ -334,40 +399,16 @@ class Pipeline(Prompting):
         for stage in self.stages:
             if stage.name in state["stages"]:
                 stage.restore(state["stages"][stage.name])
-        self._tracker.restore(state["tracker"])
-        self.registry.restore(state["objects"])
-        self._confidence.restore(state["confidence"])
-        self._frame_cache.restore(state["frame_cache"], self._model.device)
-        self.catch_ups.restore(state["catch_ups"])
-        unknown = set(self._tracker.ids) - {status.id for status in self.registry}
-        if unknown:
-            raise ReplayError(f"camera {self.camera}: expected a state that names objects {sorted(unknown)}")
+        self.prompting.restore(state)
 
     def _origin(self) -> State:
         """Return the properties that must be equal for a state to fit this pipeline."""
         return {
             "model": self._model.name,
             "detector": self._detector.name if self._detector is not None else None,
-            "bank": self._tracker.bank.layout,
+            "bank": self.prompting.tracker.bank.layout,
             "calibration": CALIBRATION,
         }
-
-
-def make_spatial_stages(objects: Objects, surroundings: Surroundings) -> Iterator[Stage]:
-    """Yield the stages that measure objects in 3-D. With a robot, the first is to run before the robot is found."""
-    settings = surroundings.spatial
-    early = surroundings.robot is not None
-    yield ReadDepth(
-        surroundings.calibration, surroundings.find_robot, settings.table, early, surroundings.uncalibrated
-    )
-    yield MeasureObjects(objects, settings, surroundings.calibration)
-    if settings.table:
-        yield FindTable()
-    # after the others, because it compares the positions that they have measured
-    yield FindHeld(objects)
-    # the box of an object that is held does not reach down to the table
-    if settings.table:
-        yield DescribeOnTable()
 
 
 def make_masks(step: StepFrame, model: str, prompts: tuple[str, ...], stages_us: dict[str, int]) -> MaskFrame:

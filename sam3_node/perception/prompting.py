@@ -1,11 +1,8 @@
-"""Do what users ask of one camera's objects between two steps, on its cached frames.
-
-`Pipeline` adds the steps to it.
-"""
+"""Do what users ask of one camera's objects between two steps, on its cached frames."""
 
 import torch
 
-from ..errors import RequestError
+from ..errors import ReplayError, RequestError
 from ..models import TrackerModel
 from ..resumable import Resumable
 from ..settings import TrackerSettings
@@ -16,10 +13,10 @@ from ..tracking.memory import get_rule
 from ..tracking.propagation import WarmUp
 from ..tracking.tracks import PromptTensors
 from ..tracking.windows import Windows
-from ..types import Priority
+from ..types import Priority, State
 from ..wire.frame_prompt import FramePrompt
-from .catch_up import MAX_CORRECTIONS, CachedFrame, CacheLimits, CatchUps, CaughtUp, FrameCache
-from .objects import Objects, ObjectStatus
+from .catch_up import MAX_CORRECTIONS, CachedFrame, CacheLimits, CatchUps, FrameCache
+from .objects import Objects
 from .output_masks import copy_masks, to_prompt_results, to_results_job
 from .prompts import PromptOutcome, PromptResult, check_choice, to_model
 from .stage import PerObject
@@ -28,19 +25,19 @@ from .stage import PerObject
 class Prompting:
     """The objects of one camera, and the frames on which they can be added, corrected and asked about.
 
+    It owns what tracks the objects between two frames; the stages of `Pipeline` use the same fields.
+
     Prompts and masks are in pixels of the frame. A prompt takes effect at once, on the cached features of frame `seq`
     or of the latest frame; `CacheLimits` says which frames are cached. All methods with a `seq` raise UnknownFrameError
     if the frame is not cached. An object that was prompted on an earlier frame catches up from there, in calls of
-    `catch_up`, and then joins the next step. An object added without `seq` enters on the next frame.
+    `catch_ups.advance`, and then joins the next step. An object added without `seq` enters on the next frame.
     """
 
     def __init__(self, model: TrackerModel, settings: TrackerSettings, camera: str) -> None:
         self.camera = camera
-        self.epoch: int | None = None
-        """Set by a live node: ids of another epoch name other objects."""
         self.registry = Objects(settings.max_objects)
         self._model = model
-        self._tracker = Tracker(
+        self.tracker = Tracker(
             model,
             settings.max_objects,
             settings.bank_size,
@@ -48,47 +45,42 @@ class Prompting:
             history=1,
             corrections=MAX_CORRECTIONS,
         )
-        self._windows: Windows | None = None
+        self.windows: Windows | None = None
         if settings.window == "auto" and not model.capabilities.why_not_windows():
-            self._windows = Windows(model, settings.bank_size, get_rule(settings.selection))
-            self.registry.on_remove(self._windows.forget)
-        self._confidence = ConfidenceEstimator(
+            self.windows = Windows(model, settings.bank_size, get_rule(settings.selection))
+            self.registry.on_remove(self.windows.forget)
+        self.confidence = ConfidenceEstimator(
             settings.max_objects + MAX_CORRECTIONS, model.mask_size[0], model.hidden
         )
-        self._frame_cache = FrameCache(camera, CacheLimits.from_settings(settings, model.device))
-        self._pending = self.registry.register(PerObject("pending", PromptTensors))
+        self.frame_cache = FrameCache(camera, CacheLimits.from_settings(settings, model.device))
+        self.pending = self.registry.register(PerObject("pending", PromptTensors))
+        """Prompts of the objects that enter on the next frame."""
         # rows of memory are given again in the order in which they become free, which the order here decides
         self.catch_ups = CatchUps(
-            self._tracker, self._frame_cache, self.registry, self._confidence, self._close_window
+            self.tracker, self.frame_cache, self.registry, self.confidence, self._close_window
         )
-        self.registry.on_remove(self._frame_cache.remove_object)
-        self.registry.on_remove(self._confidence.remove)
+        self.registry.on_remove(self.frame_cache.remove_object)
+        self.registry.on_remove(self.confidence.remove)
         self.registry.on_remove(self._stop_tracking)
-
-    @property
-    def objects(self) -> list[ObjectStatus]:
-        """The objects, in the order in which they were added."""
-        return list(self.registry)
 
     @property
     def cache_usage(self) -> dict[str, int]:
         """Number of cached and of pinned frames, of objects that catch up, and bytes of cache and memory bank."""
         return {
-            "cached_frames": len(self._frame_cache),
-            "pinned_frames": sum(frame.lease_ns > 0 for frame in self._frame_cache),
-            "cached_bytes": self._frame_cache.nbytes,
+            "cached_frames": len(self.frame_cache),
+            "pinned_frames": sum(frame.lease_ns > 0 for frame in self.frame_cache),
+            "cached_bytes": self.frame_cache.nbytes,
             "catching_up": len(self.catch_ups),
-            "bank_bytes": self._tracker.bank.nbytes
-            + (self._windows.nbytes if self._windows is not None else 0),
+            "bank_bytes": self.tracker.bank.nbytes + (self.windows.nbytes if self.windows is not None else 0),
         }
 
     def warm_up_reads(self) -> None:
         """Run the read of the memory bank once in every shape that it will have, if shapes are static."""
-        self._tracker.warm_up_reads()
+        self.tracker.warm_up_reads()
 
     def plan_warm_up(self, most: int) -> WarmUp:
         """Return with which numbers of objects, of at most `most`, the stages run other code."""
-        return self._tracker.plan_warm_up(most)
+        return self.tracker.plan_warm_up(most)
 
     def add(
         self,
@@ -113,7 +105,7 @@ class Prompting:
             checked = checked._replace(choice=check_choice(choice, prompt, self._model.candidates))
         result = self._prompt(cached, checked, stride) if seq is not None else None
         if result is None:
-            self._pending[object_id] = checked
+            self.pending[object_id] = checked
         self.registry.add(object_id, label, priority)
         return PromptOutcome(object_id, result)
 
@@ -122,10 +114,11 @@ class Prompting:
     ) -> PromptResult:
         """Correct an object on the cached frame `seq`, or on the latest for None. Points correct its mask there.
 
-        Raises the errors of `add`, UnknownObjectError, and RequestError for an object that has not entered yet.
+        What is remembered of its looks does not change: users call `Pipeline.refine`. Raises the errors of `add`,
+        UnknownObjectError, and RequestError for an object that has not entered yet.
         """
         self.registry.require(object_id)
-        if object_id in self._pending:
+        if object_id in self.pending:
             raise RequestError(
                 f"object {object_id} has no mask to refine: expected an object on a frame, found one that enters on "
                 "the next frame; try again when masks show it"
@@ -135,22 +128,13 @@ class Prompting:
         checked = to_model(prompt, object_id, cached.scaling, cached.logits.get(object_id))
         return self._prompt(cached, checked, stride)
 
-    def remove(self, object_id: int) -> None:
-        """Remove an object; UnknownObjectError if there is none with this id."""
-        self.registry.remove(object_id)
-
-    def reset(self) -> None:
-        """Remove all objects. Cached frames stay, so prompts on them still work."""
-        for status in self.objects:
-            self.remove(status.id)
-
     def pin(self, seq: int, lease_s: float) -> None:
         """Keep the cached frame `seq` for prompts until later frames are `lease_s` newer; 0 lets it go."""
-        self._frame_cache.pin(seq, round(1e9 * lease_s))
+        self.frame_cache.pin(seq, round(1e9 * lease_s))
 
     def find(self, seq: int | None = None) -> CachedFrame:
         """Return the cached frame `seq`, or the latest for None."""
-        return self._frame_cache.get(seq)
+        return self.frame_cache.get(seq)
 
     @torch.inference_mode()
     def segment(self, prompt: FramePrompt, seq: int | None = None) -> PromptResult:
@@ -158,7 +142,7 @@ class Prompting:
         cached = self.find(seq)
         features = cached.features_on(self._model.device)
         # ids begin with 1, so 0 names no object
-        logits, score = self._tracker.segment(features, to_model(prompt, 0, cached.scaling))
+        logits, score = self.tracker.segment(features, to_model(prompt, 0, cached.scaling))
         return to_prompt_results(cached.seq, cached.scaling, logits[None], score)[0]
 
     @torch.inference_mode()
@@ -169,7 +153,7 @@ class Prompting:
         """
         cached = self.find(seq)
         features = cached.features_on(self._model.device)
-        masks = self._tracker.segment_candidates(features, to_model(prompt, 0, cached.scaling))
+        masks = self.tracker.segment_candidates(features, to_model(prompt, 0, cached.scaling))
         return to_prompt_results(cached.seq, cached.scaling, *masks)
 
     def find_everything(
@@ -188,34 +172,43 @@ class Prompting:
         note = "" if results else census.explain(options.complete(self._model))
         return cached.seq, results, note
 
-    @property
-    def behind(self) -> int:
-        """Number of calls of `catch_up` until all objects have caught up."""
-        return self.catch_ups.behind
+    def state(self, whole: bool = True) -> State:
+        """Return the state that `restore` takes, see `Pipeline.state`."""
+        after = -1
+        # of the cached frames, those that objects on their way still need
+        if not whole:
+            first = self.catch_ups.first_place
+            after = self.tracker.frame_number if first is None else first
+        return {
+            "tracker": self.tracker.state(),
+            "objects": self.registry.state(),
+            "confidence": self.confidence.state(),
+            "frame_cache": self.frame_cache.state(after),
+            "catch_ups": self.catch_ups.state(),
+        }
 
-    def catch_up(self) -> CaughtUp | None:
-        """Track the first object that catches up on its next frame. Return it if it has arrived, or failed to."""
-        return self.catch_ups.advance()
-
-    def end_catch_ups(self) -> None:
-        """Let all objects catch up at once."""
-        self.catch_ups.end_all()
-
-    def get_stride(self, object_id: int) -> int | None:
-        """Return the stride with which an object catches up; None if it does not."""
-        return self.catch_ups.get_stride(object_id)
+    def restore(self, state: State) -> None:
+        """Continue from the moment at which `state` was called. Raises ReplayError for objects without a status."""
+        self.tracker.restore(state["tracker"])
+        self.registry.restore(state["objects"])
+        self.confidence.restore(state["confidence"])
+        self.frame_cache.restore(state["frame_cache"], self._model.device)
+        self.catch_ups.restore(state["catch_ups"])
+        unknown = set(self.tracker.ids) - {status.id for status in self.registry}
+        if unknown:
+            raise ReplayError(f"camera {self.camera}: expected a state that names objects {sorted(unknown)}")
 
     @torch.inference_mode()
     def _prompt(self, cached: CachedFrame, prompt: PromptTensors, stride: int | None) -> PromptResult:
         """Add or correct an object. On an earlier frame than the latest, it begins to catch up."""
         # on the latest frame there is nothing to catch up on, unless a prompt on an earlier frame still does
-        is_latest = cached is self._frame_cache.get(None)
+        is_latest = cached is self.frame_cache.get(None)
         if is_latest and prompt.object_id not in self.catch_ups:
             features = cached.features_on(self._model.device)
-            logits, score = self._tracker.prompt_at(features, cached.frame_number, prompt)
-            if self._windows is not None:
-                self._windows.begin(cached.frame_number, prompt.object_id, logits)
-            self._confidence.start(prompt.object_id, copy_masks(logits[None])[0].levels)
+            logits, score = self.tracker.prompt_at(features, cached.frame_number, prompt)
+            if self.windows is not None:
+                self.windows.begin(cached.frame_number, prompt.object_id, logits)
+            self.confidence.start(prompt.object_id, copy_masks(logits[None])[0].levels)
         else:
             logits, score = self.catch_ups.begin(cached, prompt, stride)
         # later points on this frame correct this mask
@@ -224,10 +217,10 @@ class Prompting:
 
     def _close_window(self, object_id: int) -> None:
         """Let an object that has caught up have a new window, which begins with its next mask."""
-        if self._windows is not None:
-            self._windows.forget(object_id)
+        if self.windows is not None:
+            self.windows.forget(object_id)
 
     def _stop_tracking(self, object_id: int) -> None:
         # an object that waits for its first frame, or is new and catches up, is not tracked yet
-        if object_id in self._tracker.ids:
-            self._tracker.remove(object_id)
+        if object_id in self.tracker.ids:
+            self.tracker.remove(object_id)

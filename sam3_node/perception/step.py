@@ -12,16 +12,15 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..geometry import Scaling
+from ..geometry import DepthMap, Float, Scaling
 from ..models import Features
+from ..robot.pixels import RobotPixels
 from ..tracking import Tracks
 from ..tracking.host_copy import HostCopy
 from ..tracking.tracks import Cover
 from ..types import Frame, FramePose, Image, Instance, Intrinsics, Mask, Plane, RobotState, Shed
 from .output_masks import HostTracks
 from .preparing import PreparedFrame
-from .robot import RobotPixels
-from .surfaces import DepthMap, Float
 
 CAMERA = "camera"
 """Frame of coordinates whose origin is the camera."""

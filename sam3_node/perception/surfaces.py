@@ -23,13 +23,11 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from ..geometry import Array, deproject
-from ..types import Intrinsics, Mask
+from ..geometry import Array, DepthMap, Float
+from ..types import Mask
 
-Float = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.intp]
-DepthImage = npt.NDArray[np.uint16]
 
 TARGET_PIXELS = 400
 """Pixels of a mask that are used, about. More would cost time, and hardly move a position."""
@@ -62,35 +60,6 @@ _KERNEL = np.ones((3, 3), np.uint8)
 """Neighbours of a sample in a dilation or an erosion: the eight around it."""
 _FAR_M = np.float32(1e9)
 """Depth that is farther than any: it never is the nearest of its neighbours."""
-
-
-class DepthMap(NamedTuple):
-    """A depth image with what turns it into points."""
-
-    image: DepthImage
-    """uint16 [height, width], in units of `scale_m`; 0 is unknown"""
-    scale_m: float
-    rays: Float
-    """[2, height, width], of `RayMap`"""
-    focal_px: float
-
-
-class RayMap:
-    """Directions (x / z, y / z) of all pixels, float32 [2, height, width], computed when the intrinsics change."""
-
-    def __init__(self) -> None:
-        self._key: tuple[Intrinsics, tuple[int, int]] | None = None
-        self._rays: Float = np.empty((2, 0, 0), np.float32)
-
-    def rays(self, intrinsics: Intrinsics, size: tuple[int, int]) -> Float:
-        """Return the directions for an image of `size` (height, width)."""
-        if self._key != (intrinsics, size):
-            rows, columns = np.indices(size)
-            pixels = np.stack([columns, rows], axis=-1).reshape(-1, 2)
-            rays = deproject(pixels, 1.0, intrinsics)[:, :2]
-            self._rays = np.ascontiguousarray(rays.T.reshape(2, *size), np.float32)
-            self._key = (intrinsics, size)
-        return self._rays
 
 
 class Samples:

@@ -172,7 +172,7 @@ class Player:
         # nothing recorded says when the object joined, so it joins before the next frame
         if not self._joins_recorded:
             for pipeline in self._perception.pipelines.values():
-                pipeline.end_catch_ups()
+                pipeline.catch_ups.end_all()
         return [reply] if isinstance(reply, PromptedObject) else []
 
     def _remove(self, edit: RemoveLabelled) -> None:

@@ -25,9 +25,9 @@ from ..bags.samples import natural_order
 from ..errors import BagError, ReplayError, RequestError
 from ..files import explain_os_error, read_regular
 from ..node.cameras import RobotTracks
-from ..perception.robot_model import read_joint_names
 from ..perception.step import GRIPPER
 from ..resources import Closeable, closed_on_error
+from ..robot.robot_model import read_joint_names
 from ..schema.operations import (
     CHANGES,
     AddExemplar,

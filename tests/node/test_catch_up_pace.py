@@ -62,7 +62,8 @@ class Loop:
         self._step_ms = step_ms
         self._slice_ms = slice_ms
         self.pace = CatchUpPace(live=True)
-        self.way = Way()  # a pipeline, as far as its pace goes
+        self.way = Way()
+        self.pipeline = SimpleNamespace(catch_ups=self.way)
         self.now_ns = 0
         self._taken = -1
         self._begun = 0
@@ -86,7 +87,7 @@ class Loop:
         return self.now_ns // INTERVAL_NS > self._taken
 
     def _may_slice(self) -> bool:
-        return self.pace.choose([self.way], self.now_ns, self._frame_waits) is not None
+        return self.pace.choose([self.pipeline], self.now_ns, self._frame_waits) is not None
 
     def _slice(self, number: int) -> None:
         took_ns = self._vary(self._slice_ms)
@@ -153,7 +154,7 @@ def test_without_frames_slices_need_not_wait() -> None:
     loop.run(50, lambda number: False)
     loop.way.begin()
     silent_ns = loop.now_ns + 10 * INTERVAL_NS
-    assert loop.pace.choose([loop.way], silent_ns, frame_waits=lambda: False) is loop.way
+    assert loop.pace.choose([loop.pipeline], silent_ns, frame_waits=lambda: False) is loop.pipeline
 
 
 def test_lossless_delivery_tracks_on_every_frame() -> None:

@@ -61,14 +61,14 @@ def test_the_masks_of_a_picture_are_those_of_the_same_frame(
     box = find_box(clip, LABEL)
     point = [(box[0] + box[2]) / 2, (box[1] + box[3]) / 2]
     prompts = [{"box": box}, {"points": [point], "labels": [1]}]
-    before = perception.pipelines["cam0"].cache_usage
+    before = perception.pipelines["cam0"].prompting.cache_usage
     found = ask(objects=prompts)
     assert [one.label for one in found] == ["", ""]
     for prompt, one in zip(prompts, found, strict=True):
         shown = carry_out(perception, convert(prompt, SegmentFrame, "segment"))
         assert np.array_equal(decode_mask(one.mask).full(), decode_mask(shown.mask).full())
         assert one.score == shown.score
-    assert perception.pipelines["cam0"].cache_usage == before
+    assert perception.pipelines["cam0"].prompting.cache_usage == before
     assert len(perception.pipelines["cam0"].objects) == 0
     (only,) = ask(objects=prompts[:1], multimask=True)  # nano was trained for one mask
     assert only.score == found[0].score

@@ -52,7 +52,7 @@ def step(pipeline: Pipeline, *seqs: int) -> MaskFrame:
 
 def is_cached(pipeline: Pipeline, seq: int) -> bool:
     try:
-        pipeline.find(seq)
+        pipeline.prompting.find(seq)
     except UnknownFrameError:
         return False
     return True
@@ -66,31 +66,31 @@ def results(pipeline: Pipeline, seqs: Sequence[int]) -> list[bytes]:
 def test_frames_are_kept_by_time_by_memory_and_by_number(make: Callable[..., Pipeline]) -> None:
     pipeline = make(feature_cache_s=1.0)
     step(pipeline, *range(30))
-    usage = pipeline.cache_usage
+    usage = pipeline.prompting.cache_usage
     assert (usage["cached_frames"], usage["catching_up"]) == (FPS + 1, 0)
-    assert pipeline.segment(BOX, seq=19).seq == 19
+    assert pipeline.prompting.segment(BOX, seq=19).seq == 19
     with refuses(UnknownFrameError, field=("11", "19", "29", "seq")):
-        pipeline.segment(BOX, seq=18)
+        pipeline.prompting.segment(BOX, seq=18)
     each = usage["cached_bytes"] // usage["cached_frames"]
     small = make(feature_cache_s=1.0, feature_cache_mb=5.5 * each / 1e6)
     step(small, *range(30))
-    assert small.cache_usage["cached_frames"] == 5
-    assert small.cache_usage["cached_bytes"] <= 5.5 * each
+    assert small.prompting.cache_usage["cached_frames"] == 5
+    assert small.prompting.cache_usage["cached_bytes"] <= 5.5 * each
     none = make(feature_cache_s=0, feature_cache_mb=0)
     step(none, *range(9))
-    assert none.cache_usage["cached_frames"] == 2
+    assert none.prompting.cache_usage["cached_frames"] == 2
 
 
 def test_memory_of_cached_frames_includes_masks_of_objects_and_prompts(make: Callable[..., Pipeline]) -> None:
     pipeline = make(feature_cache_s=0)
     step(pipeline, 0, 1)
-    empty = pipeline.cache_usage["cached_bytes"]
+    empty = pipeline.prompting.cache_usage["cached_bytes"]
     pipeline.add(BOX, seq=1)
-    prompted = pipeline.cache_usage["cached_bytes"]
+    prompted = pipeline.prompting.cache_usage["cached_bytes"]
     pipeline.refine(1, NEGATIVE)
-    assert pipeline.cache_usage["cached_bytes"] == prompted > empty
+    assert pipeline.prompting.cache_usage["cached_bytes"] == prompted > empty
     step(pipeline, 2)
-    assert pipeline.cache_usage["cached_bytes"] == 2 * prompted - empty
+    assert pipeline.prompting.cache_usage["cached_bytes"] == 2 * prompted - empty
 
 
 def test_old_frames_may_be_kept_on_the_host(
@@ -104,13 +104,13 @@ def test_old_frames_may_be_kept_on_the_host(
         pipeline = make()
     for each in (expected, pipeline):
         step(each, 0)
-    before = pipeline.find(0).features
+    before = pipeline.prompting.find(0).features
     for each in (expected, pipeline):
         step(each, *range(1, 6))
         each.add(CENTRE, seq=0)
         each.catch_ups.end_all()
-    assert pipeline.find(0).features.top is not before.top
-    assert pipeline.find(0).features.top.equal(before.top)
+    assert pipeline.prompting.find(0).features.top is not before.top
+    assert pipeline.prompting.find(0).features.top.equal(before.top)
     assert results(pipeline, [6, 7]) == results(expected, [6, 7])
 
 
@@ -150,17 +150,17 @@ def test_with_a_stride_and_from_a_pinned_frame_neither_does_it_matter(
     is_pinned = newest > 14
     for pipeline in (late, at_once):
         step(pipeline, *range(9))
-        before = pipeline.segment(CENTRE, seq=5).mask.full()
+        before = pipeline.prompting.segment(CENTRE, seq=5).mask.full()
         if is_pinned:
-            pipeline.pin(5, 60.0)
+            pipeline.prompting.pin(5, 60.0)
         step(pipeline, *range(9, newest + 1))
-        assert (pipeline.segment(CENTRE, seq=5).mask.full() == before).all()
+        assert (pipeline.prompting.segment(CENTRE, seq=5).mask.full() == before).all()
         pipeline.catch_ups.stride = 6
         pipeline.add(CENTRE, seq=5, stride=None if is_pinned else 3)
         if is_pinned and slices >= 1:
-            pipeline.pin(5, 0)
+            pipeline.prompting.pin(5, 0)
     if is_pinned:
-        assert late.cache_usage["cached_frames"] == 1 + MAX_WAY + FPS + 1
+        assert late.prompting.cache_usage["cached_frames"] == 1 + MAX_WAY + FPS + 1
         way = [seq for seq in range(newest + 1) if is_cached(late, seq)]
         assert max(after - seq for seq, after in pairwise(way)) <= 2 * 150 / MAX_WAY
         assert late.catch_ups.get_stride(1) in (2, 3, 4)  # which leaves out none of these
@@ -180,23 +180,25 @@ def test_with_a_stride_and_from_a_pinned_frame_neither_does_it_matter(
     for pipeline in (late, at_once):
         pipeline.catch_ups.end_all()
     assert pack_state(at_once.state()) == pack_state(late.state())
-    assert late.objects[0].age == late.find(None).frame_number - 5  # as if it had been tracked on each frame
+    # as if it had been tracked on each frame
+    assert late.objects[0].age == late.prompting.find(None).frame_number - 5
     assert results(at_once, range(newest + 21, newest + 26)) == results(late, range(newest + 21, newest + 26))
 
 
 def test_pinned_frames_keep_within_the_memory_and_end_with_their_lease(make: Callable[..., Pipeline]) -> None:
     pipeline = make(feature_cache_s=1.0, feature_cache_mb=16.5 * 16_384 / 1e6)
     step(pipeline, *range(9))
-    assert pipeline.cache_usage["cached_bytes"] == 9 * 16_384
-    pipeline.pin(5, 8.0)
+    assert pipeline.prompting.cache_usage["cached_bytes"] == 9 * 16_384
+    pipeline.prompting.pin(5, 8.0)
     step(pipeline, *range(9, 89))
-    assert pipeline.cache_usage["cached_frames"] == 16
-    assert pipeline.segment(BOX, seq=5).seq == 5
+    assert pipeline.prompting.cache_usage["cached_frames"] == 16
+    assert pipeline.prompting.segment(BOX, seq=5).seq == 5
     step(pipeline, *range(89, 100))  # the lease has ended, and the frames since leave one by one
-    assert (pipeline.cache_usage["cached_frames"], pipeline.cache_usage["pinned_frames"]) == (FPS + 1, 0)
-    pipeline.pin(99, 60.0)
+    usage = pipeline.prompting.cache_usage
+    assert (usage["cached_frames"], usage["pinned_frames"]) == (FPS + 1, 0)
+    pipeline.prompting.pin(99, 60.0)
     step(pipeline, 3)  # the camera was started again
-    assert pipeline.cache_usage["pinned_frames"] == 0
+    assert pipeline.prompting.cache_usage["pinned_frames"] == 0
 
 
 def test_objects_wait_in_line(make: Callable[..., Pipeline]) -> None:
@@ -242,7 +244,7 @@ def test_clicks_on_a_frozen_frame_correct_one_another(make: Callable[..., Pipeli
         for seq in range(9 + work, 13):
             step(pipeline, seq)
         answer = pipeline.refine(1, NEGATIVE, seq=2)
-        assert (pipeline.segment(CENTRE, seq=2).mask.full() != answer.mask.full()).any()
+        assert (pipeline.prompting.segment(CENTRE, seq=2).mask.full() != answer.mask.full()).any()
         pipeline.catch_ups.end_all()
         found.append((answer.score, results(pipeline, range(13, 16))))
     assert found[0] == found[1]
@@ -324,7 +326,7 @@ def test_an_object_on_its_way_goes_on_from_a_checkpoint(make: Callable[..., Pipe
     first.refine(2, NEGATIVE, seq=8)
     first.catch_ups.advance()
     second.restore(first.state())
-    assert second.cache_usage == first.cache_usage
+    assert second.prompting.cache_usage == first.prompting.cache_usage
     for pipeline in (first, second):
         pipeline.catch_ups.end_all()
     assert results(second, range(10, 13)) == results(first, range(10, 13))

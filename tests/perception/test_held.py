@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from sam3_node.geometry import pose_of, rigid, rotation_from_vector
+from sam3_node.geometry import DepthMap, RayMap, pose_of, rigid, rotation_from_vector
 from sam3_node.perception.checkpoint import pack_state, unpack_state
 from sam3_node.perception.objects import Objects
 from sam3_node.perception.stages.held import FindHeld
 from sam3_node.perception.step import DoubtfulPlace, StepFrame
-from sam3_node.perception.surfaces import DepthMap, RayMap
 from sam3_node.types import Frame, FramePose, Instance, Intrinsics, Mask, RobotState
 
 PERIOD_NS = 66_666_667

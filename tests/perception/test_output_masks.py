@@ -236,8 +236,8 @@ def play(model: TrackerModel) -> list[object]:
                 pipeline.catch_ups.advance()
         if frame.seq == 2:
             answers = [pipeline.refine(1, FramePrompt(points=[(10.0, 10.0)], labels=[0]))]
-            answers.append(pipeline.segment(FramePrompt(box=[5, 5, 60, 60])))
-            answers += run_to_end(pipeline.find_everything(EverythingOptions(grid=3), None))[1]
+            answers.append(pipeline.prompting.segment(FramePrompt(box=[5, 5, 60, 60])))
+            answers += run_to_end(pipeline.prompting.find_everything(EverythingOptions(grid=3), None))[1]
             found += [(answer.score, bits(answer.mask)) for answer in answers]
     return found
 

@@ -188,7 +188,7 @@ def test_a_prompt_on_a_past_frame_answers_at_once(pipeline: Pipeline) -> None:
     added = pipeline.add(BOX, seq=1)
     assert added.result.mask.size == (HEIGHT, WIDTH)
     assert 0 <= added.result.score <= 1
-    assert added.result.mask.area == pipeline.segment(BOX, seq=1).mask.area
+    assert added.result.mask.area == pipeline.prompting.segment(BOX, seq=1).mask.area
     pipeline.catch_ups.end_all()
     assert ids(pipeline.step(frame(3))) == [1]
 
@@ -197,7 +197,7 @@ def test_a_prompt_on_a_past_frame_answers_at_once(pipeline: Pipeline) -> None:
 def test_an_object_begins_with_the_mask_that_was_chosen(pipeline: Pipeline, prompt: FramePrompt) -> None:
     for seq in range(3):
         pipeline.step(frame(seq))
-    shown = pipeline.candidates(prompt, seq=1)
+    shown = pipeline.prompting.candidates(prompt, seq=1)
     assert len({result.mask.area for result in shown}) == 3
     assert [result.score for result in shown] == sorted((result.score for result in shown), reverse=True)
     begun = [pipeline.add(prompt, seq=1, choice=choice).result for choice in range(3)]
@@ -207,7 +207,7 @@ def test_an_object_begins_with_the_mask_that_was_chosen(pipeline: Pipeline, prom
     waiting = pipeline.add(prompt, choice=2).id
     pipeline.catch_ups.end_all()
     entered = pipeline.step(frame(3)).instances[-1]
-    assert (entered.id, entered.mask.area) == (waiting, pipeline.candidates(prompt)[2].mask.area)
+    assert (entered.id, entered.mask.area) == (waiting, pipeline.prompting.candidates(prompt)[2].mask.area)
 
 
 def test_a_choice_that_there_is_not_is_refused(pipeline: Pipeline) -> None:
@@ -217,15 +217,15 @@ def test_a_choice_that_there_is_not_is_refused(pipeline: Pipeline) -> None:
         with refuses(RequestError, field="choice"):
             pipeline.add(prompt, choice=choice)
     with refuses(RequestError, field="segment"):
-        pipeline.candidates(mask)
+        pipeline.prompting.candidates(mask)
     assert pipeline.add(CENTRE, choice=2).id == 1
 
 
 def test_weights_that_were_not_trained_to_compete_have_one_mask() -> None:
     pipeline = Pipeline(load_tracker("nano"), TrackerSettings(), "cam0")
     pipeline.step(frame(0))
-    (only,) = pipeline.candidates(CENTRE)
-    assert np.array_equal(only.mask.full(), pipeline.segment(CENTRE).mask.full())
+    (only,) = pipeline.prompting.candidates(CENTRE)
+    assert np.array_equal(only.mask.full(), pipeline.prompting.segment(CENTRE).mask.full())
     with refuses(RequestError, field="choice"):
         pipeline.add(CENTRE, choice=1)
     assert pipeline.add(CENTRE, seq=0, choice=0).result.mask.area == only.mask.area
@@ -286,29 +286,29 @@ def test_a_removed_object_leaves_nothing_behind(pipeline: Pipeline) -> None:
         added = pipeline.add(BOX, seq=0)
         pipeline.refine(added.id, CENTRE)
         pipeline.remove(added.id)
-    assert pipeline.cache_usage["cached_frames"] == 1
-    assert not pipeline.find(0).logits
+    assert pipeline.prompting.cache_usage["cached_frames"] == 1
+    assert not pipeline.prompting.find(0).logits
     assert ids(pipeline.step(frame(1))) == []
 
 
 def test_segment_tracks_nothing_and_knows_the_frames_it_holds(pipeline: Pipeline) -> None:
     with refuses(UnknownFrameError, field="none"):
-        pipeline.segment(BOX)
+        pipeline.prompting.segment(BOX)
     for seq in range(5):
         pipeline.step(frame(seq))
-    assert pipeline.segment(BOX).seq == 4
-    newest, fourth = (pipeline.segment(BOX, **seq).mask.full() for seq in ({}, {"seq": 4}))
+    assert pipeline.prompting.segment(BOX).seq == 4
+    newest, fourth = (pipeline.prompting.segment(BOX, **seq).mask.full() for seq in ({}, {"seq": 4}))
     assert np.array_equal(newest, fourth)
     for lost in (1, 99):
         with refuses(UnknownFrameError, field=str(lost)):
-            pipeline.segment(BOX, seq=lost)
+            pipeline.prompting.segment(BOX, seq=lost)
     assert pipeline.step(frame(5)).instances == ()
 
 
 def test_a_camera_that_starts_again(pipeline: Pipeline) -> None:
     for seq in (0, 1, 2, 0, 1):
         pipeline.step(frame(seq))
-    assert pipeline.segment(BOX).seq == 1
+    assert pipeline.prompting.segment(BOX).seq == 1
     pipeline.add(BOX, seq=1)
     assert ids(pipeline.step(frame(2))) == [1]
 
@@ -425,7 +425,7 @@ def test_weights_without_memory_segment_and_track() -> None:
     stills = TrackerModel(source, name="stills", mean=[0.5] * 3, std=[0.5] * 3, has_memory=False)
     pipeline = Pipeline(stills, TrackerSettings(), "cam0")
     pipeline.step(frame(0))
-    assert pipeline.segment(BOX).mask.size == (HEIGHT, WIDTH)
+    assert pipeline.prompting.segment(BOX).mask.size == (HEIGHT, WIDTH)
     added = pipeline.add(BOX, seq=0)
     pipeline.add(CENTRE)
     masks = pipeline.step(frame(1))
@@ -513,10 +513,10 @@ def test_real_weights_without_memory_segment_track_and_tell_the_part_from_the_wh
     pipeline = Pipeline(model, TrackerSettings(), "cam0")
     box = FramePrompt(box=[35, 25, 165, 125])
     pipeline.step(frame(0, colour=encode_image(image, "bgr8")))
-    shown = [found.mask for found in pipeline.candidates(FramePrompt(points=[(90, 75)]))]
+    shown = [found.mask for found in pipeline.prompting.candidates(FramePrompt(points=[(90, 75)]))]
     assert max(overlap(mask, part) for mask in shown) > 0.9
     assert max(overlap(mask, whole) for mask in shown) > 0.9
-    assert overlap(pipeline.segment(box).mask, whole) > 0.9
+    assert overlap(pipeline.prompting.segment(box).mask, whole) > 0.9
     added = pipeline.add(box).id
     (tracked,) = pipeline.step(frame(1, colour=encode_image(np.roll(image, 6, 1), "bgr8"))).instances
     assert (tracked.id, tracked.state) == (added, "tracked")
@@ -605,7 +605,7 @@ def test_neither_frames_nor_prompts_compile_after_the_warm_up(backend: CountingB
         pipeline.step(blank(seq + 1))
         pipeline.refine(added.id, prompt)
         if prompt.mask is None:
-            pipeline.segment(prompt)
+            pipeline.prompting.segment(prompt)
     assert len(pipeline.objects) == objects
     # all objects come to have equally many memories, then one has more
     for seq in range(objects + 1, objects + 10):

@@ -125,7 +125,7 @@ EDITS: list[Action] = [
     objects,
     *(step(frame(seq)) for seq in range(4, 7)),
     refine(4, BOX, seq=4),
-    lambda pipeline: pipeline.segment(BOX, seq=5),
+    lambda pipeline: pipeline.prompting.segment(BOX, seq=5),
     *(step(frame(seq)) for seq in range(7, 10)),
     lambda pipeline: pipeline.reset(),
     add(BOX),
@@ -256,7 +256,7 @@ def test_frames_that_are_no_longer_held_stay_so() -> None:
     second.restore(first.state())
     for pipeline in (first, second):
         with refuses(UnknownFrameError, field=("2", "3", "1")):
-            pipeline.segment(BOX, seq=1)
+            pipeline.prompting.segment(BOX, seq=1)
 
 
 def refused(pipeline: Pipeline, state: dict[str, Any], error: type[Exception], match: str) -> None:

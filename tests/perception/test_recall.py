@@ -7,7 +7,7 @@ import torch
 
 from sam3_node.detection.detectors import prepare_prompts
 from sam3_node.errors import RequestError, UnknownObjectError
-from sam3_node.geometry import Scaling
+from sam3_node.geometry import DepthMap, RayMap, Scaling
 from sam3_node.models import TrackerModel
 from sam3_node.models.sam.stages import Decoded
 from sam3_node.perception.checkpoint import pack_state, unpack_state
@@ -26,7 +26,6 @@ from sam3_node.perception.remembering import (
     may_be,
 )
 from sam3_node.perception.step import StepFrame
-from sam3_node.perception.surfaces import DepthMap, RayMap
 from sam3_node.settings import DetectorSettings, TrackerSettings
 from sam3_node.tracking.looks import Gallery
 from sam3_node.types import NANOSECONDS, FramePose, Instance, Intrinsics, Mask, MaskFrame

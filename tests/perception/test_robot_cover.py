@@ -9,15 +9,14 @@ import pytest
 
 from sam3_node.detection.detectors import prepare_prompts
 from sam3_node.errors import CalibrationError
-from sam3_node.geometry import rigid, rotation_from_vector
+from sam3_node.geometry import DepthMap, rigid, rotation_from_vector
 from sam3_node.models import TrackerModel
 from sam3_node.perception.checkpoint import pack_state, unpack_state
 from sam3_node.perception.objects import Objects
 from sam3_node.perception.pipeline import Pipeline, Surroundings
-from sam3_node.perception.robot import RobotPixels
 from sam3_node.perception.stages.robot import Places
 from sam3_node.perception.step import StepFrame
-from sam3_node.perception.surfaces import DepthMap
+from sam3_node.robot.pixels import RobotPixels
 from sam3_node.settings import DetectorSettings, RobotSettings, SpatialSettings, TrackerSettings
 from sam3_node.types import JointState, Mask, MaskFrame, RobotState
 from sam3_node.wire import decode_image, encode_image

@@ -140,7 +140,7 @@ def test_a_held_object_is_the_same_as_one_that_never_had_the_frame(
     alone.step(frame(1, {}))
     for masks in steps(pipeline, range(2, 9), 2):
         if 2 not in ids(masks):
-            alone._tracker.frame_number += 1  # the frame passes without being seen
+            alone.prompting.tracker.frame_number += 1  # the frame passes without being seen
             continue
         (one,) = alone.step(frame(masks.seq, {})).instances
         (same,) = (item for item in masks.instances if item.id == 2)

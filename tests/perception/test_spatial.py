@@ -277,7 +277,8 @@ def make_perception(nano: TrackerModel, *cameras: str) -> Perception:
 def find_frame(perception: Perception, camera: str) -> tuple[str | None, str | None]:
     """Return the frame of the position of an object of a camera, and its problem."""
     step = StepFrame(make_frame(), instances=[instance()])
-    for stage in perception.serve(camera).stages[-4:-1]:
+    spatial = perception.serve(camera).spatial
+    for stage in (spatial.depth, *spatial.list_after_depth()):
         stage.run(step)
     return step.instances[0].frame, step.problem
 

@@ -4,7 +4,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sam3_node.perception.surfaces import DepthMap, RayMap, Surfaces, measure_surfaces
+from sam3_node.geometry import DepthMap, RayMap
+from sam3_node.perception.surfaces import Surfaces, measure_surfaces
 from sam3_node.types import Intrinsics, Mask
 
 SIZE = (480, 640)

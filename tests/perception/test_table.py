@@ -9,8 +9,8 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from sam3_node.perception.checkpoint import pack_state, unpack_state
-from sam3_node.perception.robot import RobotPixels
 from sam3_node.perception.stages.table import describe_on, fit_plane
+from sam3_node.robot.pixels import RobotPixels
 from sam3_node.settings import SpatialSettings
 from sam3_node.types import NANOSECONDS, Frame, FramePose, Instance, JointState, Mask, Plane
 from sam3_node.wire import encode_depth

@@ -107,7 +107,7 @@ def test_a_state_goes_on_bit_for_bit(
         prompt = FramePrompt(mask=Mask.from_full(np.roll(approach[seq][1], 90, axis=1)))
         each.add(prompt, seq=seq)
         masks = [each.step(approach[half][0])]
-        each.end_catch_ups()
+        each.catch_ups.end_all()
         masks += [each.step(frame) for frame, _ in approach[half + 1 :]]
         found.append(exactly(masks))
     assert found[0] == found[1]

@@ -5,8 +5,8 @@ from typing import Any
 
 from sam3_node.calibration import Calibration
 from sam3_node.perception.objects import Objects
-from sam3_node.perception.pipeline import Surroundings, make_spatial_stages
-from sam3_node.perception.stages.spatial import MeasuredPoints, MeasureObjects
+from sam3_node.perception.pipeline import SpatialStages, Surroundings
+from sam3_node.perception.stages.spatial import MeasuredPoints
 from sam3_node.perception.step import StepFrame
 from sam3_node.settings import SpatialSettings
 from sam3_node.types import Frame, FramePose, Instance, RobotState, State
@@ -20,7 +20,8 @@ class Measuring:
     ) -> None:
         self.objects = Objects(16)
         surroundings = Surroundings(settings or SpatialSettings(), calibration)
-        self._stages = list(make_spatial_stages(self.objects, surroundings))
+        self._spatial = SpatialStages.make(self.objects, surroundings)
+        self._stages = [self._spatial.depth, *self._spatial.list_after_depth()]
 
     def measure(
         self, frame: Frame, instances: Sequence[Instance], pose: FramePose | None, **given: Any
@@ -32,8 +33,7 @@ class Measuring:
         return step
 
     def points(self, object_id: int, count: int) -> MeasuredPoints | None:
-        (measured,) = [stage for stage in self._stages if isinstance(stage, MeasureObjects)]
-        return measured.points(object_id, count)
+        return self._spatial.measure.points(object_id, count)
 
     def state(self) -> State:
         stages = {stage.name: stage.state() for stage in self._stages if stage.SAVED}

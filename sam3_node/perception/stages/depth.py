@@ -11,12 +11,11 @@ import numpy as np
 
 from ...calibration import Calibration
 from ...errors import Sam3NodeError
-from ...geometry import matrix_of, pose_of
+from ...geometry import DepthMap, RayMap, matrix_of, pose_of
 from ...types import Depth, DepthImage, Frame, FramePose, Intrinsics, RobotState
 from ...wire import decode_depth
 from ..stage import Clock, Stage
 from ..step import BASE, CAMERA, GRIPPER, StepFrame, list_doubtful, list_measured
-from ..surfaces import DepthMap, RayMap
 
 ASPECT_TOLERANCE = 0.01
 """Largest difference of the ratio of two aspect ratios from 1 at which one image is the other resized."""

@@ -8,17 +8,19 @@ import cv2
 import numpy as np
 
 from ...errors import CalibrationError
-from ...geometry import invert, matrix_of
+from ...geometry import DepthMap, invert, matrix_of
 from ...models import TrackerModel
+from ...robot.body import RobotBody
+from ...robot.lens_view import LensView
+from ...robot.pixels import COVERED, Place, RobotPixels, crop_to
 from ...settings import RobotSettings
 from ...tracking.host_copy import copy_to_device
 from ...tracking.tracks import Cover
 from ...types import Mask
 from ..objects import Objects
-from ..robot import COVERED, LensView, Place, RobotBody, RobotPixels, crop_to
 from ..stage import PerObject, Stage
 from ..step import StepFrame
-from ..surfaces import NOISE_PER_M, DepthMap
+from ..surfaces import NOISE_PER_M
 
 log = logging.getLogger(__name__)
 

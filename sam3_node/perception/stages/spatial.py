@@ -12,13 +12,13 @@ import numpy as np
 
 from ...calibration import Calibration
 from ...calibration.rigid_motion import cross_matrices
-from ...geometry import Array, matrix_of, quaternion_from_rotation, transform_points
+from ...geometry import Array, DepthMap, Float, matrix_of, quaternion_from_rotation, transform_points
 from ...settings import SpatialSettings
 from ...types import ACCELERATION_MPS2, NANOSECONDS, Instance, Mask
 from ..objects import Objects
 from ..stage import PerObject, Stage
 from ..step import BASE, CAMERA, DoubtfulPlace, StepFrame, list_doubtful, list_measured
-from ..surfaces import TARGET_PIXELS, DepthMap, Float, Surfaces, measure_surfaces
+from ..surfaces import TARGET_PIXELS, Surfaces, measure_surfaces
 
 START_SPEED_MPS = 0.5
 """Standard deviation of the speed before the second position."""

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
-from ...geometry import Array, matrix_of, quaternion_from_rotation, transform_points
+from ...geometry import Array, DepthMap, matrix_of, quaternion_from_rotation, transform_points
 from ...types import NANOSECONDS, FramePose, Instance, Mask, Plane
 from ..stage import Stage
 from ..step import StepFrame
-from ..surfaces import NOISE_PER_M, Bools, DepthMap, trim_ends
+from ..surfaces import NOISE_PER_M, Bools, trim_ends
 
 PERIOD_S = 1.0
 """Time between two measurements."""

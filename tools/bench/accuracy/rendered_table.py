@@ -4,8 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sam3_node.geometry import Array, rigid, rotation_from_vector
-from sam3_node.perception.surfaces import RayMap
+from sam3_node.geometry import Array, RayMap, rigid, rotation_from_vector
 from sam3_node.types import Intrinsics
 from tools.scenes.render import load_mujoco
 from tools.scenes.stage import Rng, frames

@@ -23,11 +23,11 @@ from sam3_node.bags.native.reader import TABLETOP, LabelledClip
 from sam3_node.calibration import Calibration
 from sam3_node.cameras.camera_source import CapturedImage
 from sam3_node.cameras.publish import frame_from
-from sam3_node.geometry import Array, quaternion_from_rotation
+from sam3_node.geometry import Array, DepthMap, Float, RayMap, quaternion_from_rotation
 from sam3_node.perception.loading import load_model
 from sam3_node.perception.pipeline import Pipeline, Surroundings
 from sam3_node.perception.step import StepFrame
-from sam3_node.perception.surfaces import DepthMap, Float, RayMap, measure_surfaces
+from sam3_node.perception.surfaces import measure_surfaces
 from sam3_node.settings import CameraSettings, EngineSettings, ModelSettings, TrackerSettings
 from sam3_node.types import NANOSECONDS, Frame, FramePose, Instance, Intrinsics, Mask, RobotState
 from sam3_node.wire import decode_depth, encode_depth

@@ -12,13 +12,22 @@ import pytest
 from sam3_node.bags.native.reader import TABLETOP, RecordingReader
 from sam3_node.calibration import load_calibration
 from sam3_node.errors import CalibrationError, SettingsError
-from sam3_node.geometry import Array, deproject, invert, pose_of, rigid, rotation_from_vector
-from sam3_node.models import TrackerModel
+from sam3_node.geometry import (
+    Array,
+    DepthMap,
+    RayMap,
+    deproject,
+    invert,
+    pose_of,
+    rigid,
+    rotation_from_vector,
+)
+from sam3_node.models import load_tracker
 from sam3_node.perception.objects import Objects
-from sam3_node.perception.robot import STRIDE, LensView, Pixels, RobotBody
 from sam3_node.perception.stages.robot import FindRobot, Places
 from sam3_node.perception.step import StepFrame
-from sam3_node.perception.surfaces import DepthMap, RayMap
+from sam3_node.robot.body import STRIDE, Pixels, RobotBody
+from sam3_node.robot.lens_view import LensView
 from sam3_node.settings import RobotSettings
 from sam3_node.types import Frame, Intrinsics, JointState, RobotState
 from sam3_node.wire import decode_depth
@@ -158,9 +167,7 @@ def test_the_silhouette_is_what_rays_hit(body: RobotBody, cast: Cast, lens: str,
         assert (expected & ~grown(drawn)).sum() < 15
 
 
-def test_with_depth_only_what_lies_on_the_body_is_the_robot(
-    body: RobotBody, cast: Cast, nano: TrackerModel
-) -> None:
+def test_with_depth_only_what_lies_on_the_body_is_the_robot(body: RobotBody, cast: Cast) -> None:
     positions = draw_joints(1)
     camera = look((0.9, 0.4, 0.6), (0, -0.2, 0.3))
     z = np.minimum(cast(positions, camera, PINHOLE), FAR_M)
@@ -173,6 +180,7 @@ def test_with_depth_only_what_lies_on_the_body_is_the_robot(
     z[unknown] = 0
     depth = DepthMap(np.round(z * 1000).astype(np.uint16), 0.001, RayMap().rays(PINHOLE, SIZE), 305.0)
     joints = JointState("robot", 0, positions)
+    nano = load_tracker("nano")
     stage = FindRobot(body, RobotSettings(depth_margin_m=0.02), nano, Places(Objects(4)), True)
     seen = stage.see(see_from(camera, joints, depth)).inside
     assert (seen & ~grown(drawn & ~front, STRIDE)).sum() < 0.01 * drawn.sum()

@@ -18,9 +18,10 @@ from scipy.spatial import ConvexHull
 
 from sam3_node.errors import CalibrationError, SettingsError
 from sam3_node.geometry import Array, rigid, rotation_from_vector
-from sam3_node.perception import mesh_reader, meshes, robot_model
-from sam3_node.perception.hulls import MAX_CORNERS, thin_hull
-from sam3_node.perception.robot import NEAR_M, LensView, Pixels, RobotBody
+from sam3_node.robot import mesh_reader, meshes, robot_model
+from sam3_node.robot.body import Pixels, RobotBody
+from sam3_node.robot.hulls import MAX_CORNERS, thin_hull
+from sam3_node.robot.lens_view import NEAR_M, LensView
 from sam3_node.types import Intrinsics
 from tests.support.hostility import limited_memory, link_to_device, make_huge, make_pipe
 from tests.support.refuses import refuses

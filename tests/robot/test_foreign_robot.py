@@ -11,9 +11,9 @@ import pytest
 from sam3_node.errors import CalibrationError, SettingsError
 from sam3_node.geometry import pose_of
 from sam3_node.perception.objects import Objects
-from sam3_node.perception.robot import RobotBody
 from sam3_node.perception.stages.robot import MAX_TOLD, FindRobot, Places
 from sam3_node.perception.step import StepFrame
+from sam3_node.robot.body import RobotBody
 from sam3_node.settings import RobotSettings
 from sam3_node.types import Frame, Intrinsics, JointState, RobotState
 from tests.support.refuses import refuses
