@@ -52,7 +52,7 @@ test-training: $(READY)
 	$(PYTEST) training/tests
 
 test-engines: $(ENGINES_READY) $(TRITON_READY)
-	$(PYTEST) -m engines tests/engines tests/models/sam/test_kernels.py
+	$(PYTEST) -m engines tests/engines tests/models/sam/test_kernels.py tests/tracking/test_tracker.py tests/tools/test_bench_groups.py
 
 ros2: $(ROS2_READY)
 

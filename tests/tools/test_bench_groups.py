@@ -9,6 +9,7 @@ from tools.bench.common import Figures
 from tools.bench.latency.groups import GROUP, come_and_go, count_operations
 
 
+@pytest.mark.engines
 def test_a_group_costs_what_one_object_costs(capsys: pytest.CaptureFixture[str]) -> None:
     count_operations(Figures("latency.groups", []), small_sizes(56, 32))
     shown = capsys.readouterr().out

@@ -171,7 +171,10 @@ def test_a_small_bank_attends_to_less(model: TrackerModel, clip: list) -> None:
     assert largest_difference(small, reference) > 0
 
 
-@pytest.mark.parametrize("read", ["static", "exact", "pooled"])
+@pytest.mark.parametrize(
+    "read",
+    ["static", *(pytest.param(read, marks=pytest.mark.engines) for read in ("exact", "pooled"))],
+)
 def test_static_shapes_and_compiled_stages_give_the_same_masks(read: str, clip: list) -> None:
     source = random_source("sam3")
     changed = stages_of(source)

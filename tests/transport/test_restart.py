@@ -358,7 +358,7 @@ def robot(folder: Path) -> Iterator[Team]:
 @pytest.mark.parametrize("victim", ["camera", "node", "policy", "recorder", "asker"])
 def test_every_process_goes_on_after_another_was_killed_or_hung(victim: str, tmp_path: Path) -> None:
     with robot(tmp_path) as team:
-        for _ in range(repetitions(1, 20)):
+        for _ in range(repetitions(1, 6)):
             team.restart(victim)
             team.check(**PROGRESS)
             team.stop_for(victim, 0.7)  # the queues to it fill
