@@ -85,8 +85,7 @@ def convert(value: object, kind: type[T], what: str) -> T:
     try:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, RecursionError):
-        pass
-    # most values have no nil, so it is looked for only here
+        pass  # tried again below without nil, which most values lack; the second error is told
     plain = value
     try:
         plain = _without_nil(value)
