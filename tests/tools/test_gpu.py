@@ -101,8 +101,8 @@ def test_no_figure_begins_after_the_time(tmp_path: Path, capsys: pytest.CaptureF
     assert all(f"time is over in {section}" in said for section in gpu.SECTIONS if section != "kernels")
 
 
-BARE = """torch transformers numpy opencv-python-headless msgpack msgspec safetensors prometheus-client pytest hypothesis pyzmq
-zstandard pydantic-settings scipy tqdm packaging mcap"""
+BARE = """torch transformers numpy opencv-python-headless msgpack msgspec safetensors prometheus-client pytest
+hypothesis pyzmq zstandard pydantic-settings scipy tqdm packaging mcap"""
 """What a machine has on which nothing can be installed but a few wheels."""
 BLOCK = """
 import sys
