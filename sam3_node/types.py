@@ -6,8 +6,7 @@ The values are defined in `schema.values`.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from copy import copy
-from typing import Any, ClassVar, TypeVar
+from typing import TypeVar
 
 from .schema.values import (  # noqa: F401
     ACCELERATION_MPS2,
@@ -56,43 +55,6 @@ from .schema.values import (  # noqa: F401
     count_missing_frames,
     lazy_numpy,
 )
-
-State = dict[str, Any]
-"""Saved state of an object: maps with str keys, and lists, of int, float, str, bool, None and tensors on the host.
-
-A state and the tensors in it are never modified."""
-
-
-class SavedFields:
-    """Saves and restores the attributes that `SAVED` names, in this order.
-
-    The saved name of an attribute has no underscore in front. A set is saved as a sorted list. A part that has a state
-    of its own saves and restores itself.
-    """
-
-    SAVED: ClassVar[tuple[str, ...]] = ()
-
-    def state(self) -> State:
-        """Return the state that `restore` takes."""
-        return {name.lstrip("_"): _save(getattr(self, name)) for name in self.SAVED}
-
-    def restore(self, state: State) -> None:
-        """Continue from the moment at which `state` was called."""
-        for name in self.SAVED:
-            saved = state[name.lstrip("_")]
-            part = getattr(self, name)
-            if hasattr(part, "restore"):
-                part.restore(saved)
-            else:
-                setattr(self, name, type(part)(saved))
-
-
-def _save(value: Any) -> Any:
-    if hasattr(value, "state"):
-        return value.state()
-    # a set has no order, but equal states are saved alike; the rest is copied, because a saved state never changes
-    return sorted(value) if isinstance(value, set) else copy(value)
-
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)

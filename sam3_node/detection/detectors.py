@@ -8,16 +8,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
+
+from msgspec import Meta
+from msgspec.structs import asdict
+from torch import Tensor
 
 from ..errors import ModelError, RequestError, summarize_error
-from ..types import Detection, Image, Priority, State
+from ..schema.fields import Share
+from ..schema.state import Id, Label, Number, SavedState
+from ..types import Detection, Image, Priority
 from .phrases import clean_phrase, clean_prompts, phrase_key
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 NANO = Path(__file__).parents[1] / "models" / "nano_detector"
 """Folder of the bundled detector."""
@@ -64,8 +67,9 @@ class Detector(Protocol):
 class View(NamedTuple):
     """Boxes on one image: things that a prompt means, or does not mean."""
 
-    boxes: Boxes
-    labels: Sequence[int]
+    boxes: Sequence[Sequence[Number]]
+    """(x0, y0, x1, y1) of each, in pixels of the image"""
+    labels: Sequence[Annotated[int, Meta(ge=0, le=1)]]
     """of each box: 1 for a thing that is meant, 0 for one that is not"""
     tokens: Tensor
     """[T, C]: the boxes as the detector encoded them on the image, on the CPU"""
@@ -74,9 +78,9 @@ class View(NamedTuple):
 class Exemplar(NamedTuple):
     """Boxes that show the meaning of a prompt: all like these."""
 
-    text: str
+    text: Label
     """words beside the boxes; "" for none"""
-    views: Mapping[str, View]
+    views: Mapping[Label, View]
     """by the name of the image"""
 
     @property
@@ -97,6 +101,15 @@ class ExemplarDetector(Detector, Protocol):
 
     def encode_exemplar(self, image: Image, boxes: Boxes, labels: Sequence[int]) -> Tensor:
         """Return the tokens [T, C] of a View: boxes on a BGR image [h, w, 3]. Raises ModelError if the model fails."""
+
+
+class PromptsState(SavedState):
+    """What a snapshot holds of a `PromptSet`. The query is not saved: another detector prepares it in another way."""
+
+    thresholds: dict[Label, Share]
+    max_counts: dict[Label, Id]
+    priorities: dict[Label, Priority]
+    exemplars: dict[Label, Exemplar]
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,19 +143,14 @@ class PromptSet:
             return replace(self, query=require_exemplars(detector).prepare(self.phrases, self.exemplars))
         return replace(self, query=detector.prepare(self.phrases))
 
-    def state(self) -> State:
+    def state(self) -> PromptsState:
         """Return the state that `restore_prompts` takes."""
-        # the query is not saved: another detector would prepare it in another way
-        return {part.name: dict(getattr(self, part.name)) for part in fields(self) if part.name != "query"}
+        return PromptsState(**{name: dict(getattr(self, name)) for name in PromptsState.__struct_fields__})
 
 
-def restore_prompts(detector: Detector | None, state: State) -> PromptSet:
+def restore_prompts(detector: Detector | None, state: PromptsState) -> PromptSet:
     """Return the prompts that `PromptSet.state` described. Raises RequestError as `PromptSet.prepare` does."""
-    exemplars = {}
-    for name, (text, saved) in state["exemplars"].items():
-        views = {place: View(*view) for place, view in saved.items()}
-        exemplars[name] = Exemplar(text, views)
-    prompts = PromptSet(**state | {"exemplars": exemplars})
+    prompts = PromptSet(**asdict(state))
     # without phrases, no detector is needed
     if not prompts.phrases:
         return prompts

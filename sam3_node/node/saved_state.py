@@ -12,10 +12,12 @@ import re
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple, Self
+
+from msgspec.structs import replace
 
 from ..errors import BusyError, RequestError, SettingsError, SnapshotError
 from ..files import atomic_file, explain_os_error, read_regular

@@ -151,7 +151,7 @@ def _take_over(snapshots: Snapshots, source: str, security: Security | None) -> 
     # only a confirmation that was answered makes these ids this node's own
     if not snapshots.keeps:
         log.warning("without snapshot.path this node cannot continue after a restart: set it")
-    state = _confirm(source, security, token, origin["node"], snapshots.confirm_s)
+    state = _confirm(source, security, token, str(origin["node"]), snapshots.confirm_s)
     if state is None:
         snapshots.begin_epochs()
         log.warning("%s did not answer the confirmation, and may work on: ids begin again here", source)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -24,15 +24,16 @@ from ..engines.oom import find_device_error
 from ..errors import UnknownFrameError, current_request_id, request_id
 from ..geometry import Scaling
 from ..models import Features
+from ..schema.replies import Stride
+from ..schema.state import Count, Id, Label, Pixels, SavedPart, SavedState, Time
 from ..settings import TrackerSettings
 from ..tracking import Track, Tracker, Tracks
 from ..tracking.confidence import ConfidenceEstimator
 from ..tracking.host_copy import copy_pinned
 from ..tracking.tracks import PromptTensors, catching_key
-from ..types import Image, State
+from ..types import Image
 from .objects import Objects
 from .output_masks import copy_masks, copy_to_host
-from .saving import SavedByType, from_plain, to_plain
 from .step import StepFrame
 
 log = logging.getLogger(__name__)
@@ -48,29 +49,28 @@ MAX_DROPS = 2
 tracked on it first."""
 
 
-@dataclass(slots=True, eq=False)
-class CachedFrame:
+class CachedFrame(SavedState, eq=False):
     """A tracked frame."""
 
-    seq: int
-    frame_number: int
+    seq: Time
+    frame_number: Count
     """the tracker's step"""
     features: Features
     """without the trunk; in memory of the device or of the host"""
-    logits: dict[int, Tensor]
+    logits: dict[Id, Tensor]
     """[h, w] of each object on the frame, as tracked or as prompted later"""
     scaling: Scaling
-    capture_ns: int = 0
-    age_origin_ns: int = 0
+    capture_ns: Time = 0
+    age_origin_ns: Time = 0
     """Unix time from which its age is measured"""
     image: Tensor | None = None
     """BGR uint8 [h, w, 3], if the detector takes exemplars"""
-    lease_ns: int = 0
+    lease_ns: Time = 0
     """camera's time for which it stays pinned; 0: not pinned"""
-    pinned_ns: int = 0
+    pinned_ns: Time = 0
     """capture of the newest frame when its lease began"""
-    nbytes: int = field(init=False)
-    """memory of features, logits and image"""
+    nbytes: int = 0
+    """memory of features, logits and image; computed"""
 
     def __post_init__(self) -> None:
         tensors = (*self.features, *self.logits.values(), self.image)
@@ -127,12 +127,21 @@ class CacheLimits:
         return cls(settings.feature_cache, int(settings.feature_cache_s * 1e9), nbytes, small)
 
 
-class FrameCache:
+class FramesState(SavedState):
+    """What `FrameCache` keeps, in the order of the frames' steps."""
+
+    frames: list[CachedFrame]
+    latest_image: Pixels | None
+
+
+class FrameCache(SavedPart[FramesState]):
     """The newest frames of a camera, within limits, and pinned ones.
 
     A pinned frame stays until its lease ends, by the captures of frames. Of the frames since, up to MAX_WAY stay beyond
     the span, spread evenly: those whose neighbours are nearest go first. All count in the limit of memory.
     """
+
+    STATE = FramesState
 
     def __init__(self, camera: str, limits: CacheLimits) -> None:
         self._camera = camera
@@ -241,20 +250,10 @@ class FrameCache:
         for frame in self:
             frame.logits.pop(object_id, None)
 
-    def state(self, after: int = -1) -> State:
-        """Return the state that `restore` takes: the frames after step `after`, and the newest in any case."""
-        count = max(self.count_after(after), 1)
-        image = None if self.latest_image is None else torch.tensor(self.latest_image)
-        return {"frames": to_plain(self._frames[-count:]), "latest_image": image}
-
-    def restore(self, state: State, device: torch.device) -> None:
-        """Replace the frames by those that `state` returned, on `device`."""
-        self._frames = from_plain(list[CachedFrame], state["frames"])
-        # a state of an earlier version has none
-        image = from_plain(Tensor | None, state.get("latest_image"))
-        self.latest_image = None if image is None else image.numpy()
-        for frame in self._frames:
-            frame.move(device)
+    def state_after(self, step: int) -> FramesState:
+        """Return the state without the frames up to a step, but with the newest in any case."""
+        count = max(self.count_after(step), 1)
+        return FramesState(self._frames[-count:], self.latest_image)
 
 
 def _map(features: Features, change: Callable[[Tensor], Tensor]) -> Features:
@@ -265,35 +264,39 @@ def _map(features: Features, change: Callable[[Tensor], Tensor]) -> Features:
 class CaughtUp(NamedTuple):
     """An object that has caught up, or has failed to."""
 
-    id: int
-    error: str | None = None
+    id: Id
+    error: Label | None = None
     """The reason why it gave up: a new object is removed then, a corrected one is tracked as before."""
-    request_id: str | None = None
+    request_id: Label | None = None
     """of its prompt"""
 
 
-@dataclass(slots=True)
-class _CatchUpProgress:
+class CatchUpProgress(SavedState):
     """How far an object has caught up."""
 
-    frame_number: int
+    frame_number: Time
     """the last step on which it was tracked or prompted"""
-    frames: int = 0
+    frames: Count = 0
     """steps since its prompt"""
-    hidden: int = 0
+    hidden: Count = 0
     """number of the last of these steps, in a row, on which it was out of view"""
-    stride: int = 1
+    stride: Stride = 1
     """steps from one frame that it is tracked on to the next"""
-    request_id: str | None = None
+    request_id: Label | None = None
     """of its prompt"""
 
 
-class CatchUps(SavedByType):
+class CatchUpsState(SavedState):
+    """What `CatchUps` keeps."""
+
+    places: dict[Id, CatchUpProgress]
+    failed: list[CaughtUp]
+
+
+class CatchUps(SavedPart[CatchUpsState]):
     """The objects of one camera that catch up, first come, first served."""
 
-    SAVED = ("_places", "_failed")
-    _places: dict[int, _CatchUpProgress]
-    _failed: list[CaughtUp]
+    STATE = CatchUpsState
 
     def __init__(
         self,
@@ -309,8 +312,8 @@ class CatchUps(SavedByType):
         self._frames = frames
         self._objects = objects
         self._confidence = confidence
-        self._places = {}
-        self._failed = []
+        self._places: dict[int, CatchUpProgress] = {}
+        self._failed: list[CaughtUp] = []
         self.stride = 1
         """Stride of objects whose prompt does not say one, 1 to MAX_STRIDE. With 1 an object becomes what a prompt in
         time would have made of it."""
@@ -356,7 +359,7 @@ class CatchUps(SavedByType):
         following = self._frames.next_after(cached.frame_number) or cached
         gap = following.frame_number - cached.frame_number
         chosen = self.stride if gap < 2 else min(self.stride, gap // 2)  # gaps differ by a factor of two
-        self._places[object_id] = _CatchUpProgress(
+        self._places[object_id] = CatchUpProgress(
             cached.frame_number, stride=stride or chosen, request_id=current_request_id()
         )
         # a key of its own: a corrected object keeps its old history until it joins

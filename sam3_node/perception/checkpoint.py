@@ -21,10 +21,11 @@ from safetensors.torch import load
 from torch import Tensor
 
 from ..errors import ReplayError, WireError
-from ..types import Buffer, State
+from ..schema.state import State
+from ..types import Buffer
 from ..wire.codec import compress, decompress
 
-MAGIC = b"SAM3NST3"
+MAGIC = b"SAM3NST4"
 """First bytes of a checkpoint; the last is the version of the layout."""
 PLAIN = "plain"
 """Name of the tensor that holds everything else, as msgpack."""
@@ -156,7 +157,10 @@ def unpack_tensors(body: bytes) -> State:
             raise ValueError(f"expected strides of a dense tensor {list(packed.shape)}, found {strides}")
         return torch.empty_strided(packed.shape, strides, dtype=packed.dtype).copy_(packed)
 
-    state: State = msgpack.unpackb(tensors.pop(PLAIN).numpy().tobytes(), ext_hook=restore_tensor)
+    # keys may be ids, or a camera and an id: tuples, because lists cannot be keys
+    state: State = msgpack.unpackb(
+        tensors.pop(PLAIN).numpy().tobytes(), ext_hook=restore_tensor, strict_map_key=False, use_list=False
+    )
     return state
 
 

@@ -6,14 +6,16 @@ It works on masks messages alone and knows no time but theirs, so the same messa
 import itertools
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 from scipy.optimize import linear_sum_assignment
 
-from ..types import NANOSECONDS, Instance, MaskFrame, State, keep_newest
-from .saving import SavedByType
+from ..schema.state import Count, Id, Label, Position, SavedPart, SavedState, Size, Time
+from ..types import NANOSECONDS, Instance, MaskFrame, keep_newest
 
 MAX_GONE = 1024
 """Objects that are tracked no longer, of all cameras, whose things are known."""
@@ -24,8 +26,8 @@ BASE = "base"
 class CameraObject(NamedTuple):
     """An object of one camera."""
 
-    camera: str
-    id: int
+    camera: Label
+    id: Id
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,29 +48,27 @@ class LinkRules:
     """Observations in a row that must disagree before a link ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sighting:
+class Sighting(Struct, frozen=True):
     """The position of an object on the newest frame of its camera, with what tells it from others there."""
 
-    label: str
-    position_m: tuple[float, float, float]
-    diagonal_m: float | None
+    label: Label
+    position_m: Position
+    diagonal_m: Size | None
     """of its extent; None if the extent is unknown"""
-    time_ns: int
-    speed_m_s: float = 0.0
+    time_ns: Time
+    speed_m_s: Size = 0.0
     """since the sighting before; noise included"""
 
 
-@dataclass(slots=True)
-class _Thing:
+class Thing(SavedState):
     """One thing in the world, which is at most one object of each camera."""
 
-    id: int
+    id: Id
     members: dict[CameraObject, Sighting | None]
     """its objects, each with its sighting; None if the newest frame of its camera does not say its position"""
-    agreed: dict[int, int] = field(default_factory=dict)
+    agreed: dict[Id, Count] = field(default_factory=dict)
     """other thing -> observations in a row that took it for the same"""
-    contradicted: dict[CameraObject, int] = field(default_factory=dict)
+    contradicted: dict[CameraObject, Count] = field(default_factory=dict)
     """member -> observations in a row that contradict its link"""
 
     @property
@@ -76,7 +76,15 @@ class _Thing:
         return {key.camera for key in self.members}
 
 
-class WorldLinker(SavedByType):
+class LinksState(SavedState):
+    """What `WorldLinker` keeps."""
+
+    last_id: Count
+    things: dict[Id, Thing]
+    gone: dict[CameraObject, Id]
+
+
+class WorldLinker(SavedPart[LinksState]):
     """Gives each object a `world_id` that is the same for the objects of all cameras that are the same thing.
 
     An object gets a `world_id` with its first position in the frame "base", and keeps it while it is tracked, also
@@ -88,10 +96,10 @@ class WorldLinker(SavedByType):
     holds one object of each camera at most.
     """
 
-    SAVED = ("last_id", "_things", "_gone")
+    STATE = LinksState
     last_id: int
     """the last id that was given; 0 if there was none"""
-    _things: dict[int, _Thing]
+    _things: dict[int, Thing]
     """by id, in the order of ids"""
     _gone: dict[CameraObject, int]
     """the thing of each object that is tracked no longer, for when it comes back under its id"""
@@ -107,10 +115,9 @@ class WorldLinker(SavedByType):
         self._gone = {}
         self._ids = {}
 
-    def restore(self, state: State) -> None:
+    def restore(self, state: LinksState) -> None:
         """Continue from the moment at which `state` was called."""
-        # states of earlier versions do not tell what has gone
-        super().restore({"gone": [], **state})
+        super().restore(state)
         self._ids = {key: thing.id for thing in self._things.values() for key in thing.members}
 
     def observe(self, masks: MaskFrame) -> MaskFrame:
@@ -161,13 +168,13 @@ class WorldLinker(SavedByType):
         number = self._gone.pop(key, 0)
         thing = self._things.get(number)
         if number and thing is None:
-            self._things[number] = _Thing(number, {key: sighting})
+            self._things[number] = Thing(number, {key: sighting})
         elif thing is not None and key.camera not in thing.cameras:
             thing.members[key] = sighting
         else:
             self.last_id += 1
             number = self.last_id
-            self._things[number] = _Thing(number, {key: sighting})
+            self._things[number] = Thing(number, {key: sighting})
         self._ids[key] = number
 
     def _forget_absent(self, masks: MaskFrame) -> None:
@@ -185,7 +192,7 @@ class WorldLinker(SavedByType):
         if not thing.members:
             self._end(thing)
 
-    def _end(self, thing: _Thing) -> None:
+    def _end(self, thing: Thing) -> None:
         del self._things[thing.id]
         for other in self._things.values():
             other.agreed.pop(thing.id, None)
@@ -220,7 +227,7 @@ class WorldLinker(SavedByType):
             if other_id is not None and count >= self._rules.confirmations:
                 self._join(thing, self._things[other_id])
 
-    def _assign(self, own: list[_Thing], others: list[_Thing]) -> Iterator[tuple[int, int]]:
+    def _assign(self, own: list[Thing], others: list[Thing]) -> Iterator[tuple[int, int]]:
         """Yield pairs of ids of things that are probably the same."""
         costs = np.array([[self._cost(thing, other) for other in others] for thing in own])
         if not costs.size:
@@ -231,7 +238,7 @@ class WorldLinker(SavedByType):
             if math.isfinite(costs[row, column]):
                 yield own[row].id, others[column].id
 
-    def _cost(self, thing: _Thing, other: _Thing) -> float:
+    def _cost(self, thing: Thing, other: Thing) -> float:
         """Return the mean distance in metres between two things, infinite if they cannot be the same."""
         # two objects of one camera are two things
         if thing.cameras & other.cameras:
@@ -260,7 +267,7 @@ class WorldLinker(SavedByType):
         limit_m = rules.max_distance_m * rules.release_factor + moved_m
         return _distance_m(left, right, rules.max_size_ratio) <= limit_m
 
-    def _join(self, left: _Thing, right: _Thing) -> None:
+    def _join(self, left: Thing, right: Thing) -> None:
         """Make one thing of two. The smaller id stays."""
         if left.cameras & right.cameras:
             return  # another pair of this frame has joined one of them

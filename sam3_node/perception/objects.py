@@ -4,36 +4,51 @@ An object has one home. Every value that is kept for each object is a `PerObject
 a part that has registered how it forgets an object. So `Objects.remove` is the only place that forgets.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, TypeVar
+
+from msgspec import Meta
 
 from ..errors import CapacityError, UnknownObjectError
-from ..types import Instance, Priority, State, TrackState
-from .saving import from_plain, to_plain
+from ..schema.state import Count, Id, Label, Number, SavedPart, SavedState, from_plain
+from ..types import Instance, Priority, TrackState
 from .stage import PerObject
 from .step import Seen
 
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class ObjectStatus:
+MAX_OBJECTS = 256
+"""Objects of a camera in a state, the largest tracker.max_objects."""
+
+
+class ObjectStatus(SavedState):
     """An object between two frames."""
 
-    id: int
-    label: str
+    id: Id
+    label: Label
     state: TrackState = "tentative"
     """tentative until its first frame; a detected object until it is confirmed"""
-    score: float = 0.0
-    age: int = 0
+    score: Number = 0.0
+    age: Count = 0
     """number of frames that it was tracked on"""
-    frames_since_seen: int = 0
+    frames_since_seen: Count = 0
     priority: Priority = "normal"
 
 
-class Objects:
+class ObjectsState(SavedState):
+    """What `Objects` keeps."""
+
+    last_id: Count
+    objects: Annotated[dict[Id, ObjectStatus], Meta(max_length=MAX_OBJECTS)]
+    values: dict[Label, dict[Id, Any]]
+    """by the names of `PerObject`, which knows their types"""
+
+
+class Objects(SavedPart[ObjectsState]):
     """The objects of one camera. Ids count up from 1 and are never reused."""
+
+    STATE = ObjectsState
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -42,7 +57,7 @@ class Objects:
         self.last_id = 0
         """The last id that was given; 0 if there was none."""
         self._objects: dict[int, ObjectStatus] = {}
-        self._values: list[PerObject[Any]] = []
+        self._registered: list[PerObject[Any]] = []
         self._forgetting: list[Callable[[int], None]] = []
         self._leaving: list[Callable[[int, int], None]] = []
 
@@ -87,7 +102,7 @@ class Objects:
 
     def register(self, values: PerObject[T]) -> PerObject[T]:
         """Forget, save and restore these values with the objects that they belong to. Return them."""
-        self._values.append(values)
+        self._registered.append(values)
         return values
 
     def on_remove(self, forget: Callable[[int], None]) -> None:
@@ -98,7 +113,7 @@ class Objects:
         """Forget an object, and all that is kept for it; UnknownObjectError for an unknown id."""
         self.require(object_id)
         del self._objects[object_id]
-        for values in self._values:
+        for values in self._registered:
             values.pop(object_id, None)
         for forget in self._forgetting:
             forget(object_id)
@@ -138,23 +153,19 @@ class Objects:
         status.age += frames
         status.frames_since_seen = hidden
 
-    def state(self) -> State:
-        """Return the state that `restore` takes, with the registered values."""
-        return {
-            "last_id": self.last_id,
-            "objects": to_plain(list(self)),
-            "values": {values.name: to_plain(dict(values)) for values in self._values if values.saved},
-        }
+    @property
+    def values(self) -> dict[str, dict[int, Any]]:
+        """The registered values that are saved, by their names and the ids of objects."""
+        return {values.name: values for values in self._registered if values.saved}
 
-    def restore(self, state: State) -> None:
-        """Replace all objects and all registered values by those that `state` returned."""
-        self.last_id = state["last_id"]
-        self._objects = {status.id: status for status in from_plain(list[ObjectStatus], state["objects"])}
-        for values in self._values:
+    @values.setter
+    def values(self, saved: Mapping[str, Mapping[int, Any]]) -> None:
+        for values in self._registered:
             # filled again, not replaced, because the stages hold these objects
             values.clear()
             # a state from before these values were added lacks them
-            values.update(from_plain(dict[int, values.kind], state["values"].get(values.name, [])))  # type: ignore[name-defined]
+            kind: Any = dict[Id, values.kind]  # type: ignore[name-defined]
+            values.update(from_plain(kind, saved.get(values.name, {}), values.name))
 
     def observe(self, seen: Seen) -> Instance:
         """Record what is seen of an object on the next frame. It is occluded if it is not in view."""

@@ -31,14 +31,15 @@ from ..errors import (
 )
 from ..models import TrackerModel
 from ..robot.body import RobotBody
+from ..schema.state import State, from_plain, to_plain
 from ..settings import Settings
 from ..tracking.confidence import CALIBRATION, is_calibrated
-from ..types import Frame, Image, MaskEncoding, MaskFrame, Priority, RobotState, State
+from ..types import Frame, Image, MaskEncoding, MaskFrame, Priority, RobotState
 from .identity import LiveIdentity
 from .linking import CameraObject, LinkRules, WorldLinker
 from .loading import load_models
 from .pipeline import Pipeline, Surroundings
-from .state_checks import check_state
+from .saved import PerceptionState, check_state
 
 
 class Perception:
@@ -242,16 +243,16 @@ class Perception:
 
         Also the camera that the calibration without a camera's name serves. See `Pipeline.state` for `whole`.
         """
-        # only where there is one, so that other states have the bytes that they had before it was saved
-        owner = {} if self._nameless_owner is None else {"nameless_owner": self._nameless_owner}
-        return {
-            "prompts": self._prompts.state(),
-            "paused": self.paused,
-            "cameras": {camera: pipeline.state(whole) for camera, pipeline in self.pipelines.items()},
-            "epochs": {camera: pipeline.epoch for camera, pipeline in self.pipelines.items()},
-            "links": self.linker and self.linker.state(),
-            **owner,
-        }
+        state = PerceptionState(
+            prompts=self._prompts.state(),
+            paused=self.paused,
+            cameras={camera: pipeline.state(whole) for camera, pipeline in self.pipelines.items()},
+            epochs={camera: pipeline.epoch for camera, pipeline in self.pipelines.items()},
+            links=None if self.linker is None else self.linker.state(),
+            nameless_owner=self._nameless_owner,
+        )
+        plain: State = to_plain(state)
+        return plain
 
     def restore(self, state: State) -> None:
         """Replace all cameras, and continue from the moment at which `state` was called.
@@ -260,27 +261,28 @@ class Perception:
         search for its prompts. Some cameras may be missing then.
         """
         # before anything changes: later steps rely on all of it
-        check_state(state)
-        self.put_back(state)
+        self._use(check_state(state))
 
     def put_back(self, state: State) -> None:
-        """Do the same with a state of this object itself, which is not checked."""
+        """Do the same with a state of this object itself, whose parts need not be compared."""
+        self._use(from_plain(PerceptionState, state))
+
+    def _use(self, state: PerceptionState) -> None:
         # nothing of before may stay, also of cameras that the state does not have
         for camera in list(self.pipelines):
             self.drop(camera)
         self.forget_things()
-        # states of earlier versions do not tell: the first camera that is served gets the calibration then
-        self._nameless_owner = state.get("nameless_owner")
+        self._nameless_owner = state.nameless_owner
         # before the cameras, which are served with these prompts
-        self._prompts = restore_prompts(self.detector, state["prompts"])
-        for camera, saved in state["cameras"].items():
+        self._prompts = restore_prompts(self.detector, state.prompts)
+        for camera, saved in state.cameras.items():
             pipeline = self.serve(camera)
             pipeline.restore(saved)
             # the state's own epoch, not the one that `serve` has just made
-            pipeline.epoch = state["epochs"][camera]
-        if self.linker is not None and state["links"] is not None:
-            self.linker.restore(state["links"])
-        self.paused = state["paused"]
+            pipeline.epoch = state.epochs[camera]
+        if self.linker is not None and state.links is not None:
+            self.linker.restore(state.links)
+        self.paused = state.paused
 
     def begin_epochs(self) -> None:
         """Let the ids of all cameras begin again: clients learn that the objects are not those that they knew."""

@@ -17,11 +17,12 @@ from ..errors import ReplayError
 from ..models import TrackerModel
 from ..robot.body import RobotBody
 from ..schema.replies import ObjectPlace
+from ..schema.state import State
 from ..settings import DetectorSettings, RobotSettings, SpatialSettings, TrackerSettings
 from ..tracking.confidence import CALIBRATION, is_calibrated
 from ..tracking.looks import Gallery
 from ..tracking.names import is_calibrated as is_name_calibrated
-from ..types import Frame, Instance, Mask, MaskFrame, Priority, RobotState, State
+from ..types import Frame, Instance, Mask, MaskFrame, Priority, RobotState
 from ..wire.frame_prompt import FramePrompt
 from .looking import FrameLooks, find_like
 from .objects import Objects, ObjectStatus
@@ -29,7 +30,8 @@ from .output_masks import copy_masks, to_prompt_results
 from .prompting import Prompting
 from .prompts import PromptOutcome, PromptResult
 from .remembering import ObjectMemory
-from .stage import Stage, StageTimer
+from .saved import CameraState, StagesState
+from .stage import Nothing, Stage, StageTimer
 from .stages.depth import ReadDepth
 from .stages.detect import DetectObjects, FollowDetected, PlanDetection
 from .stages.doubt import HideUnsure, JudgeDoubt
@@ -365,41 +367,43 @@ class Pipeline:
         reason = "no valid depth under its mask; it may be too near, too far, shiny or transparent"
         return reason if self.problem is None else f"{reason}; the frame's problem: {self.problem}"
 
-    def state(self, whole: bool = True) -> State:
+    def state(self, whole: bool = True) -> CameraState:
         """Return the state that `restore` takes: everything except model, detector and settings.
 
         Unless `whole`, of the cached frames it holds the newest, and those that objects need to catch up. Next masks
         are the same; prompts on other past frames are refused.
         """
-        return {
-            "origin": self._origin(),
-            "prompts": self._detection and self._detection.prompts.state(),
-            "stages": {stage.name: stage.state() for stage in self.stages if stage.SAVED},
-            **self.prompting.state(whole),
-        }
+        return CameraState(
+            origin=self._origin(),
+            prompts=None if self._detection is None else self._detection.prompts.state(),
+            stages=StagesState(
+                **{stage.name: stage.state() for stage in self.stages if stage.STATE is not Nothing}
+            ),
+            prompting=self.prompting.state(whole),
+        )
 
-    def restore(self, state: State) -> None:
+    def restore(self, state: CameraState) -> None:
         """Continue from the moment at which `state` was called.
 
         From then on, the same frames and prompts give the same masks, bit for bit on the same device, if the settings
         are the same. Raises ReplayError for the state of another model, detector or memory bank, and RequestError if
         the detector cannot search for its prompts; nothing is changed then.
         """
-        origin = state.get("origin")
         expected = self._origin()
-        if origin != expected:
+        if state.origin != expected:
             raise ReplayError(
-                f"camera {self.camera}: expected a state of {expected}, found one of {origin!r:.400}; continue with "
-                "the model and the settings of that state"
+                f"camera {self.camera}: expected a state of {expected}, found one of {state.origin!r:.400}; "
+                "continue with the model and the settings of that state"
             )
         # first what may be refused, so that nothing is changed then
-        if self._detection is not None and self._detector is not None:
-            self._detection.prompts = restore_prompts(self._detector, state["prompts"])
+        if self._detection is not None and self._detector is not None and state.prompts is not None:
+            self._detection.prompts = restore_prompts(self._detector, state.prompts)
         # a stage that the settings have added since begins afresh
         for stage in self.stages:
-            if stage.name in state["stages"]:
-                stage.restore(state["stages"][stage.name])
-        self.prompting.restore(state)
+            saved = getattr(state.stages, stage.name, None)
+            if saved is not None:
+                stage.restore(saved)
+        self.prompting.restore(state.prompting)
 
     def _origin(self) -> State:
         """Return the properties that must be equal for a state to fit this pipeline."""

@@ -5,24 +5,44 @@ import torch
 from ..errors import ReplayError, RequestError
 from ..models import TrackerModel
 from ..resumable import Resumable
+from ..schema.state import SavedPart, SavedState
 from ..settings import TrackerSettings
 from ..tracking import Tracker
-from ..tracking.confidence import ConfidenceEstimator
+from ..tracking.confidence import ConfidenceEstimator, ConfidenceState
 from ..tracking.everything import Census, EverythingOptions, segment_everything
 from ..tracking.memory import get_rule
 from ..tracking.propagation import WarmUp
+from ..tracking.tracker import TrackerState
 from ..tracking.tracks import PromptTensors
 from ..tracking.windows import Windows
-from ..types import Priority, State
+from ..types import Priority
 from ..wire.frame_prompt import FramePrompt
-from .catch_up import MAX_CORRECTIONS, CachedFrame, CacheLimits, CatchUps, FrameCache
-from .objects import Objects
+from .catch_up import (
+    MAX_CORRECTIONS,
+    CachedFrame,
+    CacheLimits,
+    CatchUps,
+    CatchUpsState,
+    FrameCache,
+    FramesState,
+)
+from .objects import Objects, ObjectsState
 from .output_masks import copy_masks, to_prompt_results, to_results_job
 from .prompts import PromptOutcome, PromptResult, check_choice, to_model
 from .stage import PerObject
 
 
-class Prompting:
+class PromptingState(SavedState):
+    """What `Prompting` keeps."""
+
+    tracker: TrackerState
+    registry: ObjectsState
+    confidence: ConfidenceState
+    frame_cache: FramesState
+    catch_ups: CatchUpsState
+
+
+class Prompting(SavedPart[PromptingState]):
     """The objects of one camera, and the frames on which they can be added, corrected and asked about.
 
     It owns what tracks the objects between two frames; the stages of `Pipeline` use the same fields.
@@ -32,6 +52,8 @@ class Prompting:
     if the frame is not cached. An object that was prompted on an earlier frame catches up from there, in calls of
     `catch_ups.advance`, and then joins the next step. An object added without `seq` enters on the next frame.
     """
+
+    STATE = PromptingState
 
     def __init__(self, model: TrackerModel, settings: TrackerSettings, camera: str) -> None:
         self.camera = camera
@@ -172,28 +194,22 @@ class Prompting:
         note = "" if results else census.explain(options.complete(self._model))
         return cached.seq, results, note
 
-    def state(self, whole: bool = True) -> State:
+    def state(self, whole: bool = True) -> PromptingState:
         """Return the state that `restore` takes, see `Pipeline.state`."""
-        after = -1
+        state = super().state()
         # of the cached frames, those that objects on their way still need
         if not whole:
             first = self.catch_ups.first_place
-            after = self.tracker.frame_number if first is None else first
-        return {
-            "tracker": self.tracker.state(),
-            "objects": self.registry.state(),
-            "confidence": self.confidence.state(),
-            "frame_cache": self.frame_cache.state(after),
-            "catch_ups": self.catch_ups.state(),
-        }
+            state.frame_cache = self.frame_cache.state_after(
+                self.tracker.frame_number if first is None else first
+            )
+        return state
 
-    def restore(self, state: State) -> None:
+    def restore(self, state: PromptingState) -> None:
         """Continue from the moment at which `state` was called. Raises ReplayError for objects without a status."""
-        self.tracker.restore(state["tracker"])
-        self.registry.restore(state["objects"])
-        self.confidence.restore(state["confidence"])
-        self.frame_cache.restore(state["frame_cache"], self._model.device)
-        self.catch_ups.restore(state["catch_ups"])
+        super().restore(state)
+        for frame in self.frame_cache:
+            frame.move(self._model.device)
         unknown = set(self.tracker.ids) - {status.id for status in self.registry}
         if unknown:
             raise ReplayError(f"camera {self.camera}: expected a state that names objects {sorted(unknown)}")

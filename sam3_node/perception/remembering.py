@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import cv2
+from msgspec import Meta, field
 from msgspec.structs import replace
 from torch import Tensor
 
 from ..schema.replies import ObjectPlace
+from ..schema.state import Count, Id, Label, SavedPart, SavedState, Time
 from ..settings import TrackerSettings
 from ..tracking.looks import Gallery
-from ..types import NANOSECONDS, Box, FramePose, Image, Instance, Priority, State
+from ..types import NANOSECONDS, Box, FramePose, Image, Instance, Priority
 from .objects import Objects
-from .saving import from_plain, to_plain
 from .stage import PerObject
 from .step import BASE
 
@@ -48,6 +48,8 @@ REACH_MPS = 2.0
 """Speed with which objects are moved at most."""
 
 
+MAX_LOST = 1024
+"""The largest tracker.remember, the lost objects in a state at most."""
 MAX_WAIT = 2
 """Rounds for which a detection that may be an object that is away starts no new one."""
 HIDDEN_FRAMES = 3
@@ -111,8 +113,7 @@ class ObjectPicture(NamedTuple):
     jpeg: bytes
 
 
-@dataclass(slots=True)
-class Memory:
+class Memory(SavedState):
     """What is remembered of one object."""
 
     gallery: Gallery = field(default_factory=Gallery)
@@ -120,21 +121,21 @@ class Memory:
     picture: ObjectPicture | None = None
     held: bool = False
     """True if the gripper held it when it was seen last, or holds it hidden"""
-    hidden_by: str | None = None
+    hidden_by: Label | None = None
     """what covered it when it went out of view, as far as it is known"""
-    seen_ns: int = 0
+    seen_ns: Time = 0
     """capture time of the last frame with a mask that was not doubtful"""
-    looked_ns: int = 0
+    looked_ns: Time = 0
     """capture time of the last look at it"""
-    hidden_frames: int = 0
+    hidden_frames: Count = 0
     """frames in a row without a mask"""
     was_away: bool = False
     """True if it has been out of view since the last look that showed it"""
     is_back_unsure: bool = False
     """True from its return on until a mask of it is not doubtful"""
-    waited: int = 0
+    waited: Count = 0
     """rounds for which a detection that may be this object has started no new one"""
-    strange_looks: int = 0
+    strange_looks: Count = 0
     """looks in a row at which its mask showed something else"""
 
     @property
@@ -149,15 +150,14 @@ class Memory:
         return is_hidden or self.strange_looks >= STRANGE_LOOKS or self.is_back_unsure
 
 
-@dataclass(slots=True)
-class LostObject:
+class LostObject(SavedState):
     """An object that is tracked no longer."""
 
-    id: int
-    label: str
+    id: Id
+    label: Label
     priority: Priority
     memory: Memory
-    lost_ns: int
+    lost_ns: Time
     """capture time of the frame on which it was given up"""
 
 
@@ -190,8 +190,16 @@ class Arrival(NamedTuple):
     """its place, where that is measured"""
 
 
-class ObjectMemory:
+class LostObjectsState(SavedState):
+    """What `ObjectMemory` keeps of lost objects. What it remembers of present ones is saved with these."""
+
+    lost: Annotated[dict[Id, LostObject], Meta(max_length=MAX_LOST)]
+
+
+class ObjectMemory(SavedPart[LostObjectsState]):
     """What is remembered of the objects of one camera."""
+
+    STATE = LostObjectsState
 
     def __init__(self, objects: Objects, model: str, settings: TrackerSettings) -> None:
         self.limits = LIMITS.get(model, OTHER_LIMITS)
@@ -393,14 +401,6 @@ class ObjectMemory:
 
     def _measure_similarity(self, arrival: Arrival, memory: Memory) -> float:
         return float(memory.gallery.compare(arrival.view[None])[0])
-
-    def state(self) -> State:
-        """Return the state that `restore` takes. What is remembered of present objects is saved with these."""
-        return {"lost": to_plain(self.lost)}
-
-    def restore(self, state: State) -> None:
-        """Continue from the moment at which `state` was called."""
-        self.lost = from_plain(dict[int, LostObject], state["lost"])
 
     def _keep(self, object_id: int, now_ns: int) -> None:
         """Remember an object that is given up, if there is anything to know it by."""

@@ -11,23 +11,24 @@ import hashlib
 import struct
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from msgspec import Struct, field
+from msgspec.structs import asdict
+
 from ..engines.oom import find_device_error
-from ..errors import Sam3NodeError, SnapshotError
-from ..settings import describe_faults
-from ..types import Buffer, State
+from ..errors import ReplayError, Sam3NodeError, SnapshotError
+from ..schema.state import Count, Label, State, from_plain, to_plain
+from ..types import Buffer
 from ..wire.codec import pack
 from .checkpoint import MALFORMED, list_parts, unpack_tensors
 from .linking import WorldLinker
 from .objects import Objects
 from .perception import Perception
-from .state_checks import Count, Flag, StatePart, Text
 
 MAGIC = b"SAM3SNAP"
-VERSION = 2
+VERSION = 3
 """Version of the layout. A snapshot of another version is refused."""
 MAX_BYTES = 4 << 30
 """Size of the largest snapshot that is read."""
@@ -41,44 +42,32 @@ Kind = Literal["automatic", "hand_over", "named"]
 """automatic: of a node that was killed. hand_over: of a node that has stopped for good. named: of any time before."""
 
 
-class _Uptime(StatePart):
-    """See `read_uptime`."""
+class Uptime(Struct, frozen=True):
+    """The time since the boot of a host."""
 
-    boot: Text = ""
-    ns: Count = 0
-
-
-class _Fields(StatePart):
-    """The fields of a snapshot. `restore_snapshot` compares the identity, and checks the state."""
-
-    kind: Kind
-    saved_ns: Count
-    identity: dict[Text, Any]
-    state: dict[Text, Any]
-    counts: dict[Text, dict[Text, Count]]
-    hand_over: dict[Text, Text | Flag]
-    uptime: _Uptime
+    boot: Label
+    """id of the boot"""
+    ns: Count
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """The state of a node between two frames, with the model and the settings that it belongs to."""
 
     kind: Kind
-    saved_ns: int
+    saved_ns: Count
     """Unix time"""
-    identity: Mapping[str, Any]
+    identity: dict[Label, Any]
     """See `describe_identity`."""
     state: State
     """of `Perception.state`"""
-    counts: Mapping[str, Mapping[str, int]]
+    counts: dict[Label, dict[Label, Count]]
     """frame counts of each camera"""
-    hand_over: Mapping[str, Any] = field(default_factory=dict)
+    hand_over: dict[Label, Label | bool] = field(default_factory=dict)
     """The hand-over that it was made for, or that its node had continued from: `node`, the name of the node that gave
     its state away, `token`, and `to`, the taker. With the taker also `source`, the endpoint that it was fetched from,
     and `confirmed`: True if no other node can be working with its epochs. Empty: none."""
-    uptime: Mapping[str, Any] = field(default_factory=dict)
-    """`boot`, the id of the boot of its host, and `ns`, the time since that boot. Empty where the system tells none."""
+    uptime: Uptime | None = None
+    """of its host; None where the system tells none"""
 
     @classmethod
     def take(
@@ -96,8 +85,8 @@ class Snapshot:
             time.time_ns(),
             describe_identity(perception),
             state,
-            counts or {},
-            hand_over or {},
+            {camera: dict(counted) for camera, counted in (counts or {}).items()},
+            dict(hand_over or {}),
             read_uptime(),
         )
 
@@ -105,9 +94,8 @@ class Snapshot:
     def age_s(self) -> float:
         """Seconds since it was taken: on the same host by the time since its boot, which cannot be set."""
         now = read_uptime()
-        then_ns = self.uptime.get("ns")
-        if now and now["boot"] == self.uptime.get("boot") and isinstance(then_ns, int):
-            return float(now["ns"] - then_ns) / 1e9
+        if now is not None and self.uptime is not None and now.boot == self.uptime.boot:
+            return (now.ns - self.uptime.ns) / 1e9
         return (time.time_ns() - self.saved_ns) / 1e9
 
     def pack(self) -> bytes:
@@ -116,7 +104,8 @@ class Snapshot:
 
     def parts(self) -> list[Buffer]:
         """Return the bytes of the file in parts. A thread that makes and writes them does not stop others."""
-        parts = list_parts({name: getattr(self, name) for name in self.__slots__})
+        # the state is plain already
+        parts = list_parts({**asdict(self), "uptime": to_plain(self.uptime)})
         digest = hashlib.sha256()
         for part in parts:
             digest.update(part)
@@ -144,26 +133,21 @@ class Snapshot:
                 "another one"
             )
         try:
-            fields = unpack_tensors(body)
-            # a file that was made up may have any types, and what follows relies on these
-            _Fields.model_validate(fields)
-            return cls(**fields)
-        except MALFORMED as error:
+            # a file that was made up may have any types; the state is checked when it is restored
+            return from_plain(cls, unpack_tensors(body), "snapshot")
+        except (*MALFORMED, ReplayError) as error:
             raise SnapshotError(
-                f"{what}: expected the content of a snapshot, found: {describe_faults(error):.400}; restore another one"
+                f"{what}: expected the content of a snapshot, found: {error!s:.400}; restore another one"
             ) from error
 
 
-def read_uptime() -> dict[str, Any]:
-    """Return the id of this boot and the time since it, also while the host slept; empty where there is none."""
+def read_uptime() -> Uptime | None:
+    """Return the id of this boot and the time since it, also while the host slept; None where there is none."""
     try:
-        return {
-            "boot": BOOT_ID.read_text().strip(),
-            "ns": time.clock_gettime_ns(time.CLOCK_BOOTTIME),
-        }
+        return Uptime(BOOT_ID.read_text().strip(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
     # such as a system without /proc, or a Python without this clock
     except (OSError, AttributeError):
-        return {}
+        return None
 
 
 def describe_identity(perception: Perception) -> dict[str, Any]:

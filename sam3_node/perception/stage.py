@@ -6,11 +6,11 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 
-from ..types import SavedFields
+from ..schema.state import SavedPart, SavedState
 from .step import StepFrame
 
 T = TypeVar("T")
@@ -19,9 +19,14 @@ Clock = Literal["host", "device"]
 """host: the wall clock. device: the GPU's own clock, where there is one."""
 
 
-class Stage(SavedFields):
-    """One part of a step. It reads and fills fields of a StepFrame, and keeps what `SAVED` names between steps."""
+class Nothing(SavedState):
+    """What most stages keep between steps."""
 
+
+class Stage(SavedPart[Any]):
+    """One part of a step. It reads and fills fields of a StepFrame, and keeps what `STATE` names between steps."""
+
+    STATE: ClassVar[type[SavedState]] = Nothing
     name: ClassVar[str]
     timed: ClassVar[Clock | None] = None
     """The clock of the stage's time in `stages_us`. None: it has none."""

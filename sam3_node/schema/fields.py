@@ -77,19 +77,22 @@ class WrongField(NamedTuple):
     """Names of the fields that a map has here"""
 
 
-def convert(value: object, kind: type[T], what: str) -> T:
+def convert(
+    value: object, kind: type[T], what: str, read_other: Callable[[type, Any], Any] | None = None
+) -> T:
     """Return plain values as `kind`. nil in the place of a field that may be left out counts as left out.
 
-    Raises WireError that names `what`, the field, what was expected and what was found.
+    `read_other` returns a value of a type that is not plain; it raises ValueError for one that cannot be read. Raises
+    WireError that names `what`, the field, what was expected and what was found.
     """
     try:
-        return msgspec.convert(value, kind)
+        return msgspec.convert(value, kind, dec_hook=read_other)
     except (msgspec.ValidationError, RecursionError):
         pass  # tried again below without nil, which most values lack; the second error is told
     plain = value
     try:
         plain = _without_nil(value)
-        return msgspec.convert(plain, kind)
+        return msgspec.convert(plain, kind, dec_hook=read_other)
     except msgspec.ValidationError as error:
         raise WireError(_explain(error, plain, kind, what)) from None
     except RecursionError as error:
@@ -192,7 +195,7 @@ def _find(path: str | None, value: object, kind: type) -> WrongField:
 
 
 def _field(info: inspect.Type, name: str) -> inspect.Type:
-    if isinstance(info, inspect.StructType):
+    if isinstance(info, inspect.StructType | inspect.DataclassType):
         for field in info.fields:
             if field.encode_name == name:
                 return field.type
@@ -208,6 +211,8 @@ def _field_names(info: inspect.Type) -> tuple[str, ...]:
 def _item(info: inspect.Type, index: int) -> inspect.Type:
     if isinstance(info, inspect.TupleType):
         return info.item_types[index] if index < len(info.item_types) else inspect.AnyType()
+    if isinstance(info, inspect.NamedTupleType):
+        return info.fields[index].type if index < len(info.fields) else inspect.AnyType()
     if isinstance(info, inspect.VarTupleType | inspect.ListType):
         return info.item_type
     return inspect.AnyType()
@@ -218,7 +223,7 @@ def _find_entry(name: str, found: object, info: inspect.DictType) -> tuple[str, 
     if not isinstance(found, Mapping):
         return name, found, info
     for key, value in found.items():
-        if not isinstance(key, str):
+        if not _fits(key, info.key_type):
             return f"{name}: every key", key, info.key_type
         if not _fits(value, info.value_type):
             return f"{name}.{key}", value, info.value_type
@@ -288,7 +293,11 @@ def describe_type(info: inspect.Type, found: object = None) -> str:
         inspect.BytesType: "binary data",
         inspect.StructType: "a map",
         inspect.DictType: "a map",
+        inspect.DataclassType: "a map",
+        inspect.NamedTupleType: "a list",
     }
+    if isinstance(info, inspect.CustomType):
+        return f"a value of the type {info.cls.__name__}"
     return names.get(type(info), "another value")
 
 

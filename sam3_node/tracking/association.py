@@ -5,17 +5,19 @@ pairs is the greatest possible. A detected object is tentative at first, kept wh
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from msgspec import field
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from ..models.pixels import box_iou, mask_boxes
-from ..types import NANOSECONDS, State
+from ..schema.state import Count, Id, Label, Number, SavedPart, SavedState, Time
+from ..types import NANOSECONDS
 from .names import NameEvidence, list_features
 from .track_history import Bools, Floats
 
@@ -175,24 +177,33 @@ class LifecycleRules:
     """Mask score that counts as evidence."""
 
 
-@dataclass(slots=True)
-class _TrackLife:
-    votes: dict[str, float] = field(default_factory=dict)
-    detections: int = 0
-    missed: int = 0
-    score: float = 0.0
-    evidence_ns: int = 0
+class TrackLife(SavedState):
+    """A detected object, besides its mask."""
+
+    votes: dict[Label, Number] = field(default_factory=dict)
+    detections: Count = 0
+    missed: Count = 0
+    score: Number = 0.0
+    evidence_ns: Time = 0
     hidden: bool = False
-    rounds: int = 0
-    names: dict[str, NameEvidence] = field(default_factory=dict)
+    rounds: Count = 0
+    names: dict[Label, NameEvidence] = field(default_factory=dict)
 
 
-class Lifecycle:
+class LivesState(SavedState):
+    """What `Lifecycle` keeps."""
+
+    lives: dict[Id, TrackLife]
+
+
+class Lifecycle(SavedPart[LivesState]):
     """State of each detected object besides its mask. Times are capture times, so a replay decides the same way."""
+
+    STATE = LivesState
 
     def __init__(self, rules: LifecycleRules) -> None:
         self._rules = rules
-        self._lives: dict[int, _TrackLife] = {}
+        self._lives: dict[int, TrackLife] = {}
 
     def __contains__(self, object_id: int) -> bool:
         return object_id in self._lives
@@ -201,19 +212,6 @@ class Lifecycle:
     def ids(self) -> list[int]:
         """Object ids, the oldest first."""
         return list(self._lives)
-
-    def state(self) -> State:
-        """Return the state that `restore` takes."""
-        return {"lives": [[object_id, asdict(life)] for object_id, life in self._lives.items()]}
-
-    def restore(self, state: State) -> None:
-        """Replace everything by what `state` returned."""
-        self._lives = {
-            object_id: _TrackLife(
-                **life | {"votes": dict(life["votes"]), "names": _restore_names(life["names"])}
-            )
-            for object_id, life in state["lives"]
-        }
 
     def mark_detected(
         self,
@@ -229,7 +227,7 @@ class Lifecycle:
         `features` say how well the label fits. `anew`: the object was lost, or tracked elsewhere, so that what earlier
         detections said of its name is void.
         """
-        life = self._lives.setdefault(object_id, _TrackLife())
+        life = self._lives.setdefault(object_id, TrackLife())
         if anew:
             life.rounds = 0
             life.names = {}
@@ -331,7 +329,3 @@ class Lifecycle:
             return min(hidden, key=lambda i: self._lives[i].evidence_ns)
         weaker = [i for i, life in self._lives.items() if self.is_tentative(i) and life.score < score]
         return min(weaker, key=lambda i: self._lives[i].score) if weaker else None
-
-
-def _restore_names(names: State) -> dict[str, NameEvidence]:
-    return {label: NameEvidence(list(name["means"]), name["count"]) for label, name in names.items()}

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..types import State
+from ..schema.state import Count, SavedState, Time
 from .confidence_weights import JUMPED, MASK_BIAS, MASK_WEIGHTS, MASKS_CALIBRATED_FOR
 from .track_history import Bools, Departure, Floats, LevelSets, MaskSignals, TrackHistory, grid_side, measure
 
@@ -57,6 +57,16 @@ class Evidence(NamedTuple):
     """[N], logits"""
     pointers: Floats32
     """[N, C], object pointers"""
+
+
+class ConfidenceState(SavedState):
+    """What `ConfidenceEstimator` keeps: the row of each object, free rows, and the tables of the rows in use."""
+
+    rows: dict[Time, Count]
+    free: list[Count]
+    history: dict[str, torch.Tensor]
+    pointers: torch.Tensor
+    carried: torch.Tensor
 
 
 class ConfidenceEstimator:
@@ -165,29 +175,28 @@ class ConfidenceEstimator:
         self._pointers[row] = 0
         return row
 
-    def state(self) -> State:
-        """Return the state that `restore` takes."""
+    def state(self) -> ConfidenceState:
+        """Return the state that `restore` takes. By hand: of the tables, the rows in use are saved."""
         rows = np.array(list(self._rows.values()), np.int64)
-        return {
-            "ids": list(self._rows),
-            "rows": rows.tolist(),
-            "free": list(self._free),
-            "history": self._history.state(rows),
-            "pointers": torch.from_numpy(self._pointers[rows].copy()),
-            "carried": torch.from_numpy(self._carried[rows].copy()),
-        }
+        return ConfidenceState(
+            rows=self._rows,
+            free=self._free,
+            history=self._history.state(rows),
+            pointers=torch.from_numpy(self._pointers[rows].copy()),
+            carried=torch.from_numpy(self._carried[rows].copy()),
+        )
 
-    def restore(self, state: State) -> None:
+    def restore(self, state: ConfidenceState) -> None:
         """Replace everything by what `state` returned. Raises ValueError if the rows do not fit this capacity."""
         capacity = len(self._carried)
-        if sorted([*state["rows"], *state["free"]]) != list(range(capacity)):
-            raise ValueError(f"expected each of {capacity} rows once, found {state['rows']}, {state['free']}")
-        self._rows = dict(zip(state["ids"], state["rows"], strict=True))
-        self._free = list(state["free"])
-        rows = np.array(state["rows"], np.int64)
-        self._history.restore(rows, state["history"])
-        self._pointers[rows] = state["pointers"].numpy()
-        self._carried[rows] = state["carried"].numpy()
+        if sorted([*state.rows.values(), *state.free]) != list(range(capacity)):
+            raise ValueError(f"expected each of {capacity} rows once, found {state.rows}, {state.free}")
+        self._rows = state.rows
+        self._free = state.free
+        rows = np.array(list(state.rows.values()), np.int64)
+        self._history.restore(rows, state.history)
+        self._pointers[rows] = state.pointers.numpy()
+        self._carried[rows] = state.carried.numpy()
 
 
 def _finite(values: Any) -> Any:

@@ -7,11 +7,14 @@ from typing import NamedTuple
 
 from ..models import TrackerModel
 from ..models.capabilities import Following
-from .groups import GroupMemory, GroupSeats, count_groups
-from .last_masks import LastMasks
-from .memory import MemoryBank, SelectionRule
+from .groups import GroupMemory, GroupSeats, GroupsState, count_groups
+from .last_masks import LastMasks, LastMasksState
+from .memory import MemoryBank, MemoryState, SelectionRule
 from .propagation import MemoryPropagation, Propagation
 from .tracks import ObjectRows
+
+BankState = MemoryState | LastMasksState | GroupsState
+"""What the bank of a tracker keeps."""
 
 
 class FollowingLimits(NamedTuple):

@@ -28,11 +28,11 @@ from torch import Tensor
 from ..errors import CapacityError, SettingsError
 from ..models import Features, TrackerModel
 from ..models.sam.stages import Decoded, find_limits
-from ..types import State
+from ..schema.state import Count, SavedState, Time
 from .host_copy import copy_to_device
-from .memory import NO_FRAME, Bools, Ints, MemoryBank, SelectionRule
+from .memory import NO_FRAME, Bools, Ints, MemoryBank, MemoryState, SelectionRule
 from .propagation import PRESENT_LOGIT, MemoryPropagation, Prompted, Propagation, WarmUp
-from .tracks import Cover, ObjectRows, PromptTensors, confidence
+from .tracks import Cover, ObjectRows, PromptTensors, RowsState, confidence
 
 FREE_LOGIT = 0.0
 """Logit of the pixels of a slot that holds no object. The memory encoder sees it as neither inside nor outside."""
@@ -51,8 +51,8 @@ class GroupSeats(ObjectRows):
         super().__init__(capacity, spare)
         self.slots = slots
         self.groups = groups
-        self._given = [0] * groups
-        """Slots of each group that were given since the group was empty or built anew"""
+        # the seats that may be given: those of each group that were not since it was empty or built anew
+        self._free = list(range(groups * slots))
 
     def members(self, group: int) -> list[int]:
         """Return the keys of a group's objects, in the order of their slots."""
@@ -75,38 +75,32 @@ class GroupSeats(ObjectRows):
 
     def open_groups(self) -> list[int]:
         """Return the groups in which a slot can be given, the first to fill first."""
-        return [group for group in self.shared_groups() if self._given[group] < self.slots]
+        return [group for group in self.shared_groups() if self._free_seats(group)]
 
     def rebuild(self, keys: Sequence[int], group: int) -> None:
         """Move objects to the first slots of a group. All its objects are among them."""
         for slot, key in enumerate(keys):
             self._rows[key] = group * self.slots + slot
-        self._given[group] = len(keys)
+        self._begin(group, len(keys))
         for empty in self.empty_groups():
-            self._given[empty] = 0
+            self._begin(empty, 0)
 
-    def state(self) -> State:
-        """Return the state that `restore` takes: the seats in use, and those that can be given, in their order."""
-        free = [
-            group * self.slots + slot
-            for group, given in enumerate(self._given)
-            for slot in range(given, self.slots)
-        ]
-        return {"rows": [list(pair) for pair in self._rows.items()], "free": free}
-
-    def restore(self, state: State) -> None:
-        """Replace the seats by what `state` returned; ValueError if they do not fit this capacity."""
-        rows = dict(state["rows"])
-        free = list(state["free"])
-        seats = [*rows.values(), *free]
+    def _check_fits(self, state: RowsState) -> None:
+        seats = [*state.rows.values(), *state.free]
         if len(set(seats)) != len(seats) or not set(seats) <= set(range(self.groups * self.slots)):
             raise ValueError(
-                f"expected each of {self.groups * self.slots} seats at most once, found {rows}, {free}"
+                f"expected each of {self.groups * self.slots} seats at most once, found {state.rows}, {state.free}"
             )
-        self._rows = rows
-        self._given = [
-            self.slots - sum(seat // self.slots == group for seat in free) for group in range(self.groups)
-        ]
+
+    def _free_seats(self, group: int) -> list[int]:
+        """Return the seats of a group that may be given, the first to give first."""
+        return [seat for seat in self._free if seat // self.slots == group]
+
+    def _begin(self, group: int, given: int) -> None:
+        """Let all seats of a group be given but the first ones, which are."""
+        others = [seat for seat in self._free if seat // self.slots != group]
+        begin = group * self.slots
+        self._free = sorted([*others, *range(begin + given, begin + self.slots)])
 
     def _take(self, key: int, apart: bool) -> int:
         """Return a seat in a group that has room. An object that catches up, or is `apart`, has an empty group."""
@@ -116,15 +110,15 @@ class GroupSeats(ObjectRows):
                 "expected a group of objects for one that begins on a past frame, found all "
                 f"{self.groups} in use; try again in a second, or prompt the newest frame"
             )
-        seat = groups[0] * self.slots + self._given[groups[0]]
-        self._given[groups[0]] += 1
+        seat = self._free_seats(groups[0])[0]
+        self._free.remove(seat)
         return seat
 
     def _give_back(self, row: int) -> None:
         """Note that no key holds this seat any more."""
         group = row // self.slots
         if not self.members(group):
-            self._given[group] = 0
+            self._begin(group, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -180,6 +174,18 @@ class FineMasks(NamedTuple):
     frame: int
     masks: dict[int, Tensor]
     """by slot, as of `Sheet`"""
+
+
+class GroupsState(SavedState, tag="groups"):
+    """What `GroupMemory` keeps: the memories, the tables of all sheets, and the masks of the groups in use."""
+
+    used: list[Count]
+    groups: MemoryState
+    sheet_tables: list[Tensor]
+    logits: Tensor
+    presence: Tensor
+    fine: list[tuple[Count, Time, list[Count], Tensor]]
+    """group, frame, slots, and their masks"""
 
 
 class GroupMemory(Propagation):
@@ -635,34 +641,34 @@ class GroupMemory(Propagation):
     # saved states
 
     @torch.inference_mode()
-    def state(self) -> State:
-        """Return the state that `restore` takes: the tables and the groups in use."""
+    def state(self) -> GroupsState:
+        """Return the state that `restore` takes. By hand: of the device's tables, the groups in use are saved."""
         groups = np.flatnonzero(self._active.any(axis=1))
         index = torch.from_numpy(groups).to(self._logits.device)
-        return {
-            "used": groups.tolist(),
-            "groups": self.bank.state(),
-            "sheet_tables": [torch.from_numpy(table.copy()) for table in self._tables()],
-            "logits": self._logits[index].cpu(),
-            "presence": self._presence[index].cpu(),
-            "fine": [
-                [group, fine.frame, list(fine.masks), torch.stack(list(fine.masks.values())).cpu()]
+        return GroupsState(
+            used=groups.tolist(),
+            groups=self.bank.state(),
+            sheet_tables=[torch.from_numpy(table.copy()) for table in self._tables()],
+            logits=self._logits[index].cpu(),
+            presence=self._presence[index].cpu(),
+            fine=[
+                (group, fine.frame, list(fine.masks), torch.stack(list(fine.masks.values())).cpu())
                 for group, fine in self._fine.items()
             ],
-        }
+        )
 
     @torch.inference_mode()
-    def restore(self, state: State) -> None:
+    def restore(self, state: GroupsState) -> None:
         """Replace everything by what `state` returned, with the same `layout`."""
-        self.bank.restore(state["groups"])
-        for table, values in zip(self._tables(), state["sheet_tables"], strict=True):
+        self.bank.restore(state.groups)
+        for table, values in zip(self._tables(), state.sheet_tables, strict=True):
             table[:] = values.numpy().reshape(table.shape)
-        index = torch.tensor(state["used"], dtype=torch.int64, device=self._logits.device)
-        self._logits[index] = state["logits"].to(self._logits.device)
-        self._presence[index] = state["presence"].to(self._presence.device)
+        index = torch.tensor(state.used, dtype=torch.int64, device=self._logits.device)
+        self._logits[index] = state.logits.to(self._logits.device)
+        self._presence[index] = state.presence.to(self._presence.device)
         self._fine = {
             group: FineMasks(frame, dict(zip(slots, masks.to(self._logits.device), strict=True)))
-            for group, frame, slots, masks in state["fine"]
+            for group, frame, slots, masks in state.fine
         }
 
     def _tables(self) -> tuple[Ints | Bools, ...]:

@@ -19,7 +19,7 @@ from ..models.pixels import mask_boxes
 from ..models.sam.algebra import resize_matrix
 from ..models.sam.memory_write import MASK_BIAS, MASK_SCALE
 from ..models.sam.stages import ABSENT_LOGIT, Decoded
-from ..types import State
+from ..schema.state import Count, SavedState, Time
 from . import track_history
 from .memory import NO_FRAME, Bools, Ints
 from .propagation import PRESENT_LOGIT, Prompted, Propagation
@@ -27,6 +27,17 @@ from .tracks import Cover, decode_boxes
 
 MAX_LOGIT = 32.0
 """Largest logit of a mask that is a prompt. Larger ones are beyond what the prompt encoder has learnt."""
+
+
+class LastMasksState(SavedState, tag="last masks"):
+    """What `LastMasks` keeps of the rows in use."""
+
+    used: list[Count]
+    prompted: list[Time]
+    logits: Tensor
+    sure: Tensor
+    history: dict[str, Tensor]
+    pointers: Tensor
 
 
 class LastMasks(Propagation):
@@ -164,27 +175,27 @@ class LastMasks(Propagation):
         return self._pointers[index, None], held.to(index.device)
 
     @torch.inference_mode()
-    def state(self) -> State:
-        """Return the state that `restore` takes: the rows in use."""
+    def state(self) -> LastMasksState:
+        """Return the state that `restore` takes. By hand: of the device's tables, the rows in use are saved."""
         rows = np.flatnonzero(self._prompted != NO_FRAME)
         index = torch.from_numpy(rows).to(self._logits.device)
-        return {
-            "used": rows.tolist(),
-            "prompted": self._prompted[rows].tolist(),
-            "logits": self._logits[index].cpu(),
-            "sure": self._sure[index].cpu(),
-            "history": self._history.state(rows),
-            "pointers": self._pointers[index].cpu(),
-        }
+        return LastMasksState(
+            used=rows.tolist(),
+            prompted=self._prompted[rows].tolist(),
+            logits=self._logits[index].cpu(),
+            sure=self._sure[index].cpu(),
+            history=self._history.state(rows),
+            pointers=self._pointers[index].cpu(),
+        )
 
     @torch.inference_mode()
-    def restore(self, state: State) -> None:
+    def restore(self, state: LastMasksState) -> None:
         """Replace everything by what `state` returned, with the same `layout`."""
-        rows = np.array(state["used"], np.int64)
+        rows = np.array(state.used, np.int64)
         self._prompted[:] = NO_FRAME
-        self._prompted[rows] = state["prompted"]
+        self._prompted[rows] = state.prompted
         index = torch.from_numpy(rows).to(self._logits.device)
-        self._logits[index] = state["logits"].to(self._logits.device)
-        self._sure[index] = state["sure"].to(self._sure.device)
-        self._history.restore(rows, state["history"])
-        self._pointers[index] = state["pointers"].to(self._pointers.device)
+        self._logits[index] = state.logits.to(self._logits.device)
+        self._sure[index] = state.sure.to(self._sure.device)
+        self._history.restore(rows, state.history)
+        self._pointers[index] = state.pointers.to(self._pointers.device)

@@ -6,15 +6,16 @@ mean beside the mask takes out what all of a picture has in common, such as its 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+from msgspec import field
 from torch import Tensor
 
+from ..schema.state import SavedState
 from ..types import Image, Mask
 
 COLOUR_BINS = (4, 8, 8)
@@ -72,8 +73,7 @@ def make_views(features: Tensor, colours: Sequence[Tensor]) -> Tensor:
     return torch.cat([features, torch.stack(list(colours))], dim=1)
 
 
-@dataclass(slots=True)
-class Gallery:
+class Gallery(SavedState):
     """Views of one object that differ from each other."""
 
     views: Tensor = field(default_factory=lambda: torch.zeros(0, 0))

@@ -24,7 +24,7 @@ from torch import Tensor
 from ..errors import SettingsError
 from ..models import TrackerModel
 from ..models.sam.stages import Decoded, ReadLimits
-from ..types import State
+from ..schema.state import Count, SavedState
 from . import track_history
 from .host_copy import HostCopy, copy_to_device
 from .tracks import confidence, pad_to_batch
@@ -151,6 +151,15 @@ class _Selection(NamedTuple):
     memory: _Slots
     pointer: _Slots
     mask: Bools | None
+
+
+class MemoryState(SavedState, tag="memories"):
+    """What `MemoryBank` keeps: the tables of all slots, and the memories of the rows in use."""
+
+    slot_tables: list[Tensor]
+    used: list[Count]
+    features: Tensor
+    pointers: Tensor
 
 
 class MemoryBank:
@@ -471,29 +480,29 @@ class MemoryBank:
         return self.pointers[index, self._pointer_ring :], held
 
     @torch.inference_mode()
-    def state(self) -> State:
-        """Return the state that `restore` takes: the slot tables and the rows in use."""
+    def state(self) -> MemoryState:
+        """Return the state that `restore` takes. By hand: of the device's tables, the rows in use are saved."""
         self._settle()
         # an object in use has a conditioning frame
         rows = np.flatnonzero((self._conditioning_frame != NO_FRAME).any(axis=1))
         index = torch.from_numpy(rows).to(self.features.device)
-        return {
-            "slot_tables": [torch.from_numpy(table.copy()) for table in self._slot_tables()],
-            "used": rows.tolist(),
-            "features": self.features[index].cpu(),
-            "pointers": self.pointers[index].cpu(),
-        }
+        return MemoryState(
+            slot_tables=[torch.from_numpy(table.copy()) for table in self._slot_tables()],
+            used=rows.tolist(),
+            features=self.features[index].cpu(),
+            pointers=self.pointers[index].cpu(),
+        )
 
     @torch.inference_mode()
-    def restore(self, state: State) -> None:
+    def restore(self, state: MemoryState) -> None:
         """Replace everything by what `state` returned, from a bank with the same `layout`."""
-        for table, values in zip(self._slot_tables(), state["slot_tables"], strict=True):
+        for table, values in zip(self._slot_tables(), state.slot_tables, strict=True):
             table[:] = values.numpy().reshape(table.shape)
         # copies that are under way belong to the state before
         self._unread.clear()
-        index = torch.tensor(state["used"], dtype=torch.int64, device=self.features.device)
-        self.features[index] = state["features"].to(self.features.device)
-        self.pointers[index] = state["pointers"].to(self.pointers.device)
+        index = torch.tensor(state.used, dtype=torch.int64, device=self.features.device)
+        self.features[index] = state.features.to(self.features.device)
+        self.pointers[index] = state.pointers.to(self.pointers.device)
 
     def _slot_tables(self) -> tuple[Ints | Bools | Floats, ...]:
         return (

@@ -8,11 +8,12 @@ into view.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
+from msgspec import field
 
 from ..models.pixels import box_iou
+from ..schema.state import Count, Number, SavedState
 from ..types import Detection
 from .confidence_weights import NAME_BIAS, NAME_WEIGHTS, NAMES_CALIBRATED_FOR, USUAL_MARGINS
 
@@ -29,13 +30,12 @@ MAX_MARGIN = 4.0  # bound of margins, in logits
 MEMORY = 10  # detections after which older ones fade
 
 
-@dataclass(slots=True)
-class NameEvidence:
+class NameEvidence(SavedState):
     """Evidence of the detections of one object for one label."""
 
-    means: list[float] = field(default_factory=list)
+    means: list[Number] = field(default_factory=list)
     """of the features, without the agreement; the last MEMORY detections count most"""
-    count: int = 0
+    count: Count = 0
     """number of detections"""
 
     def add(self, features: Sequence[float]) -> None:

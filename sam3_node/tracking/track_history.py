@@ -7,7 +7,7 @@ without memory follow; it needs no fitted weights, because it compares each trac
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from math import log
 from typing import Any, NamedTuple
@@ -16,8 +16,6 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
-
-from ..types import State
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -159,11 +157,11 @@ class Departure(NamedTuple):
 class RowTables:
     """Histories of objects. Every attribute is an array with a row for each object."""
 
-    def state(self, rows: Ints) -> State:
+    def state(self, rows: Ints) -> dict[str, torch.Tensor]:
         """Return the histories of these rows, as `restore` takes them."""
         return {name.lstrip("_"): torch.from_numpy(table[rows].copy()) for name, table in vars(self).items()}
 
-    def restore(self, rows: Ints, state: State) -> None:
+    def restore(self, rows: Ints, state: Mapping[str, torch.Tensor]) -> None:
         """Replace the histories of these rows with the histories that `state` returned."""
         for name, table in vars(self).items():
             table[rows] = state[name.lstrip("_")].numpy()

@@ -9,14 +9,15 @@ from torch import Tensor
 from ..errors import RequestError, SettingsError
 from ..models import Features, TrackerModel
 from ..models.sam.stages import Decoded
-from ..types import SavedFields
-from .following import FollowingLimits, choose_following
+from ..schema.state import Count, SavedPart, SavedState
+from .following import BankState, FollowingLimits, choose_following
 from .memory import SelectionRule, get_rule
 from .propagation import Prompted, WarmUp
 from .tracks import (
     Cover,
     ObjectPrompt,
     PromptTensors,
+    RowsState,
     Track,
     Tracks,
     catching_key,
@@ -29,7 +30,15 @@ from .tracks import (
 AnyPrompt = ObjectPrompt | PromptTensors
 
 
-class Tracker(SavedFields):
+class TrackerState(SavedState):
+    """What `Tracker` keeps."""
+
+    frame_number: Count
+    rows: RowsState
+    bank: BankState
+
+
+class Tracker(SavedPart[TrackerState]):
     """Tracks objects from prompts, frame by frame, with the memory of SAM 2 and SAM 3 (arXiv 2408.00714, 2511.16719).
 
     A prompted frame becomes a conditioning frame of its object only; other objects are not affected. A correction of a
@@ -43,7 +52,7 @@ class Tracker(SavedFields):
     last mask. A state fits a tracker of the same model with the same bank `layout`.
     """
 
-    SAVED = ("frame_number", "_rows", "bank")
+    STATE = TrackerState
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..errors import CapacityError, RequestError, UnknownObjectError
 from ..models import Features, TrackerModel
 from ..models.sam.stages import Decoded
-from ..types import State
+from ..schema.state import Count, SavedPart, SavedState, Time
 from ..wire.frame_prompt import FramePrompt, check_parts
 from .track_history import Ints
 
@@ -93,12 +93,21 @@ class ObjectPrompt:
         return PromptTensors.from_mask(self.object_id, mask).to_tensors(image_size, device)
 
 
-class ObjectRows:
+class RowsState(SavedState):
+    """The rows that keys hold, and what is free: rows in their order, or of each group the slots that are given."""
+
+    rows: dict[Time, Count]
+    free: list[Count]
+
+
+class ObjectRows(SavedPart[RowsState]):
     """The row of the memory bank that each object id holds. Ids are 0 or greater.
 
     While an object catches up, the key `catching_key` of its id holds a row, too. For a new object this is one of the
     `capacity` rows; for an object that is also tracked, it is one of `spare` more rows.
     """
+
+    STATE = RowsState
 
     def __init__(self, capacity: int, spare: int = 0) -> None:
         self._rows: dict[int, int] = {}
@@ -174,20 +183,16 @@ class ObjectRows:
         """Note that no key holds this row any more."""
         self._free.append(row)
 
-    def state(self) -> State:
-        """Return the state that `restore` takes: the rows in use, and the free rows in their order."""
-        return {"rows": [list(pair) for pair in self._rows.items()], "free": list(self._free)}
-
-    def restore(self, state: State) -> None:
+    def restore(self, state: RowsState) -> None:
         """Replace the rows by what `state` returned; ValueError if they do not fit this capacity."""
-        rows = dict(state["rows"])
-        free = list(state["free"])
-        if sorted([*rows.values(), *free]) != list(range(self.capacity + self._spare)):
+        self._check_fits(state)
+        super().restore(state)
+
+    def _check_fits(self, state: RowsState) -> None:
+        if sorted([*state.rows.values(), *state.free]) != list(range(self.capacity + self._spare)):
             raise ValueError(
-                f"expected each of {self.capacity + self._spare} rows once, found {rows}, {free}"
+                f"expected each of {self.capacity + self._spare} rows once, found {state.rows}, {state.free}"
             )
-        self._rows = rows
-        self._free = free
 
     def _spare_rows(self) -> int:
         """Return the number of rows of corrections: of objects that are tracked and catch up at the same time."""

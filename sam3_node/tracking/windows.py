@@ -17,17 +17,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from ..models import Features, TrackerModel
-from ..types import Image, Mask, State
-from .memory import MemoryBank, SelectionRule
+from ..schema.state import Count, Flags, Id, Number, Pixels, SavedPart, SavedState, Size, Time
+from ..types import Image, Mask
+from .memory import MemoryBank, MemoryState, SelectionRule
 from .propagation import MemoryPropagation
 from .tracks import Track, Tracks, split_tracks
 
@@ -171,23 +173,22 @@ def measure_motion(before: Image, now: Image, mask: Bools) -> Motion | None:
     return Motion(np.asarray(matrix, np.float64))
 
 
-@dataclass(slots=True)
-class Followed:
+class Followed(SavedState):
     """An object that has a window."""
 
-    row: int
+    row: Annotated[int, Meta(ge=0, lt=MOST_WINDOWS)]
     """of the windows' memory"""
-    frame: int
+    frame: Time
     """the tracker's step on which `mask` was found"""
-    mask: Bools
+    mask: Flags
     """[H, W], the last one that was shown"""
-    centre: tuple[float, float]
+    centre: tuple[Number, Number]
     """of the window, (x, y) in pixels"""
-    size: float
+    size: Size
     """of the object, in pixels"""
-    widths: tuple[float, float]
+    widths: tuple[Size, Size]
     """of the window, as multiples of `size`"""
-    overruled: int = 0
+    overruled: Count = 0
     """frames in a row on which the frame's mask stood against the window's"""
 
     @classmethod
@@ -226,8 +227,20 @@ class WindowResult(NamedTuple):
     """by object: masks at the frame's size, finer than the logits of `tracks`"""
 
 
-class Windows:
+class WindowsState(SavedState):
+    """What `Windows` keeps."""
+
+    frame: Time
+    grey: Pixels | None
+    image: Pixels | None
+    bank: MemoryState
+    followed: Annotated[dict[Id, Followed], Meta(max_length=MOST_WINDOWS)]
+
+
+class Windows(SavedPart[WindowsState]):
     """The windows of up to MOST_WINDOWS objects of one camera."""
+
+    STATE = WindowsState
 
     def __init__(self, model: TrackerModel, bank_size: int, rule: SelectionRule) -> None:
         self._model = model
@@ -363,50 +376,6 @@ class Windows:
 
     def _encode(self, image: Image, window: Window) -> Features:
         return self._model.encode(self._model.preprocess(window.crop(image)))
-
-    @torch.inference_mode()
-    def state(self) -> State:
-        """Return the state that `restore` takes."""
-        return {
-            "frame": self._frame,
-            "grey": None if self._grey is None else torch.from_numpy(self._grey),
-            "image": None if self._image is None else torch.from_numpy(self._image.copy()),
-            "bank": self._bank.state(),
-            "objects": [
-                {
-                    "id": object_id,
-                    "row": each.row,
-                    "frame": each.frame,
-                    "mask": torch.from_numpy(each.mask.copy()),
-                    "centre": list(each.centre),
-                    "size": each.size,
-                    "widths": list(each.widths),
-                    "overruled": each.overruled,
-                }
-                for object_id, each in self._followed.items()
-            ],
-        }
-
-    @torch.inference_mode()
-    def restore(self, state: State) -> None:
-        """Replace everything by what `state` returned, with the same bank."""
-        self.forget_all()
-        self._frame = state["frame"]
-        self._grey = None if state["grey"] is None else state["grey"].to(torch.uint8).numpy()
-        self._image = None if state["image"] is None else state["image"].to(torch.uint8).numpy()
-        self._bank.restore(state["bank"])
-        self._followed = {
-            each["id"]: Followed(
-                each["row"],
-                each["frame"],
-                each["mask"].bool().numpy(),
-                (each["centre"][0], each["centre"][1]),
-                each["size"],
-                (each["widths"][0], each["widths"][1]),
-                each["overruled"],
-            )
-            for each in state["objects"]
-        }
 
 
 def suits(model: TrackerModel, image: Image) -> bool:

@@ -15,6 +15,8 @@ from torch import Tensor
 from ...detection.detectors import Detector, PromptSet
 from ...errors import Sam3NodeError
 from ...models.sam.stages import Decoded
+from ...schema.fields import Share
+from ...schema.state import Count, Id, Label, SavedState, Time
 from ...settings import DetectorSettings
 from ...tracking import Track, Tracker, Tracks
 from ...tracking.association import (
@@ -22,6 +24,7 @@ from ...tracking.association import (
     AssociationRules,
     Lifecycle,
     LifecycleRules,
+    LivesState,
     PairwiseScores,
     associate,
     compute_pairwise_scores,
@@ -63,6 +66,18 @@ class _Candidates(NamedTuple):
     """features of the names, see `tracking.names`"""
 
 
+class DetectionState(SavedState):
+    """What `DetectObjects` keeps."""
+
+    frames_since_detection: Time
+    requested: bool
+    uncertain: bool
+    confident_ids: set[Id]
+    turned_away: Count
+    best_scores: dict[Label, Share]
+    lifecycle: LivesState
+
+
 class DetectObjects(Stage):
     """Runs the detector at intervals, and adds, corrects or recovers objects of the tracker with its detections.
 
@@ -72,15 +87,7 @@ class DetectObjects(Stage):
 
     name = "detect"
     timed = "device"
-    SAVED = (
-        "_frames_since_detection",
-        "_requested",
-        "_uncertain",
-        "_confident_ids",
-        "turned_away",
-        "best_scores",
-        "_lifecycle",
-    )
+    STATE = DetectionState
 
     def __init__(
         self,

@@ -5,11 +5,14 @@ a click and boxes give masks, and the mask that looks most like any object that 
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import Annotated
 
 import torch
+from msgspec import Meta
 
 from ...geometry import Scaling
 from ...models.sam.stages import Decoded
+from ...schema.state import Count, Id, SavedState, Time
 from ...tracking import Track, Tracker
 from ...tracking.confidence import ConfidenceEstimator
 from ..looking import FrameLooks, report
@@ -33,12 +36,22 @@ MAX_OVERLAP = 0.3
 """Share of a mask that objects in view may cover."""
 
 
+class RecallState(SavedState):
+    """What `RecallObjects` keeps."""
+
+    since: Count
+    last_id: Count
+    tentative_id: Count
+    tentative_box: Annotated[list[Time], Meta(min_length=4, max_length=4)]
+    told_ids: set[Id]
+
+
 class RecallObjects(Stage):
     """Looks for hidden objects in turns, and begins to track one again where it is found."""
 
     name = "recall"
     timed = "device"
-    SAVED = ("_since", "_last_id", "_tentative_id", "_tentative_box", "_told_ids")
+    STATE = RecallState
 
     def __init__(
         self, tracker: Tracker, objects: Objects, memory: ObjectMemory, confidence: ConfidenceEstimator

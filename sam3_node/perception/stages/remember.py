@@ -2,9 +2,10 @@
 
 import torch
 
+from ...schema.state import SavedState
 from ...tracking.host_copy import HostCopy
 from ...tracking.looks import describe_colours, describe_features, make_views
-from ..remembering import ObjectMemory
+from ..remembering import LostObjectsState, ObjectMemory
 from ..stage import Stage
 from ..step import StepFrame
 
@@ -28,12 +29,18 @@ class DescribeLooks(Stage):
             step.look = HostCopy(describe_features(step.features.top, step.tracks.logits[row : row + 1]))
 
 
+class RememberState(SavedState):
+    """What `RememberObjects` keeps."""
+
+    memory: LostObjectsState
+
+
 class RememberObjects(Stage):
     """Notes where all objects are, and compares the one that was described with what it looked like before."""
 
     name = "remember"
     timed = "host"
-    SAVED = ("_memory",)
+    STATE = RememberState
 
     def __init__(self, memory: ObjectMemory) -> None:
         self._memory = memory

@@ -8,6 +8,7 @@ Up is the side of the table that the camera sees, so a base that hangs from the 
 is not vertical has none, and the step's `problem` says so.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ import cv2
 import numpy as np
 
 from ...geometry import Array, DepthMap, matrix_of, quaternion_from_rotation, transform_points
+from ...schema.state import Number, SavedState, Time
 from ...types import NANOSECONDS, FramePose, Instance, Mask, Plane
 from ..stage import Stage
 from ..step import StepFrame
@@ -43,6 +45,8 @@ REFITS = 3
 """Least-squares fits, each on the points of the one before."""
 TILTED_SHARE = 0.5
 """Share of the points that a plane which is not level needs to be named as the likely table."""
+UNIT_TOLERANCE = 1e-3
+"""How far the length of a saved normal may be from 1."""
 LEAST_SIDE_M = 0.001
 """Least height of an upright box. A box without height is no solid for a planner."""
 
@@ -132,6 +136,22 @@ def describe_on(table: Plane, points_m: Array, is_held: bool = False) -> dict[st
     return {name: tuple(np.round(value, 6).tolist()) for name, value in fields.items()}
 
 
+class TableState(SavedState):
+    """What `FindTable` keeps."""
+
+    plane: tuple[Number, ...]
+    camera: tuple[Number, ...]
+    stamp_ns: Time
+
+    def __post_init__(self) -> None:
+        # a saved state may come from a file
+        plane = self.plane
+        if plane and (len(plane) != 5 or abs(math.hypot(*plane[:3]) - 1) > UNIT_TOLERANCE or plane[4] < 0):
+            raise ValueError("expected a normal of length 1, an offset and an error of at least 0")
+        if len(self.camera) not in (0, 7):
+            raise ValueError("expected a position and a quaternion")
+
+
 class FindTable(Stage):
     """Measures the table on some frames of one camera, and keeps it while the camera stands still in the base."""
 
@@ -139,7 +159,7 @@ class FindTable(Stage):
     timed = "host"
     needs_depth = True
     counts_as = "spatial"
-    SAVED = ("_plane", "_camera", "_stamp_ns")
+    STATE = TableState
 
     def __init__(self) -> None:
         self._plane: tuple[float, ...] = ()

@@ -1,10 +1,17 @@
 """Follow objects in windows around them, too."""
 
 from ...models import TrackerModel
+from ...schema.state import SavedState
 from ...tracking import Tracker
-from ...tracking.windows import Windows, suits
+from ...tracking.windows import Windows, WindowsState, suits
 from ..stage import Stage
 from ..step import StepFrame
+
+
+class WindowState(SavedState):
+    """What `FollowWindows` keeps."""
+
+    windows: WindowsState
 
 
 class FollowWindows(Stage):
@@ -17,7 +24,7 @@ class FollowWindows(Stage):
     name = "window"
     timed = "device"
     counts_as = "track"
-    SAVED = ("_windows",)
+    STATE = WindowState
 
     def __init__(self, model: TrackerModel, tracker: Tracker, windows: Windows) -> None:
         self._model = model
