@@ -97,6 +97,12 @@ class CachedFrame(SavedState, eq=False):
             self.nbytes += logits.nbytes
         self.logits[object_id] = logits
 
+    def drop_logits(self, object_id: int) -> None:
+        """Forget the mask of an object on this frame, if it has one."""
+        logits = self.logits.pop(object_id, None)
+        if logits is not None:
+            self.nbytes -= logits.nbytes
+
     def features_on(self, device: torch.device) -> Features:
         """Return the features on the device, ready for the current stream."""
         return _map(self.features, lambda part: part.to(device, non_blocking=True))
@@ -248,7 +254,7 @@ class FrameCache(SavedPart[FramesState]):
     def remove_object(self, object_id: int) -> None:
         """Drop the masks of an object."""
         for frame in self:
-            frame.logits.pop(object_id, None)
+            frame.drop_logits(object_id)
 
     def state_after(self, step: int) -> FramesState:
         """Return the state without the frames up to a step, but with the newest in any case."""

@@ -17,7 +17,6 @@ from ..errors import ReplayError
 from ..models import TrackerModel
 from ..robot.body import RobotBody
 from ..schema.replies import ObjectPlace
-from ..schema.state import State
 from ..settings import DetectorSettings, RobotSettings, SpatialSettings, TrackerSettings
 from ..tracking.confidence import CALIBRATION, is_calibrated
 from ..tracking.looks import Gallery
@@ -30,7 +29,7 @@ from .output_masks import copy_masks, to_prompt_results
 from .prompting import Prompting
 from .prompts import PromptOutcome, PromptResult
 from .remembering import ObjectMemory
-from .saved import CameraState, StagesState
+from .saved import CameraState, Origin, StagesState
 from .stage import Nothing, Stage, StageTimer
 from .stages.depth import ReadDepth
 from .stages.detect import DetectObjects, FollowDetected, PlanDetection
@@ -405,14 +404,14 @@ class Pipeline:
                 stage.restore(saved)
         self.prompting.restore(state.prompting)
 
-    def _origin(self) -> State:
+    def _origin(self) -> Origin:
         """Return the properties that must be equal for a state to fit this pipeline."""
-        return {
-            "model": self._model.name,
-            "detector": self._detector.name if self._detector is not None else None,
-            "bank": self.prompting.tracker.bank.layout,
-            "calibration": CALIBRATION,
-        }
+        return Origin(
+            model=self._model.name,
+            detector=None if self._detector is None else self._detector.name,
+            bank=str(self.prompting.tracker.bank.layout),
+            calibration=CALIBRATION,
+        )
 
 
 def make_masks(step: StepFrame, model: str, prompts: tuple[str, ...], stages_us: dict[str, int]) -> MaskFrame:

@@ -452,8 +452,8 @@ def measure_whole(sighting: LastSighting, before: LastSighting | None) -> tuple[
     They are the largest of late, because what hides an object has hidden a part of it just before.
     """
     x0, y0, x1, y1 = sighting.box
-    width = max(x1 - x0, sighting.whole_px[0])
-    height = max(y1 - y0, sighting.whole_px[1])
+    width = max(float(x1 - x0), sighting.whole_px[0])
+    height = max(float(y1 - y0), sighting.whole_px[1])
     if before is not None:
         width = max(width, SHRINKING * before.whole_px[0])
         height = max(height, SHRINKING * before.whole_px[1])

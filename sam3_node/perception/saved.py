@@ -32,11 +32,21 @@ class StagesState(SavedState):
     window: WindowState | None = None
 
 
+class Origin(SavedState):
+    """What must be equal in the pipeline that continues."""
+
+    model: Label
+    detector: Label | None
+    bank: Label
+    """layout of the tracker's memory"""
+    calibration: Label
+    """of the confidences"""
+
+
 class CameraState(SavedState):
     """What `Pipeline` keeps."""
 
-    origin: State
-    """what must be equal in the pipeline that continues"""
+    origin: Origin
     prompts: PromptsState | None
     stages: StagesState
     prompting: PromptingState

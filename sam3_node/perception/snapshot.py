@@ -50,7 +50,7 @@ class Uptime(Struct, frozen=True):
     ns: Count
 
 
-class Snapshot(Struct, frozen=True):
+class Snapshot(Struct, frozen=True, forbid_unknown_fields=True):
     """The state of a node between two frames, with the model and the settings that it belongs to."""
 
     kind: Kind

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..geometry import Array, invert, vector_from_rotation
+from ..schema.state import Count, SavedState
 from ..types import JointState, Mask
 
 T = TypeVar("T", bound=np.generic)
@@ -21,14 +22,26 @@ MOVED_RAD = math.radians(2)
 """Radians. The same for a camera that has turned farther."""
 
 
-class Place(NamedTuple):
+class Place(SavedState):
     """The place where an object was last: what was in view, and what the robot hides of it."""
 
     mask: Mask
-    whole_px: int
+    whole_px: Count
     """pixels of the object when the robot was not in front of it"""
     camera_from_base: Array
     """[4, 4], when the object was in view"""
+
+    def __post_init__(self) -> None:
+        # a saved state may come from a file
+        height, width = self.mask.size
+        x0, y0, x1, y1 = self.mask.box
+        is_inside = 0 <= x0 <= x1 <= width and 0 <= y0 <= y1 <= height
+        if not is_inside or self.mask.crop.size != (x1 - x0) * (y1 - y0) or self.mask.crop.ndim != 2:
+            raise ValueError(
+                f"expected a mask of {height} x {width} pixels, found one with the box {self.mask.box}"
+            )
+        if self.camera_from_base.shape != (4, 4):
+            raise ValueError(f"expected a pose [4, 4], found {list(self.camera_from_base.shape)}")
 
 
 class RobotPixels(NamedTuple):

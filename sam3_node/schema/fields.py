@@ -80,7 +80,7 @@ class WrongField(NamedTuple):
 def convert(
     value: object, kind: type[T], what: str, read_other: Callable[[type, Any], Any] | None = None
 ) -> T:
-    """Return plain values as `kind`. nil in the place of a field that may be left out counts as left out.
+    """Return plain values as `kind`. In a message, nil in the place of a field that may be left out counts as left out.
 
     `read_other` returns a value of a type that is not plain; it raises ValueError for one that cannot be read. Raises
     WireError that names `what`, the field, what was expected and what was found.
@@ -91,7 +91,8 @@ def convert(
         pass  # tried again below without nil, which most values lack; the second error is told
     plain = value
     try:
-        plain = _without_nil(value)
+        # in what this package itself has saved, which has values of other types, nil is a value
+        plain = value if read_other else _without_nil(value)
         return msgspec.convert(plain, kind, dec_hook=read_other)
     except msgspec.ValidationError as error:
         raise WireError(_explain(error, plain, kind, what)) from None

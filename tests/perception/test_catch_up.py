@@ -10,7 +10,6 @@ import pytest
 from sam3_node.errors import CapacityError, UnknownFrameError
 from sam3_node.models import TrackerModel
 from sam3_node.perception.catch_up import MAX_CORRECTIONS, MAX_WAY, CacheLimits
-from sam3_node.perception.checkpoint import pack_state
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.settings import TrackerSettings
 from sam3_node.types import Frame, MaskFrame
@@ -18,6 +17,7 @@ from sam3_node.wire import pack_masks
 from sam3_node.wire.frame_prompt import FramePrompt
 from tests.perception.test_pipeline import BOX, CENTRE, frame, ids
 from tests.support.refuses import refuses
+from tests.support.saving import pack, reload
 from tests.support.tiny import tiny_model
 
 NANOSECONDS = 1_000_000_000
@@ -179,7 +179,7 @@ def test_with_a_stride_and_from_a_pinned_frame_neither_does_it_matter(
     assert (slices > (1 if is_pinned else 0.3)) == (late.catch_ups.behind == 0)
     for pipeline in (late, at_once):
         pipeline.catch_ups.end_all()
-    assert pack_state(at_once.state()) == pack_state(late.state())
+    assert pack(at_once.state()) == pack(late.state())
     # as if it had been tracked on each frame
     assert late.objects[0].age == late.prompting.find(None).frame_number - 5
     assert results(at_once, range(newest + 21, newest + 26)) == results(late, range(newest + 21, newest + 26))
@@ -325,9 +325,9 @@ def test_an_object_on_its_way_goes_on_from_a_checkpoint(make: Callable[..., Pipe
     step(first, 9)
     first.refine(2, NEGATIVE, seq=8)
     first.catch_ups.advance()
-    second.restore(first.state())
+    second.restore(reload(first.state()))
     assert second.prompting.cache_usage == first.prompting.cache_usage
     for pipeline in (first, second):
         pipeline.catch_ups.end_all()
     assert results(second, range(10, 13)) == results(first, range(10, 13))
-    assert pack_state(second.state()) == pack_state(first.state())
+    assert pack(second.state()) == pack(first.state())

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sam3_node.errors import ReplayError
 from sam3_node.perception.checkpoint import FREE_BYTES, MAGIC, pack_state, unpack_state
-from sam3_node.types import State
+from sam3_node.schema.state import State
 from sam3_node.wire.codec import compress
 from tests.support.refuses import refuses
 from tests.support.tables import each_row
@@ -32,11 +32,12 @@ def back(tensor: Tensor) -> Tensor:
 
 def test_plain_values_come_back_as_they_were() -> None:
     state: State = {
-        "whole": [0, -1, 2**63 - 1, -(2**63)],
-        "real": [0.1, 1e-310, math.inf, -0.0, 5.0],
+        "whole": (0, -1, 2**63 - 1, -(2**63)),
+        "real": (0.1, 1e-310, math.inf, -0.0, 5.0),
         "text": {"": "Süßkartoffel", "tensor": "0"},
-        "flags": [True, False, None],
-        "empty": [{}, []],
+        "flags": (True, False, None),
+        "empty": ({}, ()),
+        "keys": {1: "id", ("cam0", 1): "camera and id"},
     }
     found = unpack_state(pack_state(state))
     assert found == state

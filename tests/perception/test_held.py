@@ -9,11 +9,11 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from sam3_node.geometry import DepthMap, RayMap, pose_of, rigid, rotation_from_vector
-from sam3_node.perception.checkpoint import pack_state, unpack_state
 from sam3_node.perception.objects import Objects
 from sam3_node.perception.stages.held import FindHeld
 from sam3_node.perception.step import DoubtfulPlace, StepFrame
 from sam3_node.types import Frame, FramePose, Instance, Intrinsics, Mask, RobotState
+from tests.support.saving import reload
 
 PERIOD_NS = 66_666_667
 REST = np.array([0.4, 0.1, 0.03])
@@ -122,7 +122,7 @@ def test_a_restored_state_continues(lifted: World) -> None:
     other = World()
     lifted.objects.last_id = 2
     lifted.objects.add(3, "block")
-    other.objects.restore(unpack_state(pack_state(lifted.objects.state())))
+    other.objects.restore(reload(lifted.objects.state()))
     other.seq = lifted.seq
     first = other.step(GRASP)
     second = lifted.step(GRASP)

@@ -4,12 +4,12 @@ import math
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from sam3_node.calibration import Calibration
 from sam3_node.errors import ReplayError, SnapshotError
@@ -17,8 +17,8 @@ from sam3_node.models import TrackerModel
 from sam3_node.perception.checkpoint import pack_tensors
 from sam3_node.perception.identity import LiveIdentity
 from sam3_node.perception.perception import Perception
+from sam3_node.perception.saved import check_state
 from sam3_node.perception.snapshot import Snapshot, restore_snapshot
-from sam3_node.perception.state_checks import check_state
 from sam3_node.perception.step import StepFrame
 from sam3_node.settings import DetectorSettings, Settings, SpatialSettings, TrackerSettings
 from sam3_node.types import Frame, Intrinsics
@@ -150,8 +150,8 @@ def attempt(model: TrackerModel, snapshot: Snapshot) -> bool:
 
 def test_the_snapshot_itself_goes_on(model: TrackerModel, snapshot: Snapshot) -> None:
     parts = snapshot.state["cameras"]["cam0"]
-    assert parts["catch_ups"]["places"]
-    assert parts["objects"]["values"]["velocities"]
+    assert parts["prompting"]["catch_ups"]["places"]
+    assert parts["prompting"]["registry"]["values"]["velocities"]
     assert parts["stages"]["table"]["plane"]
     assert snapshot.state["links"]["things"]
     assert attempt(model, snapshot)
@@ -174,14 +174,15 @@ def test_each_value_is_right_or_refused(model: TrackerModel, snapshot: Snapshot)
     [
         (("prompts", "priorities", "green"), math.nan),
         (("prompts", "thresholds", "red"), math.nan),
-        (("cameras", "cam0", "objects", "last_id"), 2**64 - 1),
-        (("cameras", "cam0", "objects", "objects", 0, "age"), -7),
-        (("cameras", "cam0", "objects", "objects", 0, "id"), 99),
+        (("cameras", "cam0", "prompting", "registry", "last_id"), 2**64 - 1),
+        (("cameras", "cam0", "prompting", "registry", "objects", 1, "age"), -7),
+        (("cameras", "cam0", "prompting", "registry", "objects", 1, "id"), 99),
         (("cameras", "cam0", "stages", "table", "plane"), [0.0, 0.0, 1e12, 0.3, 0.0]),
-        (("cameras", "cam0", "stages", "detect", "lifecycle", "lives", 0, 0), 99),
-        (("cameras", "cam0", "tracker", "frame_number"), 1),
-        (("cameras", "cam0", "confidence", "free", 0), 99),
-        (("links", "things", 0, 1, "id"), 99),
+        (("cameras", "cam0", "stages", "detect", "lifecycle", "lives", 1), None),
+        (("cameras", "cam0", "stages", "detect", "lifecycle", "lives"), {99: {}}),
+        (("cameras", "cam0", "prompting", "tracker", "frame_number"), 1),
+        (("cameras", "cam0", "prompting", "confidence", "free", 0), 99),
+        (("links", "things", 1, "id"), 99),
         (("epochs",), {}),
         (("paused",), "x"),
     ],
@@ -209,11 +210,12 @@ def test_wrong_fields_beside_the_state_are_refused(snapshot: Snapshot, fields: d
 
 
 def test_a_state_of_very_many_objects_is_refused_at_once(model: TrackerModel, snapshot: Snapshot) -> None:
-    objects = snapshot.state["cameras"]["cam0"]["objects"]["objects"]
-    many = [objects[0] | {"id": number} for number in range(1, 20_001)]
-    state = put(snapshot.state, ("cameras", "cam0", "objects", "last_id"), len(many))
-    state = put(state, ("cameras", "cam0", "objects", "objects"), many)
-    state = put(state, ("cameras", "cam0", "tracker", "rows", "rows"), [(item["id"], 0) for item in many])
+    place = ("cameras", "cam0", "prompting")
+    objects = snapshot.state["cameras"]["cam0"]["prompting"]["registry"]["objects"]
+    many = {number: objects[1] | {"id": number} for number in range(1, 20_001)}
+    state = put(snapshot.state, (*place, "registry", "last_id"), len(many))
+    state = put(state, (*place, "registry", "objects"), many)
+    state = put(state, (*place, "tracker", "rows", "rows"), dict.fromkeys(many, 0))
     begin_s = time.process_time()
     with pytest.raises(ReplayError, match="objects"):
         check_state(state)

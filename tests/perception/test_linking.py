@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pytest
 
-from sam3_node.perception.checkpoint import pack_state, unpack_state
 from sam3_node.perception.linking import CameraObject, LinkRules, WorldLinker
 from sam3_node.types import Instance, Mask, MaskFrame
 from tests.support.repeats import repetitions
+from tests.support.saving import reload
 
 Point = tuple[float, float, float]
 MS = 1_000_000
@@ -273,7 +273,7 @@ def test_a_restored_linker_goes_on_as_the_first() -> None:
         second = WorldLinker(RULES)
         for masks in frames[:cut]:
             first.observe(masks)
-        second.restore(unpack_state(pack_state(first.state())))
+        second.restore(reload(first.state()))
         assert [world_ids(second.observe(masks)) for masks in frames[cut:]] == whole[cut:]
         assert second.state() == linker.state()
 
@@ -291,7 +291,7 @@ def test_an_object_that_is_back_has_its_world_id() -> None:
     assert scene.turns(2, left=[thing(5), thing(6, (1.0, 0.0, 0.0))])["left"] == [1, 2]
     scene.turns(3, left=[thing(6, (1.0, 0.0, 0.0))])
     restored = WorldLinker(RULES)
-    restored.restore(unpack_state(pack_state(scene.linker.state())))
+    restored.restore(reload(scene.linker.state()))
     for linker in (scene.linker, restored):
         back = linker.observe(frame("left", 900, [thing(5, (0.4, 0.0, 0.0)), thing(6, (1.0, 0.0, 0.0))]))
         assert world_ids(back) == [1, 2]

@@ -12,14 +12,14 @@ import torch
 from sam3_node.errors import CapacityError, UnknownObjectError
 from sam3_node.geometry import Array
 from sam3_node.models import TrackerModel
-from sam3_node.perception.checkpoint import pack_state, unpack_state
 from sam3_node.perception.objects import Objects
 from sam3_node.perception.pipeline import Pipeline
-from sam3_node.perception.saving import SavedByType
 from sam3_node.perception.stage import PerObject
+from sam3_node.schema.state import SavedPart, SavedState
 from sam3_node.settings import TrackerSettings
 from sam3_node.types import Mask
 from tests.support.paths import ROOT
+from tests.support.saving import reload
 from tests.support.tables import each_row
 
 STAGES = sorted((ROOT / "sam3_node/perception/stages").glob("*.py"))
@@ -72,7 +72,7 @@ def test_values_are_restored_without_loss_and_others_are_emptied() -> None:
     restored, emptied = (others.register(PerObject(name, Note, name == "kept")) for name in ("kept", "not"))
     objects.add(1, "cup", "low")
     kept[1] = volatile[1] = emptied[7] = restored[7] = make_note()
-    others.restore(unpack_state(pack_state(objects.state())))
+    others.restore(reload(objects.state()))
     assert list(others) == list(objects)
     assert (list(restored), list(emptied)) == ([1], [])
     found = restored[1]
@@ -92,22 +92,25 @@ def test_a_value_that_the_state_does_not_know_begins_empty() -> None:
     objects.add(1, "cup")
     added = later.register(PerObject("added", Note))
     added[1] = make_note()
-    later.restore(objects.state())
+    later.restore(reload(objects.state()))
     assert not added
 
 
 def test_declared_attributes_are_saved_by_their_types() -> None:
+    class CounterState(SavedState):
+        seen: dict[int, Point]
+        last: Point | None
+
     @dataclass
-    class Counter(SavedByType):
-        SAVED = ("_seen", "last")
+    class Counter(SavedPart[CounterState]):
+        STATE = CounterState
         _seen: dict[int, Point]
         last: Point | None
 
     one = Counter({3: Point(0.5)}, None)
     other = Counter({}, Point(1.0))
-    other.restore(unpack_state(pack_state(one.state())))
+    other.restore(reload(one.state()))
     assert other == one
-    assert set(one.state()) == {"seen", "last"}
 
 
 @each_row("path", STAGES, ids=lambda path: path.stem)

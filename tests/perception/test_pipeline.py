@@ -40,6 +40,7 @@ from tests.perception.test_prompts import BAD
 from tests.support.paths import SHARED
 from tests.support.refuses import refuses
 from tests.support.repeats import repetitions
+from tests.support.saving import reload
 from tests.support.tiny import TRAINED_LOGIT, random_source, stages_of, tiny_model
 
 WIDTH = 200
@@ -431,7 +432,7 @@ def test_weights_without_memory_segment_and_track() -> None:
     masks = pipeline.step(frame(1))
     assert ids(masks) == [1, 2]
     assert all(instance.confidence is not None for instance in masks.instances if instance.area)
-    state = pipeline.state()
+    state = reload(pipeline.state())
     expected = pipeline.step(frame(2))
     again = Pipeline(stills, TrackerSettings(), "cam0")
     again.restore(state)

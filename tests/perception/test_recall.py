@@ -10,7 +10,6 @@ from sam3_node.errors import RequestError, UnknownObjectError
 from sam3_node.geometry import DepthMap, RayMap, Scaling
 from sam3_node.models import TrackerModel
 from sam3_node.models.sam.stages import Decoded
-from sam3_node.perception.checkpoint import pack_state, unpack_state
 from sam3_node.perception.looking import FrameLooks
 from sam3_node.perception.objects import Objects
 from sam3_node.perception.pipeline import Pipeline
@@ -34,6 +33,7 @@ from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.coloured_blocks import PERIOD_NS, ColourDetector, frame
 from tests.support.leaving import make_frame
 from tests.support.refuses import refuses
+from tests.support.saving import reload
 
 EVERY = 3
 LOST_S = 1.0
@@ -147,7 +147,7 @@ def test_a_restored_state_goes_on_with_the_same_masks_and_recalls(nano: TrackerM
     one.steps(3 * EVERY, {A: "red", B: "green"})
     one.steps(GONE, {B: "green"})
     other = Table(nano)
-    other.pipeline.restore(unpack_state(pack_state(one.pipeline.state())))
+    other.pipeline.restore(reload(one.pipeline.state()))
     other.seq = one.seq
     assert other.lost() == one.lost() == [1]
     assert other.pipeline.memory.require(1).picture == one.pipeline.memory.require(1).picture

@@ -11,7 +11,6 @@ from sam3_node.detection.detectors import prepare_prompts
 from sam3_node.errors import CalibrationError
 from sam3_node.geometry import DepthMap, rigid, rotation_from_vector
 from sam3_node.models import TrackerModel
-from sam3_node.perception.checkpoint import pack_state, unpack_state
 from sam3_node.perception.objects import Objects
 from sam3_node.perception.pipeline import Pipeline, Surroundings
 from sam3_node.perception.stages.robot import Places
@@ -23,6 +22,7 @@ from sam3_node.wire import decode_image, encode_image
 from tests.support import coloured_blocks
 from tests.support.calibration_scenes import calibrated
 from tests.support.coloured_blocks import HEIGHT, PERIOD_NS, WIDTH, ColourDetector
+from tests.support.saving import pack, reload
 
 WIDE = 90
 SIDE = 50
@@ -133,7 +133,7 @@ def test_an_object_under_the_robot_waits_for_it(nano: TrackerModel, exclude: boo
     for x in range(0, 105, 15):  # the plate comes slowly
         for partly in world.step(PLACE, x - 10).instances:
             assert (partly.area == 0) is (partly.state == "occluded")
-    before = world.pipeline.state()["tracker"]["bank"]
+    before = pack(world.pipeline.prompting.tracker.state().bank)
     for _ in range(3 * LOST_FRAMES):
         masks = world.step(PLACE, 105)
         if exclude:
@@ -143,7 +143,7 @@ def test_an_object_under_the_robot_waits_for_it(nano: TrackerModel, exclude: boo
     if not exclude:
         assert found.id not in [instance.id for instance in masks.instances]
         return
-    assert pack_state({"bank": world.pipeline.state()["tracker"]["bank"]}) == pack_state({"bank": before})
+    assert pack(world.pipeline.prompting.tracker.state().bank) == before
     (back,) = world.step(PLACE).instances
     assert (back.id, back.state, back.hidden_by) == (found.id, "tracked", None)
     assert back.area > 0.8 * SIDE**2
@@ -195,7 +195,7 @@ def test_an_arm_that_comes_slowly_covers_the_whole_place() -> None:
             robot.observe(1, visible, seen)
     assert covered == [left > SIDE / 2 for left in range(0, 70, 2)]
     other = places(objects=others)
-    others.restore(unpack_state(pack_state(objects.state())))
+    others.restore(reload(objects.state()))
     assert other.find_covered(see(120 - WIDE)) == robot.find_covered(see(120 - WIDE)) == frozenset()
     assert other.find_covered(see(130 - WIDE)) == frozenset({1})
     objects.remove(1)
@@ -252,7 +252,7 @@ def test_depth_says_whether_an_object_can_be_behind_the_robot(
     objects.add(1, "block")
     other_objects = Objects(4)
     other = places(objects=other_objects)
-    other_objects.restore(unpack_state(pack_state(objects.state())))
+    other_objects.restore(reload(objects.state()))
     assert other.find_covered(robot, make_depth(robot, ARM_M, TABLE_M)) == frozenset()
 
 

@@ -18,6 +18,7 @@ from sam3_node.settings import Settings, SpatialSettings
 from sam3_node.types import Frame, FramePose, Instance, Intrinsics, Mask
 from sam3_node.wire import encode_depth
 from tests.support.measuring import Measuring
+from tests.support.saving import reload
 
 SIZE = (120, 160)
 CAMERA = Intrinsics(150.0, 150.0, 79.5, 59.5)
@@ -234,7 +235,7 @@ def test_a_restored_filter_goes_on_bit_for_bit() -> None:
     other = VelocityFilters(others)
     objects.add(3, "mug")
     feed(filters, 9, 0.3, noise_m=0.001)
-    others.restore(unpack_state(pack_state(objects.state())))
+    others.restore(reload(objects.state()))
     for item in (filters, other):
         item.observe([3], 333 * MS, "base", np.array([[0.1, 0.0, 0.8]]), NOISE)
     first = filters.velocity(3, 333 * MS)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from sam3_node.perception.checkpoint import pack_state, unpack_state
 from sam3_node.perception.stages.table import describe_on, fit_plane
 from sam3_node.robot.pixels import RobotPixels
 from sam3_node.settings import SpatialSettings
@@ -135,7 +134,7 @@ def test_a_restored_stage_continues_bit_for_bit_and_off_means_absent() -> None:
     other = stage()
     measure(spatial, look(800, noise=1))
     spatial.objects.add(1, "block")
-    other.restore(unpack_state(pack_state(spatial.state())))
+    other.restore(spatial.state())
     for at_s in (0.5, 1.5):
         frame = look(801, at_s, block_mm=700, noise=2)
         assert measure(spatial, frame) == measure(other, frame)

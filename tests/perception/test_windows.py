@@ -8,13 +8,13 @@ import pytest
 
 from sam3_node.bags.native.reader import TABLETOP, LabelledClip
 from sam3_node.models import TrackerModel
-from sam3_node.perception.checkpoint import pack_state, unpack_state
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.step import StepFrame
 from sam3_node.settings import TrackerSettings
 from sam3_node.types import Frame, Mask, MaskFrame
 from sam3_node.wire import pack_masks
 from sam3_node.wire.frame_prompt import FramePrompt
+from tests.support.saving import reload
 
 SIZE = (480, 640)
 FRAMES = 12
@@ -101,7 +101,7 @@ def test_a_state_goes_on_bit_for_bit(
     half = FRAMES // 2
     pipeline, _ = run(nano, AUTO, approach[:half])
     other = Pipeline(nano, AUTO, "cam0")
-    other.restore(unpack_state(pack_state(pipeline.state())))
+    other.restore(reload(pipeline.state()))
     found = []
     for each in (pipeline, other):
         prompt = FramePrompt(mask=Mask.from_full(np.roll(approach[seq][1], 90, axis=1)))

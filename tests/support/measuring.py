@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from sam3_node.calibration import Calibration
-from sam3_node.perception.objects import Objects
+from sam3_node.perception.objects import Objects, ObjectsState
 from sam3_node.perception.pipeline import SpatialStages, Surroundings
+from sam3_node.perception.stage import Nothing
 from sam3_node.perception.stages.spatial import MeasuredPoints
 from sam3_node.perception.step import StepFrame
+from sam3_node.schema.state import State, from_plain, to_plain
 from sam3_node.settings import SpatialSettings
-from sam3_node.types import Frame, FramePose, Instance, RobotState, State
+from sam3_node.types import Frame, FramePose, Instance, RobotState
 
 
 class Measuring:
@@ -36,11 +38,13 @@ class Measuring:
         return self._spatial.measure.points(object_id, count)
 
     def state(self) -> State:
-        stages = {stage.name: stage.state() for stage in self._stages if stage.SAVED}
-        return {"objects": self.objects.state(), "stages": stages}
+        """Return a copy of what objects and stages keep, as a file has it."""
+        stages = {stage.name: stage.state() for stage in self._stages if stage.STATE is not Nothing}
+        plain: State = to_plain({"objects": self.objects.state(), "stages": stages})
+        return plain
 
     def restore(self, state: State) -> None:
-        self.objects.restore(state["objects"])
+        self.objects.restore(from_plain(ObjectsState, state["objects"]))
         for stage in self._stages:
-            if stage.SAVED:
-                stage.restore(state["stages"][stage.name])
+            if stage.STATE is not Nothing:
+                stage.restore(from_plain(stage.STATE, state["stages"][stage.name]))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from sam3_node.tracking import association
+from tests.support.saving import reload
 
 RULES = association.AssociationRules()
 
@@ -289,7 +290,7 @@ def test_a_detection_elsewhere_voids_what_was_known_of_the_name(lifecycle: assoc
 def test_a_state_holds_the_names(lifecycle: association.Lifecycle) -> None:
     lifecycle.mark_detected(1, "mug", 0.9, 0, [1.0])
     again = association.Lifecycle(LIFE_RULES)
-    again.restore(lifecycle.state())
+    again.restore(reload(lifecycle.state()))
     for each in (lifecycle, again):
         each.mark_detected(1, "mug", 0.9, 0, [2.0])
         assert each.name_features(1, "mug") == [1.5, 1.0]

@@ -139,4 +139,4 @@ def test_bad_prompts_change_nothing(model: TrackerModel, clip: list[Features]) -
             tracker.begin_catch_up(clip[0], number, prompt)
     with refuses(RequestError, field=("0", "-2")):
         tracker.step_features(clip[0], [ObjectPrompt(-2, points=[[1.0, 1.0]])])
-    assert tracker.state()["rows"]["rows"] == []
+    assert tracker.state().rows.rows == {}

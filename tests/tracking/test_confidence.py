@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from sam3_node.perception.checkpoint import pack_state, unpack_state
 from sam3_node.settings import DetectorSettings, TrackerSettings
 from sam3_node.tracking import confidence_weights, names
 from sam3_node.tracking.confidence import DEPARTURES, FEATURES, ConfidenceEstimator, Evidence
 from sam3_node.tracking.names import FEATURES as NAME_FEATURES
 from sam3_node.tracking.track_history import find_level_sets, has_rival
 from sam3_node.types import Detection
+from tests.support.saving import reload
 
 SIDE = 64
 CHANNELS = 8
@@ -134,11 +134,11 @@ def test_what_is_saved_goes_on_bit_for_bit(scene):
     frames = [(disc(20 + n, 30), disc(40, 20 + n)) for n in range(30)]
     for frame in frames[:10]:
         scene.step(*frame)
-    saved = pack_state(scene.estimator.state())
+    saved = reload(scene.estimator.state())
     expected = [scene.step(*frame) for frame in frames[10:]]
     other = Scene()
     other.step(disc(1, 1), disc(2, 2), disc(3, 3))
-    other.estimator.restore(unpack_state(saved))
+    other.estimator.restore(saved)
     assert [other.step(*frame) for frame in frames[10:]] == expected
 
 

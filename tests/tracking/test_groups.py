@@ -12,6 +12,7 @@ from sam3_node.models.sam31.model import Sam31Model
 from sam3_node.tracking import ObjectPrompt, Tracker, Tracks
 from sam3_node.tracking.groups import MERGE_GAP, GroupMemory, GroupSeats
 from sam3_node.tracking.propagation import PRESENT_LOGIT
+from tests.support.saving import reload
 
 SIZE = 56
 
@@ -156,7 +157,7 @@ def test_a_frame_is_encoded_from_the_masks_of_prompts_themselves(model: Sam31Mod
     stripes[1, ::2] = 1
     shown = [ObjectPrompt(number, mask=mask) for number, mask in enumerate(stripes)]
     tracker.step(picture, shown[:1])
-    saved = tracker.state()
+    saved = reload(tracker.state())
     features = model.encode(picture)
     clicked, _ = tracker.prompt_at(features, 0, prompts([2])[0])
     tracker.prompt_at(features, 0, shown[1])
@@ -230,7 +231,7 @@ def test_a_saved_state_continues_bit_for_bit(model: Sam31Model) -> None:
     for _ in range(3):
         tracker.step(next(pictures))
     other = Tracker(model, max_objects=32, history=1)
-    other.restore(tracker.state())
+    other.restore(reload(tracker.state()))
     for number in range(MERGE_GAP):
         picture = next(pictures)
         new = prompts([40]) if number == 2 else []

@@ -12,6 +12,7 @@ from sam3_node.models import TrackerModel
 from sam3_node.perception.checkpoint import pack_state, unpack_state
 from sam3_node.tracking import ObjectPrompt, Tracker
 from sam3_node.tracking.track_history import SureHistory
+from tests.support.saving import reload
 from tests.support.tables import each_row
 from tests.support.tiny import noise_clip, random_source
 
@@ -70,7 +71,7 @@ def test_a_hidden_object_is_looked_for_where_it_was(model: TrackerModel, clip: l
     tracker = Tracker(model)
     tracker.step(clip[0], prompts(model)[1:2])
     expected = Tracker(model)
-    expected.restore(tracker.state())
+    expected.restore(reload(tracker.state()))
     bias = model.decode_stage.mask_decoder.presence_head.proj_out.bias
     kept = bias.clone()
     bias.fill_(-60.0)
@@ -85,7 +86,7 @@ def test_a_saved_state_continues_bit_for_bit(model: TrackerModel, clip: list[Ten
     tracker.step(clip[0], prompts(model))
     tracker.remove(2)
     tracker.step(clip[1])
-    again.restore(tracker.state())
+    again.restore(reload(tracker.state()))
     for pixels in clip[2:]:
         ours = tracker.step(pixels)
         theirs = again.step(pixels)
@@ -122,15 +123,15 @@ def test_a_mask_that_jumps_is_withheld_and_its_object_is_searched_from_the_last_
     fresh = Tracker(model)
     small = mask_prompt(model, 1, slice(40, 60), slice(40, 60))
     tracker.step(clip[0], [small])
-    fresh.restore(tracker.state())
+    fresh.restore(reload(tracker.state()))
     tracks = tracker.step(clip[1])
     assert not tracks.visible.any()
     assert not (tracks.logits > 0).any()
     assert float(tracks.scores[0]) < 0.01
-    prompt = tracker.state()["bank"]["logits"]
-    assert torch.equal(prompt, fresh.state()["bank"]["logits"])
+    prompt = tracker.state().bank.logits
+    assert torch.equal(prompt, fresh.state().bank.logits)
     tracker.step(clip[2])
-    assert torch.equal(tracker.state()["bank"]["logits"], prompt)
+    assert torch.equal(tracker.state().bank.logits, prompt)
     assert tracker.step(clip[3], [small]).visible.all()  # a prompt shows it again
 
 

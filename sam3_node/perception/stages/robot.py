@@ -95,11 +95,11 @@ class Places:
             hidden_px = np.count_nonzero(hidden)
             if hidden_px:
                 # the whole was seen before the robot came, not now
-                place = place._replace(whole_px=before.whole_px)
+                place.whole_px = before.whole_px
                 if mask.area + hidden_px <= GROWTH * before.whole_px:
                     both = mask.full()
                     crop_to(both, before.mask)[hidden] = True
-                    place = place._replace(mask=Mask.from_full(both))
+                    place.mask = Mask.from_full(both)
         self._places[object_id] = place
 
 

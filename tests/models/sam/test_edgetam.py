@@ -19,6 +19,7 @@ from sam3_node.models.sam.edgetam import DEPTHS, WIDTHS, EdgeTam, RepVit, RepVit
 from sam3_node.tracking import ObjectPrompt, Tracker
 from tests.support import tiny
 from tests.support.refuses import refuses
+from tests.support.saving import reload
 from tests.support.tiny import TRAINED_LOGIT, edgetam_config, noise_clip, random_source, tiny_model
 
 TOLERANCE = 1e-3
@@ -138,8 +139,8 @@ def test_the_bank_keeps_latents_and_does_not_grow() -> None:
         if frame > 20:
             assert torch.equal(same.step(pixels).logits, tracks.logits)
         elif frame == 20:
-            same.restore(tracker.state())
-        sizes.add((tracker.bank.nbytes, tracker.state()["bank"]["features"].nbytes))
+            same.restore(reload(tracker.state()))
+        sizes.add((tracker.bank.nbytes, tracker.state().bank.features.nbytes))
     assert len(sizes) == 1
 
 
