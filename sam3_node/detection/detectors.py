@@ -14,11 +14,10 @@ from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
 
 from msgspec import Meta
 from msgspec.structs import asdict
-from torch import Tensor
 
 from ..errors import ModelError, RequestError, summarize_error
 from ..schema.fields import Share
-from ..schema.state import Id, Label, Number, SavedState
+from ..schema.state import Id, Label, Number, SavedState, Tensor
 from ..types import Detection, Image, Priority
 from .phrases import clean_phrase, clean_prompts, phrase_key
 

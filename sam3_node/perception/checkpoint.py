@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgpack
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
@@ -76,6 +77,8 @@ def list_parts(state: State) -> list[Buffer]:
     tensors: dict[str, Tensor] = {}
 
     def replace_tensor(value: object) -> msgpack.ExtType:
+        if isinstance(value, np.ndarray):
+            value = torch.from_numpy(value)
         if not isinstance(value, Tensor):
             raise TypeError(f"a state holds plain values and tensors, found {type(value).__name__}")
         key = str(len(tensors))

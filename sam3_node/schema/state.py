@@ -4,16 +4,16 @@ Each part that is saved has a Struct beside it, with types and bounds. A saved s
 `to_plain` copies it; `from_plain` checks plain values, which may come from a file that anybody made, and builds it.
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar, Generic, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar, get_args, get_origin
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
-from torch import Tensor, from_numpy
 
 from ..errors import ReplayError, WireError
 from .fields import MAX_INT, convert
@@ -40,9 +40,22 @@ Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.float64]
 
 State = dict[str, Any]
-"""A saved state as plain values: maps and lists of int, float, str, bool, None, and tensors on the host.
+"""A saved state as plain values: maps and lists of int, float, str, bool, None, arrays, and tensors on the host.
 
-A state and the tensors in it are never modified."""
+A state and what is in it are never modified."""
+
+
+if TYPE_CHECKING:
+    from torch import Tensor as Tensor
+else:
+
+    class _TensorType(type):
+        def __instancecheck__(cls, value: object) -> bool:
+            torch = sys.modules.get("torch")
+            return torch is not None and isinstance(value, torch.Tensor)
+
+    class Tensor(metaclass=_TensorType):
+        """Stands for the tensor of torch in the states of modules that run without torch."""
 
 
 class SavedState(msgspec.Struct):
@@ -91,7 +104,7 @@ class SavedPart(Generic[S]):
 
 
 def to_plain(value: Any) -> Any:
-    """Return a copy of a value as numbers, texts, tensors on the host, and maps and lists of these.
+    """Return a copy of a value as numbers, texts, arrays, tensors on the host, and maps and lists of these.
 
     A map may have keys of any plain kind. A set becomes a sorted list, so that equal states are saved alike.
     """
@@ -101,7 +114,7 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().cpu()
     if isinstance(value, np.ndarray):
-        return from_numpy(value.copy())
+        return value.copy()
     if isinstance(value, Mapping):
         return {tuple(key) if isinstance(key, tuple) else key: to_plain(item) for key, item in value.items()}
     if isinstance(value, set):
@@ -142,11 +155,13 @@ def from_plain(kind: type[T], plain: object, what: str = "state") -> T:
 def _restore_array(kind: Any, plain: Any) -> Any:
     if get_origin(kind) is not np.ndarray:
         return plain
-    if not isinstance(plain, Tensor):
-        raise ValueError("expected a tensor")
+    # a file has tensors in the place of arrays
+    if not isinstance(plain, np.ndarray | Tensor):
+        raise ValueError("expected an array")
     # a copy, because what is restored changes, and the state does not
     (_, dtype) = get_args(kind)
-    return np.array(plain.numpy(), get_args(dtype)[0])
+    array: Any = plain.numpy() if isinstance(plain, Tensor) else plain
+    return np.array(array, get_args(dtype)[0])
 
 
 def check_numbers(value: object, place: tuple[object, ...] = ()) -> None:

@@ -7,12 +7,12 @@ import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from sam3_node.client import PerceptionClient
 from sam3_node.errors import NodeRestarted, RequestError, SettingsError, SnapshotError
