@@ -22,15 +22,15 @@ OBJECT_GB = 0.09
 GROUP_OBJECTS = 16
 """Objects of SAM 3.1 that share a memory."""
 SPARE_GROUPS = 4
-"""Groups of objects that catch up apart from the others."""
+"""Groups that are allocated for objects that catch up, apart from the others."""
 GROUPS_WEIGHTS_GB = 0.96
 """GB of 480 million weights of SAM 3.1 in bfloat16."""
 GROUP_SLOT_GB = 72 * 72 * 2 * 256 * 2 / 1e9
 """GB of a memory of one group on one frame: tokens of masks and of the image."""
 GROUP_SHEET_GB = 16 * 288 * 288 * 2 / 1e9
-"""GB of the masks of one group on one frame."""
+"""GB of the masks of one group on one frame: 16 slots of 288 x 288 values of two bytes."""
 RECENT_SHEETS = 2
-"""Newest frames whose masks are kept, so that they can be encoded anew."""
+"""Newest frames whose masks a group keeps, so that these frames can be encoded again."""
 GROUP_READ_GB = 0.66
 """GB of a read of one group, by what 64 objects took more than 16 on an H200."""
 GROUPS_WORK_GB = 1.3

@@ -50,8 +50,9 @@ _REGIONS = (
 )
 # tilt to each side
 _MIN_TILT_DEG = 15.0
-# share of the image's width that the board takes: more in a near view, less in a far one
+# share of the image's width above which the board counts as seen from near
 _NEAR = 0.45
+# share of the image's width below which the board counts as seen from far
 _FAR = 0.3
 # axis and sign of the board's normal, and the view that has it
 _TILTS = (
@@ -69,11 +70,13 @@ _SIMPLER = 1.005
 _FLAT = 1.05
 # views that the board's shape needs
 _MIN_SHAPE_VIEWS = 8
-# a view is bad if its error exceeds both this multiple of the median and this distance
+# multiple of the median error above which a view is bad, if the error also exceeds _BAD_PX
 _BAD_RATIO = 3.0
+# error in pixels above which a view may be bad
 _BAD_PX = 0.3
-# the same in the first pass, whose camera is a guess
+# multiple of the median error above which a view is bad in the first pass, whose intrinsics are a guess
 _GROSS_RATIO = 2 * _BAD_RATIO
+# error in pixels above which a view may be bad in the first pass
 _GROSS_PX = 2.0
 # standard deviations above which a single corner is dropped
 _OUTLIER_SIGMAS = 6.0

@@ -46,16 +46,20 @@ MAX_PARAMETERS = 100_000_000
 """Weights beyond this stay in float32: on a CPU their gate would take minutes."""
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 FOLDER = "bfloat16"
+"""Name under which the report of the bfloat16 accuracy check is kept."""
 FAST_FOLDER = "faster"
+"""Name under which the report of the FP8 accuracy check is kept."""
 LAUNCHES = "launches"
+"""Folder of the files with the fastest launch settings of our kernels, one for each kind of GPU."""
 TRITON = "triton"
 BACKEND = "inductor"
 """Compiler of the encoder in FP8."""
 AMPERE = (8, 0)
 """Compute capability from which NVIDIA GPUs have units for bfloat16, and our kernels have run."""
-MAX_ERROR_CHARS = 300  # of triton's errors, which have the reason in their third line
+MAX_ERROR_CHARS = 300
+"""Characters of an error of the compiler that a message has. Triton's errors have the reason in their third line."""
 MULTIPLE = 16
-"""The sides of FP8 matrices on a GPU are multiples of this."""
+"""Both sides of a matrix must be multiples of this to be multiplied in FP8 on a GPU."""
 
 _log = logging.getLogger(__name__)
 

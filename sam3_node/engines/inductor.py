@@ -37,8 +37,11 @@ REBUILD_HINT = "build it again here: sam3-node engine build --engine.kind induct
 OPTIONS = {"cpp.dynamic_threads": True}  # without it the code fixes the thread count of the build
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 ARTIFACTS = ".artifacts"
+"""Suffix of files with the artifacts of compiled stages."""
 MAX_ARTIFACTS = 4
+"""Number of such files that are kept: the newest ones."""
 MAX_ARTIFACT_BYTES = 1 << 30
+"""Size in bytes of the largest such file. More is not kept."""
 _log = logging.getLogger(__name__)
 
 

@@ -17,9 +17,10 @@ from ..models.sam.stages import ABSENT_LOGIT, Decoder, Features
 from ..models.yolo.network import YoloWorld
 
 NAMED = 16
-"""Boxes of an image that the detector's model gives, the best first."""
+"""Detections that the exported detector returns for an image, the best first. The number is fixed because the export
+unrolls the loop that chooses them."""
 CANDIDATES = 512
-"""Best boxes among which it chooses."""
+"""Best-scoring boxes that enter non-maximum suppression, which compares all pairs of them."""
 
 
 class PrepareImage(nn.Module):

@@ -38,9 +38,13 @@ from .tensorrt.runtime import TensorRTRun, Workspace
 from .validation import Clock, Report, compare_stages, fit_stages, read_clock
 
 REPORT = "gate.json"
+"""Name of the file with the report of the accuracy check."""
 MAX_REASON_CHARS = 100
+"""Characters of the reason for not serving, which is in the `model` field of every message."""
 CLIP_FRAMES = 16
+"""Frames of the clip on which engines are compared with torch."""
 CLIP_STEP = 2
+"""Step between these frames in their recording: every second frame is used, so that objects move more."""
 CHECK_HINT = "see `sam3-node engine check`"
 _log = logging.getLogger(__name__)
 

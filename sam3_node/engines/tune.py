@@ -47,8 +47,10 @@ from .validation import Clock, read_clock
 MIN_GAIN = 0.97
 """Share of the best time so far that a combination may take. A smaller gain is noise."""
 FILL_FRAMES = 18
-"""Frames until banks are full: 16 pointers and the prompted frame, and one more."""
+"""Frames that are tracked before timing starts, so that banks are full: 16 pointers, the prompted frame and one
+more."""
 TIMED_FRAMES = 12
+"""Frames that are timed after that. Their median counts."""
 ENDED = "the trial ended the process"
 
 _log = logging.getLogger(__name__)

@@ -526,8 +526,10 @@ def _find_worst_layers(
     return tuple((f"{name}.{layer}", cosine) for layer, cosine in layers)
 
 
-LAYERS = 5  # number of layers to name
-SAMPLE_SIZE = 65536  # values to keep of each output, evenly spread over it
+LAYERS = 5
+"""Number of layers that a refusal names: those whose outputs differ most."""
+SAMPLE_SIZE = 65536
+"""Values of each layer's output that are compared, evenly spread over it. It bounds the memory of the comparison."""
 
 Outputs = dict[str, list[Tensor]]
 
@@ -604,10 +606,13 @@ def _lowest_cosine(expected: Sequence[Tensor], outputs: Sequence[Tensor]) -> flo
 
 
 MAX_PROMPTS = 4
+"""Objects that are prompted on the clip of the accuracy check, if the clip has no boxes of its own."""
 EVERYTHING = EverythingOptions(grid=6, min_iou=0.0, min_stability=0.0, max_overlap=0.5, most=MAX_MASKS)
-# as fractions of the image
+"""Options of the search that finds these objects: a coarse grid, and no limit of quality."""
 MIN_AREA = 0.002
+"""Share of the image below which an object is small: others are preferred."""
 MAX_AREA = 0.4
+"""Share of the image above which an object is large: others are preferred."""
 
 
 @torch.inference_mode()

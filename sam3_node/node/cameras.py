@@ -35,17 +35,19 @@ from ..wire import joints_topic, pose_topic
 MAX_AHEAD_S = 1.0
 """Seconds by which the clock of a camera or a robot may be ahead of the node's. What is stamped later is refused."""
 MEDIAN_STEPS = 3
-"""Masks may be older than frames by this many median steps."""
+"""Median step times that are added to tracker.max_age_ms: masks older than the sum are withheld."""
 STEPS = 100
-"""Steps whose median duration says how old masks may be."""
+"""Number of the newest steps from which that median is computed."""
 FRAMES_PER_STEP = 2
-"""Frames that the way of an object gets shorter by in each step, while the step adds one."""
+"""Frames by which an object that catches up must come closer to the newest frame during each step. One of them makes up
+for the frame that the step itself adds."""
 USED_SHARE = 0.7
-"""Share of idle time that catch-up may use. 1.0 would leave no margin for jitter."""
+"""Share of the idle time between frames that catch-up may use. 1.0 would leave no margin for jitter."""
 WINDOW = 15
-"""Frames and slices over which times are averaged."""
+"""Number of the newest frame intervals, and of catch-up slices, whose times are averaged."""
 SLICE_SHARE_OF_STEP = 0.5
-"""Time of a slice before one is measured. A slice reads no pixels and encodes nothing."""
+"""Assumed time of a catch-up slice, as a share of a step, until one is measured. A slice takes less than a step,
+because it reads no pixels and encodes nothing."""
 POLL_MS = 20
 """Milliseconds for which the thread waits for a newer frame to prepare, before it asks whether a step still runs."""
 CAPACITY = 4096

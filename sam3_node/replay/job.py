@@ -37,13 +37,13 @@ Strategy = Literal["forward", "bidirectional"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 STDIN = Path("-")
-"""Path that stands for standard input."""
+"""Path that means standard input."""
 MAX_OBJECTS_BYTES = 16 << 20
 """Size of the largest file with objects on frames. A larger one is refused."""
 NAMES = ("camera", "frame", "label", "box", "points", "labels", "mask", "value")
-"""Fields that an object in a file of prompts may have."""
+"""Fields that an object in a file of prompts (`--objects`) may have."""
 SECTIONS = ("model", "tracker", "detector", "engine", "spatial", "robot")
-"""The sections of the settings that masks depend on."""
+"""Sections of the settings on which masks depend. They identify a job."""
 
 Sections = dict[str, dict[str, Any]]
 """Settings by section and field."""

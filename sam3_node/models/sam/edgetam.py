@@ -20,10 +20,12 @@ from transformers import AutoModel, EdgeTamVideoConfig, EdgeTamVideoModel, PreTr
 from ...errors import ModelError
 from .algebra import with_weights
 
-EXPANSION = 2  # of the channels, within a block
-# the gate has a quarter of the channels, rounded to a multiple of 8
+EXPANSION = 2
+"""Factor by which a block widens its channels inside."""
 SQUEEZED = 4
+"""Divisor of the channels within a squeeze-and-excitation module: it has a quarter of them."""
 SQUEEZED_MULTIPLE = 8
+"""The reduced number of channels is rounded to a multiple of this, as in timm."""
 
 
 def fold_norms(network: RepVit) -> RepVit:

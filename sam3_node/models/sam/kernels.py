@@ -29,20 +29,22 @@ from .cudnn import attend_cudnn, has_cudnn
 from .probes import relative_error
 
 PROJECT_BLOCK = 64
-"""Tokens of a block of the projection."""
+"""Tokens that one program of the key projection processes."""
 PROJECT_WARPS = 8
+"""Warps of one program of the key projection."""
 PROJECT_PARTS = 4
-"""Programs that share the memories of one block of places, where objects are few."""
+"""Number of programs that divide the memories of one block of tokens among them. It is used while there are fewer than
+PROJECT_FILLED blocks, that is for few objects."""
 PROJECT_FILLED = 512
-"""Programs that keep a GPU busy."""
+"""Number of programs from which on the GPU is busy without dividing the work further."""
 ROTATE_BLOCK = 64
-"""Vectors of a block of the rotation."""
+"""Vectors that one program of the rotary encoding processes."""
 NORM_VALUES = 4096
-"""Values of a block of a norm."""
+"""Values that one program of a normalisation processes: rows times channels."""
 MAX_SPLITS = 8
-"""Largest number of parts of the keys."""
+"""Largest number of parts into which the keys are split, so that few objects fill the GPU."""
 CUDNN_QUERIES = 128
-"""Queries of a block of cuDNN's attention. One multiprocessor runs a block at a time."""
+"""Queries that one block of cuDNN's attention processes. A multiprocessor runs one block at a time."""
 MIN_FILLED = 0.8
 """Share of the multiprocessors that cuDNN's blocks must fill to be faster than ours, which split keys instead. On an
 H100, 2 or 4 objects fill 0.62, and 3, 6, 8, 12 or 16 fill 0.83 or more."""
@@ -63,11 +65,11 @@ class Launch(NamedTuple):
 
 
 LARGE = (Launch(128, 64, 8, 3), Launch(128, 64, 8, 2), Launch(64, 64, 4, 3), Launch(128, 128, 8, 2))
-"""Launches for 227 KB of shared memory, the fastest on an H100 first."""
+"""Launch settings for GPUs with 227 KB of shared memory a block, the fastest on an H100 first."""
 MIDDLE = (Launch(128, 64, 8, 2), Launch(64, 64, 4, 2), Launch(64, 64, 4, 3), Launch(128, 32, 8, 2))
-"""Launches for 163 KB. Their order is a guess: not measured."""
+"""Launch settings for GPUs with 163 KB of shared memory a block. Their order is a guess, not measured."""
 SMALL = (Launch(64, 32, 4, 2), Launch(64, 32, 4, 3), Launch(64, 64, 4, 1), Launch(128, 16, 8, 2))
-"""Launches for 99 KB. Their order is a guess: not measured."""
+"""Launch settings for GPUs with 99 KB of shared memory a block. Their order is a guess, not measured."""
 MIDDLE_MEMORY = ((8, 0), (8, 7))
 """Compute capabilities whose blocks have 163 KB of shared memory."""
 SMALL_MEMORY = ((8, 6), (8, 9), (12, 0), (12, 1))

@@ -29,10 +29,10 @@ ReadMethod = Literal["exact", "pooled", "sparse"]
 """
 METHODS = get_args(ReadMethod)
 MIN_TOKENS = 1024
-"""Tokens of an image from which a model counts as large on a GPU: our kernels are worth compiling, and cuDNN's plans
-worth their time. nano has 256, SAM 2 4096, SAM 3 5184."""
+"""Tokens of an image from which a model counts as large on a GPU, so that compiling our kernels and planning with cuDNN
+pay. nano has 256 tokens, SAM 2 has 4096, SAM 3 has 5184."""
 POOL = 2
-"""Side of the square of tokens that is averaged."""
+"""Side in tokens of the squares that `tracker.read` "pooled" averages; "sparse" keeps one token of as many."""
 
 
 class Tokens(NamedTuple):

@@ -26,10 +26,12 @@ from .algebra import (
 )
 from .vit import side
 
-# turn a mask prompt in 0..1 into logits
 MASK_SCALE = 20.0
+"""Factor that turns a mask prompt in 0..1 into logits, as in the reference. With MASK_BIAS they are -10 and 10."""
 MASK_BIAS = -10.0
-MIN_ROW = 32  # channels from which torch's layer norm is faster than several passes
+"""Offset added after MASK_SCALE."""
+MIN_ROW = 32
+"""Channels from which torch's layer norm over rows of channels is faster than computing it in several passes."""
 
 
 class MemoryWrite(nn.Module):

@@ -24,7 +24,8 @@ from ...errors import ModelError
 from .algebra import apply_linear, apply_norm, join_linear, make_linear
 from .memory_write import MemoryWrite
 
-IN_VIEW_LOGIT = 10.0  # presence logit of weights that cannot tell
+IN_VIEW_LOGIT = 10.0
+"""Presence logit for weights without a presence head, which cannot say that an object is out of view."""
 
 
 class MaskDecoder(nn.Module):

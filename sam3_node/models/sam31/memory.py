@@ -27,10 +27,11 @@ from ..sam.stages import CompilableStage, ReadLimits
 from .source import HEADS, MAX_POINTERS, Source
 
 SCALE = 2.0
+"""Factor by which the memory encoder scales mask probabilities, so that 0..1 becomes -1..1 with BIAS."""
 BIAS = -1.0
-"""Turn a probability into what the memory encoder takes: -1 outside, 1 inside."""
+"""Offset added after SCALE: -1 is outside of the mask, 1 is inside."""
 PLACE = 0.1
-"""Share of the position map that the read adds to the image's tokens, as in the reference."""
+"""Factor of the positional encoding that memory attention adds to the image tokens. The value is the reference's."""
 THETA = 10000.0
 """Base of the rotary encoding's periods."""
 
