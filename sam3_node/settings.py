@@ -614,9 +614,7 @@ def options() -> Iterator[Option]:
     for section, holder in Settings.model_fields.items():
         for name, field in holder.annotation.model_fields.items():  # type: ignore[union-attr]
             kind = field.annotation
-            choices: tuple[str, ...] = ()
-            if get_origin(kind) is Literal:
-                choices = tuple(kind.__args__)
+            choices: tuple[str, ...] = tuple(kind.__args__) if get_origin(kind) is Literal else ()
             # a list of cameras is a list of tables, which no text gives
             is_text = not (get_origin(kind) is tuple and kind.__args__[0] is CameraSettings)
             default = _format_value(field.default)

@@ -257,9 +257,7 @@ def decode_still(data: Buffer) -> npt.NDArray[Any]:
         )
 
     # grey of 16 bits may be depth: keep all its bits
-    form = "bgr24"
-    if frame.format.name in ("gray16le", "gray16be"):
-        form = "gray16le"
+    form = "gray16le" if frame.format.name in ("gray16le", "gray16be") else "bgr24"
     return np.ascontiguousarray(frame.to_ndarray(format=form))
 
 

@@ -164,9 +164,7 @@ def probe(reader: SampleReader, topics: Collection[str]) -> Firsts:
     One pass serves all topics that begin together and can be read, unless the reader reads single topics cheaply. After
     MAX_FAILURES topics that cannot be read, the topics that have not come are not read either.
     """
-    groups = [set(topics)]
-    if reader.is_sequential:
-        groups = [{name} for name in topics]
+    groups = [{name} for name in topics] if reader.is_sequential else [set(topics)]
 
     found: Firsts = {}
     for group in groups:
@@ -211,9 +209,7 @@ class TopicName:
     def __init__(self, topic: str) -> None:
         self.topic = topic
         parts = [part for part in topic.split("/") if part]
-        self.transport = ""
-        if len(parts) > 1 and parts[-1] in _TRANSPORTS:
-            self.transport = parts.pop()
+        self.transport = parts.pop() if len(parts) > 1 and parts[-1] in _TRANSPORTS else ""
         self.parts = tuple(parts)
 
     @cached_property

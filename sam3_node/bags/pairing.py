@@ -230,9 +230,7 @@ class Pairing:
         topic, stamp_ns, logged_ns, payload, number = sample
         camera = state.camera
         if isinstance(payload, Colour) and topic == camera.colour:
-            seq = state.seq
-            if number is not None:
-                seq = number
+            seq = number if number is not None else state.seq
             self._queue.append(_WaitingImage(state, seq, stamp_ns, logged_ns, payload))
             state.seq = seq + 1
             state.colour_times.add(sample)
@@ -519,8 +517,6 @@ def cut_samples(
             if not running:
                 return
 
-        margin_ns = 0
-        if isinstance(sample.payload, Depth):
-            margin_ns = PATIENCE_NS
+        margin_ns = PATIENCE_NS if isinstance(sample.payload, Depth) else 0
         if not isinstance(sample.payload, Colour | Depth) or span.contains(sample.logged_ns, margin_ns):
             yield sample

@@ -319,9 +319,7 @@ def _minimise(
     step = least_squares(
         whitened, start, jac=lambda _: slopes, method="lm", x_scale=np.full(len(start), 1e-3)
     ).x
-    factor = 1.0
-    if free:
-        factor = float(np.clip(1 + step[12], 0.1, 10))
+    factor = float(np.clip(1 + step[12], 0.1, 10)) if free else 1.0
     return move(x, step[:6]), move(y, step[6:12]), factor
 
 

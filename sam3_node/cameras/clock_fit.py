@@ -54,9 +54,7 @@ class ClockFit:
             self._restart(stamp_ns, arrival_ns)
         x = stamp_ns - self._stamp_ns
         y = (arrival_ns - self._arrival_ns) - (stamp_ns - self._stamp_ns)
-        late = 0.0
-        if self._minima:
-            late = y - self._offset - self._slope * x
+        late = y - self._offset - self._slope * x if self._minima else 0.0
 
         # a stamp that goes back, or is far off: one may be wrong, several are a jump
         if not -_MAX_EARLY_NS <= late <= _MAX_LATE_NS or x < self._last_x:

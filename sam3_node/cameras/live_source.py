@@ -160,9 +160,7 @@ class Pacer:
     def __init__(self, fps: float, stop: threading.Event) -> None:
         self._stop = stop
         self._by_stamps = not fps
-        self._gap_ns: float = _FALLBACK_GAP_NS
-        if fps:
-            self._gap_ns = NANOSECONDS / fps
+        self._gap_ns: float = NANOSECONDS / fps if fps else _FALLBACK_GAP_NS
         self._stamp_ns: int | None = None
         self._due_ns = 0.0
 
@@ -226,9 +224,7 @@ class RateLimit:
     """Limits a faster camera to `fps` images a second, evenly spaced. 0 admits all."""
 
     def __init__(self, fps: float) -> None:
-        self._period_ns = 0.0
-        if fps:
-            self._period_ns = NANOSECONDS / fps
+        self._period_ns = NANOSECONDS / fps if fps else 0.0
         self._due_ns = 0.0
 
     def admits(self, monotonic_ns: int) -> bool:

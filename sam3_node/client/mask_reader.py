@@ -276,9 +276,7 @@ def describe_rivals(label: str, found: Sequence[Instance], most: int, camera: st
 
 
 def _describe_rival(instance: Instance) -> str:
-    sure = ""
-    if instance.name_confidence is not None:
-        sure = f", name {instance.name_confidence:.2f}"
+    sure = f", name {instance.name_confidence:.2f}" if instance.name_confidence is not None else ""
     return f"object {instance.id} {instance.label!r} at {instance.box}{sure}"
 
 

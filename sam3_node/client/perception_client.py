@@ -395,9 +395,7 @@ class PerceptionClient(ClientRequests):
         except IndexError:
             return self._masks.take(deadline.left_ms)
         # newer masks of the same camera replace those that were held back; those of another camera wait, too
-        newer = None
-        if self._wanted.delivery == "newest":
-            newer = self._masks.take(0)
+        newer = self._masks.take(0) if self._wanted.delivery == "newest" else None
         if newer is not None and newer.camera == held.camera:
             return newer
         if newer is not None:

@@ -217,9 +217,7 @@ def add_exemplar(
         labels = [*before.views[place].labels, *labels]
     tokens = require_exemplars(detector).encode_exemplar(image, boxes, labels)
     views = {**before.views, place: View(boxes, labels, tokens)}
-    words = before.text
-    if text:
-        words = clean_phrase(text, "text")
+    words = clean_phrase(text, "text") if text else before.text
     exemplar = Exemplar(words, views)
     if not (exemplar.text or any(exemplar.labels)):
         raise RequestError("labels: expected a box of label 1, or a text, to say what is meant; found only 0")

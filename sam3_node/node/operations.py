@@ -502,9 +502,7 @@ def _add_exemplar(
     # the detector takes corners within the image, and a mark of each box: 1 for what is meant
     boxes = [make_frame_prompt(prompt) for prompt in operation.list_prompts()]
     corners = np.array([box.within(image.shape[:2])[1] for box in boxes]).tolist()
-    marks: Sequence[int] = [1] * len(corners)
-    if operation.labels is not None:
-        marks = operation.labels
+    marks: Sequence[int] = operation.labels if operation.labels is not None else [1] * len(corners)
     phrases = perception.add_exemplar(
         operation.name, image, place=view, boxes=corners, labels=marks, text=operation.text or ""
     )

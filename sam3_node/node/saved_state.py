@@ -194,9 +194,7 @@ def pack(snapshot: Snapshot, path: Path | None) -> Packed:
 
 def explain_failure(error: BaseException) -> SnapshotError:
     """Return the error that says why a snapshot could not be written."""
-    reason: object = error
-    if isinstance(error, OSError):
-        reason = error.strerror or error
+    reason: object = (error.strerror or error) if isinstance(error, OSError) else error
     return SnapshotError(
         f"the snapshot could not be written: {reason}; check the folder of snapshot.path and its free space"
     )
@@ -376,9 +374,7 @@ class Snapshots:
         if self.hand_over_state.waits:
             self.hand_over_state.check_idle()
         self._check_free()
-        path = None
-        if name is not None:
-            path = self._folder.make_path(name)
+        path = self._folder.make_path(name) if name is not None else None
         self._requested = self._take("named", path)
         return self._requested.number
 

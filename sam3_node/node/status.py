@@ -213,9 +213,7 @@ class CameraStats:
         or negative. `masks_age_ms` is the age of this camera's newest masks.
         """
         silent_s = self._silent_s()
-        masks_age_ns = None
-        if self.origin_ns is not None:
-            masks_age_ns = time.time_ns() - self.origin_ns
+        masks_age_ns = time.time_ns() - self.origin_ns if self.origin_ns is not None else None
         error_age_s = None
         if self._last_error_s is not None:
             error_age_s = round(time.monotonic() - self._last_error_s, 3)

@@ -111,9 +111,7 @@ class JobSession:
     def _open_sources(self, summary: Summary, masks: MaskSource | None) -> Sources:
         """Return what outputs are made from. `masks` are the results of the shards by default."""
         job = self.schedule.job
-        recorded = None
-        if job.mode == "as-recorded":
-            recorded = self.schedule.recorded_masks
+        recorded = self.schedule.recorded_masks if job.mode == "as-recorded" else None
         return Sources(
             masks or partial(read_results, self.store),
             self.schedule.frames,
@@ -175,9 +173,7 @@ def _build_identity(schedule: Schedule) -> dict[str, Any]:
             del marked["frame_name"]
     sections = {name: getattr(schedule.settings, name).model_dump(mode="json") for name in SECTIONS}
     # a recording of another size is another one; a folder has no size that would tell
-    size = None
-    if schedule.path.is_file():
-        size = schedule.path.stat().st_size
+    size = schedule.path.stat().st_size if schedule.path.is_file() else None
     identity: dict[str, Any] = json.loads(json.dumps({"job": fixed, "settings": sections, "bytes": size}))
     return identity
 

@@ -96,9 +96,7 @@ def decode_labels(data: Buffer) -> AnyLabels:
         return labels
 
     # a palette's indices count, whatever their colours
-    opaque = None
-    if not is_palette(data):
-        opaque = find_opaque(pixels)
+    opaque = None if is_palette(data) else find_opaque(pixels)
     if opaque is not None:
         return opaque.astype(np.uint8)
     # OpenCV has turned the palette's indices into colours: look these up
@@ -140,9 +138,7 @@ def read_mask(path: Path, value: int | None = None) -> Mask:
     """
     data, labels = _read_labels(path)
     if value is None:
-        pixels = labels != 0
-        if is_palette(data):
-            pixels = np.isin(labels, find_objects(labels))
+        pixels = np.isin(labels, find_objects(labels)) if is_palette(data) else labels != 0
         wanted = "an object"
     else:
         pixels = labels == value

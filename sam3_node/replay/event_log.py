@@ -180,15 +180,9 @@ class _LogReader:
         self.last_seq[camera] = seq
         # recordings of earlier versions lack some of these
         withheld = args.has("withheld") and args.flag("withheld")
-        pose = None
-        if args.has("robot_pose"):
-            pose = read_pose(args.fields("robot_pose"))
-        joints = None
-        if args.has("joints"):
-            joints = read_joints(args.fields("joints"))
-        level = 0
-        if args.has("shed"):
-            level = convert(args.any("shed"), Shed, args.what).level
+        pose = read_pose(args.fields("robot_pose")) if args.has("robot_pose") else None
+        joints = read_joints(args.fields("joints")) if args.has("joints") else None
+        level = convert(args.any("shed"), Shed, args.what).level if args.has("shed") else 0
         return LoggedStep(camera, seq, withheld=withheld, robot=RobotState(pose, joints), shed_level=level)
 
     def read_masks(self, masks: MaskFrame) -> Iterator[LogEntry]:

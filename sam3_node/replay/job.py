@@ -217,9 +217,7 @@ def settings_for(job: Job, description: Mapping[str, Any] | None) -> Settings:
     In `as-recorded`, device, data type and threads are the recorded node's: on a CPU the number of threads
     changes how sums are rounded. Raises ReplayError if the settings are not valid.
     """
-    base: Sections = {}
-    if description:
-        base = _recorded_sections(description, job)
+    base: Sections = _recorded_sections(description, job) if description else {}
     tree = {name: {**base.get(name, {}), **job.settings.get(name, {})} for name in SECTIONS}
 
     # the contents of calibration files are in the description or in the job
@@ -330,9 +328,7 @@ def read_prompts(path: Path) -> tuple[ObjectOnFrame, ...]:
 
 def _read_objects(what: str, folder: Path, content: Any) -> tuple[ObjectOnFrame, ...]:
     # TOML has no list at its top
-    entries: Any = content
-    if isinstance(content, dict):
-        entries = content.get("objects")
+    entries: Any = content.get("objects") if isinstance(content, dict) else content
     if not isinstance(entries, list) or not entries:
         raise ReplayError(f"{what}: expected a list of objects, or one named 'objects', found none")
     return tuple(
@@ -434,9 +430,7 @@ def _parse_object(fields: Fields, folder: Path) -> ObjectOnFrame:
         raise WireError(f"{fields.what}: expected some of {', '.join(NAMES)}, found {unknown[0]!r:.60}")
     check_parts(*map(fields.any, ("points", "box", "mask")))
     values = fields.read(_OBJECT)
-    mask = None
-    if "mask" in values:
-        mask = str(folder / values.pop("mask"))
+    mask = str(folder / values.pop("mask")) if "mask" in values else None
     return ObjectOnFrame(
         seq=values.pop("frame", None),
         label=clean_label(values.pop("label", "")),

@@ -407,7 +407,5 @@ def _describe_recording(plan: RecordingPlan) -> list[str]:
 
 
 def _format_bytes(size: int) -> str:
-    exponent = 0
-    if size:
-        exponent = min(int(math.log10(size) // 3), 4)
+    exponent = min(int(math.log10(size) // 3), 4) if size else 0
     return f"{size / 1000**exponent:.1f} {('B', 'kB', 'MB', 'GB', 'TB')[exponent]}"

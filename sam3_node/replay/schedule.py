@@ -91,9 +91,7 @@ class Schedule(Closeable):
         for output in job.outputs:
             find_output(output).check(path)
         self.notes = event_log.Notes(job.allow_gaps)
-        self._files = [path]
-        if path.is_dir():
-            self._files = sorted(path.glob("*.mcap"), key=natural_order)
+        self._files = sorted(path.glob("*.mcap"), key=natural_order) if path.is_dir() else [path]
         self._recorded = _open_recorded(self._files)
         self._edits: FrameEdits | None = None
         if job.mode == "as-recorded" and not (self._recorded and self._recorded.has_actions()):
@@ -323,9 +321,7 @@ class Schedule(Closeable):
 
     def count_frames(self) -> int | None:
         """Return the number of frames to step, or its upper limit; None if the recording's index does not tell."""
-        wanted = None
-        if self.job.stop is not None:
-            wanted = self.job.stop - self.job.start
+        wanted = self.job.stop - self.job.start if self.job.stop is not None else None
         # the index counts the frames of the whole recording, not of a span
         if not self.job.span.is_whole:
             return wanted
@@ -486,9 +482,7 @@ def check_extents(objects: Sequence[ObjectOnFrame], frames: Iterable[Frame]) -> 
         for item in own:
             # only the first frame of its camera is compared: a camera keeps its size
             waiting.remove(item)
-            mask = None
-            if item.mask is not None:
-                mask = read_mask(Path(item.mask), item.value)
+            mask = read_mask(Path(item.mask), item.value) if item.mask is not None else None
             try:
                 FramePrompt(item.points, item.labels, item.box, mask).within((frame.height, frame.width))
             except RequestError as error:

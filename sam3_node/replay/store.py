@@ -170,9 +170,7 @@ class Summary:
     def from_counts(cls, totals: ReplayCounts, job: Job, **others: Any) -> Self:
         """Build the summary of a job from counts. `others` are the fields that neither has."""
         frames = totals.counts["frames"]
-        frames_per_s = 0.0
-        if totals.work_s:
-            frames_per_s = round(frames / totals.work_s, 2)
+        frames_per_s = round(frames / totals.work_s, 2) if totals.work_s else 0.0
         return cls(
             bag=job.bags[0],
             mode=job.mode,

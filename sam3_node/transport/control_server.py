@@ -147,17 +147,13 @@ class RequestQueue:
         """Add a request. Return those that will not be taken: this one, or others that it displaced or superseded."""
         with self._changed:
             own = self._peers.get(request.peer[0])
-            superseded = None
-            if own is not None:
-                superseded = own.find_superseded(request)
+            superseded = own.find_superseded(request) if own is not None else None
             # a newer request may replace an older one even where the line is full
             if own is not None and superseded is None and len(own.requests) >= MAX_REQUESTS_PER_PEER:
                 return [request]
             # make room: the peer whose requests take most loses its newest ones, unless this peer would take more
             displaced: list[WaitingRequest] = []
-            freed = 0
-            if superseded is not None:
-                freed = superseded.cost
+            freed = superseded.cost if superseded is not None else 0
             own_cost = 0 if own is None else own.cost
             while self._cost + self._taken_cost + request.cost - freed > MAX_WAITING_BYTES:
                 if not self._peers:

@@ -477,12 +477,8 @@ class Authenticator:
     def _answer(self, parts: list[bytes]) -> None:
         """Answer a question: version, id, domain, address, routing id, mechanism, credentials."""
         # a malformed question is answered like one without a key
-        request_id = b""
-        if len(parts) > 1:
-            request_id = parts[1]
-        address = "?"
-        if len(parts) > 3:
-            address = parts[3].decode("ascii", "replace")
+        request_id = parts[1] if len(parts) > 1 else b""
+        address = parts[3].decode("ascii", "replace") if len(parts) > 3 else "?"
         public = ""
         with contextlib.suppress(Exception):  # no question may end this thread
             if parts[5:6] == [b"CURVE"] and len(parts) == 7:

@@ -93,9 +93,7 @@ def _find_runs(mask: Mask) -> tuple[Integers, Integers]:
     x0, y0, _, _ = mask.box
     rows, columns = mask.crop.shape
     # a zero between columns separates their runs, unless the columns touch in the image, too
-    stride = rows
-    if rows != height:
-        stride = rows + 1
+    stride = rows + 1 if rows != height else rows
     padded = np.zeros(columns * stride + 2, dtype=np.bool_)
     padded[1:-1].reshape(columns, stride)[:, :rows] = mask.crop.T
     # a run is from a change to ones to the next change to zeros

@@ -341,9 +341,7 @@ def make_lens(matrix: Sequence[float], name: str, coeffs: tuple[float, ...]) -> 
     if not all(map(math.isfinite, (*matrix, *coeffs))) or min(fx, fy) <= 0:
         raise ValueError(f"expected a lens with positive focal lengths, found {list(matrix)}, {list(coeffs)}")
     # without distortion the model does not matter, even if its name is unknown
-    model: str | None = "none"
-    if any(coeffs):
-        model = _MODELS.get(name)
+    model: str | None = _MODELS.get(name) if any(coeffs) else "none"
     if model is None:
         raise ValueError(f"expected a distortion model of {', '.join(filter(None, _MODELS))}, found {name!r}")
     if model == "none":
@@ -368,9 +366,7 @@ def _raw(message: Any, topic: str) -> Colour | Depth:
     if encoding in _PLANAR and (width % 2 or height % 2):
         raise ValueError(f"expected even sides, found {width} x {height}")
     layout = _ENCODINGS[encoding]
-    rows = height
-    if encoding in _PLANAR:
-        rows = height * 3 // 2
+    rows = height * 3 // 2 if encoding in _PLANAR else height
     image = _pixels(message, layout.kind, layout.channels, rows)
 
     # of 16 bits, keep the high byte

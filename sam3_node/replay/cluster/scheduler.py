@@ -214,9 +214,7 @@ def _choose_resources(ray: Any, address: str, workers: int | None, gpus: float |
     # a cluster elsewhere is taken to have GPUs, because it may start machines with them on demand
     cluster_gpus = ray.cluster_resources().get("GPU", 0.0)
     if gpus is None:
-        gpus = 0.0
-        if cluster_gpus or address != LOCAL:
-            gpus = 1.0
+        gpus = 1.0 if cluster_gpus or address != LOCAL else 0.0
     if workers is None and gpus and not cluster_gpus:
         raise ReplayError(
             "expected GPUs in the cluster, found none: give the number of --workers if the cluster starts machines on "

@@ -235,9 +235,7 @@ class _Video:
 
 def _find_video(runs: list[_Video], frame: MaskFrame) -> _Video:
     """Return the video of a frame among those of its camera. A new one begins after a restart or change of size."""
-    last = None
-    if runs:
-        last = runs[-1]
+    last = runs[-1] if runs else None
     if last is None or frame.seq <= last.last_seq or (frame.width, frame.height) != (last.width, last.height):
         last = _Video(frame.camera, frame.width, frame.height)
         runs.append(last)
