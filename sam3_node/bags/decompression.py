@@ -285,7 +285,7 @@ def _decode_avif(av: Any, name: str, data: bytes, limit: str) -> Any:
 def read_tags(data: Buffer) -> dict[int, tuple[int, ...]]:
     """Return the whole numbers of the first directory of a TIFF, or of EXIF, by their tags.
 
-    Of data that is cut off, return those that are complete.
+    Of data that is cut off, return the complete ones.
     """
     order = _read_byte_order(data)
     tags = dict[int, tuple[int, ...]]()

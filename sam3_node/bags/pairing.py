@@ -360,7 +360,7 @@ def _has_values(depth: Depth) -> bool:
 
 
 def _describe_depth(state: _CameraState, minimum: int, patience_ns: int) -> str | None:
-    """Say that depth reached no frame, or less than half of those that it could reach, and why."""
+    """Say that depth reached no frame, or less than half of the frames that it could reach, and why."""
     arrived = state.depth_times.count
     possible = min(state.settled, arrived)
     if possible < minimum:
@@ -500,7 +500,7 @@ def cut_samples(
 ) -> Iterator[Sample]:
     """Yield the samples in a resolved span, colour images with their number in the whole recording.
 
-    Depth that may belong to a frame of the span, and all intrinsics, are kept, too.
+    Depth that may belong to a frame of the span is also kept, and so are all intrinsics.
     """
     numbers: Counter[str] = Counter()
     running = set(colour_topics)

@@ -631,7 +631,7 @@ def _explain_arrangement(board: Board, markers: Markers, grey: GreyImage) -> str
 
 
 def _rank(fit: Board, board: Board) -> tuple[bool, bool, bool, int]:
-    """Order boards that explain an image equally well: first those that differ least from the description."""
+    """Order boards that explain an image equally well: first the ones that differ least from the description."""
     return fit.kind != board.kind, fit.columns != board.columns, fit.rows > board.rows, fit.first
 
 

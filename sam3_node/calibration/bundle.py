@@ -343,7 +343,7 @@ def _guess_fisheye(views: Sequence[BoardView], points: Array, size: tuple[int, i
             solution = adjust(views, replace(start, poses=poses), robust=True)
         except (cv2.error, CalibrationError):
             continue
-        # a wrong camera may converge, too: the median error tells
+        # wrong intrinsics may also converge: the median error tells
         error = float(np.median(np.abs(np.concatenate(compute_residuals(solution, views)))))
         if error < lowest and solution.camera[:2].min() > 0:
             best = solution

@@ -88,7 +88,7 @@ _MAX_FOCAL_SD = 0.02
 _MAX_RMS_SHARE = 0.05
 # the same before bad views are rejected
 _MAX_GUESS_SHARE = 0.2
-# numbers of coefficients that a user may ask for, and those that are tried without
+# numbers of coefficients that a user may ask for, and numbers that are tried otherwise
 _COEFFICIENTS: dict[LensModel, tuple[int, ...]] = {"pinhole": (2, 4, 5, 8), "fisheye": (4,)}
 _TRIED = (4, 5)
 
@@ -151,7 +151,7 @@ def calibrate_intrinsics(
 
     `coefficients` fixes the number of distortion coefficients (pinhole: 2, 4, 5 or 8); 0 chooses 4 or 5 by the held-out
     error. `shape` says whether the board's shape is estimated; None decides by the held-out error. At most `max_views`
-    views take part, those that differ most. Raises CalibrationError that names what is missing.
+    views take part, the ones that differ most. Raises CalibrationError that names what is missing.
     """
     # views that differ, so that no pose weighs more than others
     steps = _Steps(board, size, report, list(rejected))
@@ -290,7 +290,7 @@ def describe_missing(views: Sequence[BoardView], board: Board, size: Size) -> li
         if not is_seen:
             missing.append(f"a view with the board at the {region} of the image")
 
-    # different distances, too
+    # also different distances
     outlines = [outline(view, board, size) for view in views]
     widths = [np.ptp(corners[:, 0]) for corners in outlines if corners is not None]
     if not any(width > _NEAR for width in widths):

@@ -437,7 +437,7 @@ class PoseTrack:
         self._trim()
 
     def _trim(self) -> None:
-        """Forget the poses beyond the limit, those that came longest ago."""
+        """Forget the oldest poses beyond the limit."""
         while len(self._stamps) > self._find_limit():
             oldest = bisect.bisect_left(self._stamps, self._arrivals.popleft())
             del self._stamps[oldest], self._poses[oldest]
@@ -581,7 +581,7 @@ class JointTracks:
         """Add joints as a message gives them."""
         names = frozenset(joints.positions)
         track = self._tracks.get(names)
-        # the other tracks are of the time before the step, too
+        # the other tracks are also of the time before the step
         if track is not None and track.steps_back(joints.stamp_ns):
             self.restarts += 1
             self._tracks.clear()

@@ -224,7 +224,7 @@ class Observations:
     """Views [n]: A and B [n, 4, 4], and the covariance [n, 6, 6] of B as a motion in the frame of the board.
 
     `left` is True if A is the inverse of the gripper's pose. The noise of this pose lies on the left of A then.
-    `scaled` is True if the scale of `covariances` is unknown. It is estimated, too.
+    `scaled` is True if the scale of `covariances` is unknown, and also estimated.
     """
 
     a: Array

@@ -238,7 +238,7 @@ class ServerSource:
         # the newest image of each camera that waits to be taken; the one that waits longest is first
         self._newest: dict[str, _Arrived] = {}
         self._cameras: dict[str, _ServerCamera] = {}
-        # names that the server sends beside the chosen one
+        # names that the server sends in addition to the chosen one
         self._others: dict[str, None] = {}
 
         # the receiver's thread begins to deliver at once: it comes last
@@ -560,7 +560,7 @@ def _read_entry(name: str, value: object, stamp: object) -> ServerImage:
 
 
 def _names_depth(name: str, images: Mapping[Any, Any]) -> bool:
-    """Return True for depth beside its colour image. Older servers send it as a JPEG, whose 8 bits saturate."""
+    """Return True for depth that comes with its colour image. Older servers send a JPEG, whose 8 bits saturate."""
     return name.endswith(_DEPTH_SUFFIX) and name.removesuffix(_DEPTH_SUFFIX) in images
 
 

@@ -41,7 +41,7 @@ _QUERYCAP = 0x80685600
 _ENUM_FMT = 0xC0405602
 _ENUM_SIZES = 0xC02C564A
 _ENUM_INTERVALS = 0xC034564B
-# capabilities: captures video, and has capabilities of its own beside those of the whole device
+# capabilities: captures video, and has capabilities of its own in addition to those of the whole device
 _CAPTURE = 0x1
 _HAS_DEVICE_CAPS = 0x80000000
 # kind of a size or rate that is a single one, not a range
@@ -83,7 +83,7 @@ class OpenCvDevice:
         taken: Any = False
         with contextlib.suppress(cv2.error):  # some backends raise on a damaged image
             taken = method()
-        # `grab` returns whether it succeeded, `retrieve` the image, too
+        # `grab` returns whether it succeeded, `retrieve` also the image
         succeeded = taken
         image = None
         if isinstance(taken, tuple):

@@ -84,7 +84,7 @@ class CallbackThread:
 
 def _report(callback: _Callback, error: BaseException) -> None:
     """Pass an error to the callback's `on_error`, or to the log."""
-    # an error of the handler itself is logged beside the one that it was to handle
+    # an error of the handler itself is logged with the one that it was to handle
     if callback.on_error is not None:
         try:
             callback.on_error(error)

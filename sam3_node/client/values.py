@@ -245,7 +245,7 @@ def add_note(
 ) -> Answer:
     """Return an answer with a note on its prompt: one of fractions, or a box that reaches beyond the frame.
 
-    `size` is the frame's (height, width). A clipped box is logged, too; fractions were, before the request.
+    `size` is the frame's (height, width). A clipped box is logged here; fractions were logged before the request.
     """
     note = describe_clipping(box, size)
     if note:

@@ -75,7 +75,7 @@ class Exemplar(NamedTuple):
     """Boxes that show the meaning of a prompt: all like these."""
 
     text: str
-    """words beside the boxes; "" for none"""
+    """words in addition to the boxes; "" for none"""
     views: Mapping[str, View]
     """by the name of the image"""
 
@@ -192,7 +192,7 @@ def add_exemplar(
 ) -> PromptSet:
     """Return the prompts with what boxes on a BGR image [h, w, 3] show, under this name.
 
-    place: names the image; its boxes are encoded together with those that it had before. text: words beside the boxes;
+    place: names the image; its boxes are encoded together with its earlier ones. text: words in addition to the boxes;
     by default the name if it is among the prompts, else none. score: the threshold of a new name. See View. Raises
     RequestError for a name or text that the detector cannot search for, for more than MAX_BOXES boxes of a name or
     MAX_ALL_BOXES of all, and where nothing says what is meant.
@@ -211,7 +211,7 @@ def add_exemplar(
             f"boxes: expected at most {MAX_ALL_BOXES} of all names together, found {total}; set_prompts forgets the "
             "names that it does not repeat"
         )
-    # boxes of one image are encoded together, so those that it had are encoded again
+    # boxes of one image are encoded together, so its earlier ones are encoded again
     if place in before.views:
         boxes = [*before.views[place].boxes, *boxes]
         labels = [*before.views[place].labels, *labels]

@@ -54,7 +54,7 @@ class ConceptQuery(NamedTuple):
 
 
 class ConceptNetwork(nn.Module):
-    """The parts of a transformers Sam3Model that find boxes, without those that turn boxes into masks.
+    """The parts of a transformers Sam3Model that find boxes, without the parts that turn boxes into masks.
 
     The last part, the decoder, always computes in float32: in bfloat16 the boxes are wrong by several pixels.
     """

@@ -312,7 +312,7 @@ def read_source(path: Path, model: str | None = None) -> Vocabulary:
         if model is not None:
             check_phrase_encoder(vocabulary, vocabulary.dimension, model)
         return vocabulary
-    # a vector means something only beside the vectors of the same model
+    # vectors can be compared only with vectors of the same model
     if model is None:
         raise VocabularyError(
             f"{path} does not name the model that computed its vectors; give it: --model openai/clip-vit-base-patch32"

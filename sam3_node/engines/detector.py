@@ -251,7 +251,7 @@ def compare_detector(
 def time_detector(
     network: Run, own: YoloWorld, frames: Sequence[Image], text: Tensor, clock: validation.Clock
 ) -> tuple[validation.StageTime, ...]:
-    """Time a network beside torch's own on frames, BGR uint8 [h, w, 3] each, with vectors [K, D] of phrases."""
+    """Time a network and torch's own, in turns, on frames, BGR uint8 [h, w, 3] each, with vectors [K, D] of phrases."""
     text = text.to(own.backbone.stem.conv.weight.dtype)
     pair = [validation.TimedStage(run, partial(clock, text.device)) for run in (network, own)]
     times: list[list[float]] = []

@@ -202,7 +202,7 @@ class Fp8Linear(nn.Module):
         self.register_buffer("weight", _to_fp8(layer.weight.detach() / scale[:, None]), persistent=False)
         self.register_buffer("weight_scale", scale, persistent=False)  # [out]
         self.register_buffer("input_scale", rounded.input_scale.float().reshape(()), persistent=False)
-        # _scaled_mm wants a scale for the right matrix, too
+        # _scaled_mm also requires a scale for the right matrix
         self.register_buffer("one", torch.ones_like(self.input_scale), persistent=False)
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach(), persistent=False)
 
@@ -401,7 +401,7 @@ def compare_fast(
 ) -> Report:
     """Run the gate: compare stages with the model's in float32, whose memory read is the same, on the bundled clip.
 
-    Each that is not the model's own is timed beside it, unless there is no clock.
+    Each other one is timed in comparison with the model's own, unless there is no clock.
     """
     engine = settings.engine
     with reraise_out_of_memory(

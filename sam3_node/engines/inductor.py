@@ -150,7 +150,7 @@ def _load(package: bytes, stage: StageSpec, device: torch.device) -> Any:
             return torch._inductor.aoti_load_package(
                 io.BytesIO(package), run_single_threaded=True, device_index=index
             )
-    # a RuntimeError, too, but the slot reports it with advice on memory
+    # also a RuntimeError, but the slot reports it with advice on memory
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError, OSError) as error:
@@ -245,7 +245,7 @@ class CompiledArtifacts:
             return
         if not keep(cache / self._name, saved[0], "compiled stages are not kept in one file"):
             return
-        with suppress(OSError):  # other processes may remove some, too
+        with suppress(OSError):  # other processes may also remove some
             newest_first = sorted(
                 cache.glob(f"*{ARTIFACTS}"), key=lambda path: path.stat().st_mtime, reverse=True
             )

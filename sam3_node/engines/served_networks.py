@@ -1,4 +1,4 @@
-"""Networks that are served beside the stages: the images' preparation, prompts, and a detector with its choice.
+"""Networks that are served with the stages: the images' preparation, prompts, and a detector with its choice.
 
 They have no branches that depend on values, because they are exported to ONNX.
 """

@@ -181,7 +181,7 @@ class TrackerSlot(EngineSlot):
         self._torch_stages = model.stages
 
     def compute_key(self) -> engine_store.EngineKey:
-        # packages run on processors, too
+        # packages also run on CPUs
         if self.settings.engine.kind != INDUCTOR:
             require_gpu(self.model.device)
         return engine_store.compute_key(self.model, self.settings)

@@ -123,7 +123,7 @@ def export_repository(
     """Write the models into `folder`, a new or existing model repository; return the folder of each.
 
     By default, stages are exported to ONNX in `engine.precision`, float32 or float16. Weights for images alone have the
-    encoder and the prompts. With `plans`, the four stages are those that `engine build` has made with TensorRT; without
+    encoder and the prompts. With `plans`, the four stages are TensorRT plans that `engine build` has made; without
     bfloat16, prompts and ensembles come beside them. A YOLO-World of the settings comes with them, and an ensemble that
     segments what it finds. name: the beginning of all names of models; by default, the name of the weights. names: what
     the detector looks for, if not vectors in each request say it. Raises

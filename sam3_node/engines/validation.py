@@ -187,7 +187,7 @@ class Report:
         if self.tracks is None:
             if self.tracked and not self.faults:
                 yield "no mask of a tracked clip was compared"
-        # NaN is refused here, too
+        # this also refuses NaN
         elif not self.tracks.mean_iou >= self.min_iou:
             tracks = self.tracks
             yield (
@@ -232,8 +232,8 @@ def compare_stages(
     frame; by default, what the reference itself segments there with confidence. find_module: gives the
     module whose layers are compared for a stage that is no torch module itself. served: the model in whose place
     `stages` will run, in its own dtype and with its own modules still there; by default, the reference. engines: False
-    for torch stages in the dtype of `served`, which serve as they are. clock: times them beside those of `served`; by
-    default, nothing is timed. Raises EngineError where there is nothing to compare, ModelError for weights without
+    for torch stages in the dtype of `served`, which serve as they are. clock: times them in turns with `served`;
+    by default, nothing is timed. Raises EngineError where there is nothing to compare, ModelError for weights without
     memory modules.
     """
     clip, clip_prompts = _prepare_clip(reference, frames, prompts)
@@ -326,7 +326,7 @@ class StageComparator:
             self.lowest = float("-inf")
             self.worst_inputs = inputs
             return
-        # objects that share memories: a group's slots are objects, too
+        # objects that share memories: each slot of a group is an object
         expected = self._split_groups(expected)
         outputs = self._split_groups(outputs)
         comparable = self._select_objects(expected, outputs)
@@ -498,7 +498,7 @@ def _track(
 def _compare_masks(
     expected: Sequence[Tensor], masks: Sequence[Tensor], ids: Sequence[int]
 ) -> TrackFigures | None:
-    """Return figures over all pairs of masks except those that are both empty; None if no pair is left."""
+    """Return figures over all pairs of masks except pairs of empty masks; None if no pair is left."""
     ious = [
         (mask_iou(left[None], right[None]).item(), frame, object_id)
         for frame, pair in enumerate(zip(expected, masks, strict=True))

@@ -1,7 +1,7 @@
 """Receive the frames of a node's cameras and the robot's poses and joints, and decide what is in time.
 
 `AgeLimits` keeps policies from acting on what is long past, `CatchUpPace` lets objects that were prompted on a past
-frame catch up beside live frames, `DecodeAhead` prepares the next frame during a step.
+frame catch up between live frames, `DecodeAhead` prepares the next frame during a step.
 """
 
 from __future__ import annotations

@@ -510,7 +510,7 @@ def _add_exemplar(
 
 
 def _check_photo(perception: Perception, operation: ops.AddExemplar) -> None:
-    """Raise RequestError for a detector that takes no exemplars, and for a frame beside the photo."""
+    """Raise RequestError for a detector that takes no exemplars, and for a request with a frame and a photo."""
     require_exemplars(perception.detector)
     if (operation.camera, operation.seq, operation.epoch) != (None, None, None):
         raise RequestError("add_exemplar: expected boxes on a photo, or on a frame (camera, seq), found both")

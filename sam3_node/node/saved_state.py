@@ -267,7 +267,7 @@ class Snapshots:
         self._automatic: _Pending | None = None
         self._requested: _Pending | None = None
         self._good_s = time.monotonic()
-        # the first one is due at once: a node that is killed early continues, too
+        # the first one is due at once, so that a node that is killed early also continues
         self._next_s = self._good_s
         self.failed: Mapping[str, int] = dict.fromkeys(REASONS, 0)
         """Number of automatic snapshots that could not be written, by reason."""

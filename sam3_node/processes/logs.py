@@ -129,7 +129,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
 
 
 class _Output:
-    """The format of what this process prints beside its log: its ready line, notices and last error."""
+    """The format of what this process prints outside of its log: its ready line, notices and last error."""
 
     form: LogFormat = "text"
 
@@ -144,7 +144,7 @@ def use_format(form: LogFormat) -> None:
 
 
 def use_environment_format() -> None:
-    """Use the format of the environment until the settings are read, so that a fault of theirs has it, too."""
+    """Use the format of the environment until the settings are read, so that errors in them also have it."""
     use_format("json" if os.environ.get(FORMAT_VARIABLE) == "json" else "text")
 
 

@@ -378,7 +378,7 @@ class Group(Closeable):
         }
         try:
             write_ended(child.helpers, ended)
-        except OSError as error:  # the disk may be full, which may have ended the helper, too
+        except OSError as error:  # the disk may be full, which may also have ended the helper
             self._print(f"cannot tell the node that {child.process.name} has ended: {error}")
 
     def _last_lines(self, name: str) -> str:

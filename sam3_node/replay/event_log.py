@@ -46,7 +46,7 @@ WINDOW = 256
 
 
 class Step(NamedTuple):
-    """A frame to track on, with the fields that its masks message has beside the masks."""
+    """A frame to track on, with the fields of its masks message other than the masks."""
 
     frame: Frame
     received_ns: int

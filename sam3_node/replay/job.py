@@ -1,7 +1,7 @@
 """Defines a replay job: the recordings, the options, and the settings that the model is loaded with.
 
 A job is a plain value, so that it can be sent to other machines. Its settings are the recorded node's, overridden by
-those that the user set for the replay. `read_prompts` reads the objects to track from a file.
+what the user set for the replay. `read_prompts` reads the objects to track from a file.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ObjectOnFrame:
 class Job:
     """Recordings to replay, how to replay them, and the outputs to write. Paths may be URLs.
 
-    `settings` are those that the user set, by section and field. They override the recording's own settings in
+    `settings` are what the user set, by section and field. They override the recording's own settings in
     `as-recorded`, and the defaults otherwise. `names` and `objects` select what to track. Without both, `every` repeats
     the recorded edits. `topics` are the cameras or topics to read; empty means all.
 
@@ -264,7 +264,7 @@ def _recorded_sections(description: Mapping[str, Any], job: Job) -> Sections:
     model = sections["model"]
     sections["model"] = {name: model[name] for name in ("name", "image_size") if name in model}
     del sections["engine"]
-    # names of the job replace those that the node detected
+    # names of the job replace the names that the node looked for
     if job.names or job.objects or job.everything:
         sections["detector"].pop("prompts", None)
     return sections

@@ -64,7 +64,7 @@ def check_request(schedule: Schedule) -> None:
 def skip_unknown_names(schedule: Schedule) -> UnknownNames | None:
     """Have a schedule look for the names that its detector knows, if there are any. Return the others.
 
-    Outputs number the names that are looked for, so those that are written later need this, too.
+    Outputs number the names that are looked for, so outputs that are written later also need this.
     """
     unknown = find_unknown_names(schedule.job.names, schedule.settings.detector)
     # without any name, the recorded edits would be repeated: a refused request is nearer to what was asked

@@ -86,7 +86,7 @@ class Schedule(Closeable):
         self.job = job
         self.path = path
         self.names = job.names
-        """Names to look for: the job's, without those that were skipped."""
+        """Names to look for: the job's, without skipped ones."""
         # before hours of work whose output could not be written
         for output in job.outputs:
             find_output(output).check(path)

@@ -62,7 +62,7 @@ LIMITS = ShardLimits()
 
 
 class Shards:
-    """The shards of one pass in a store: those that existed when this was created, and those added since."""
+    """The shards of one pass in a store: what existed when this was created, and what was added since."""
 
     def __init__(self, store: Store, folder: str = FIRST_PASS) -> None:
         self._store = store

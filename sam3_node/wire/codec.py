@@ -113,7 +113,7 @@ def _make_item_counter(what: str, max_items: int) -> Callable[[Any], Any]:
 
     def count_items(container: Any) -> Any:
         nonlocal items
-        # a map counts its pairs: its keys are items, too, and are bounded by the bytes
+        # a map counts its pairs: its keys are also items, and are bounded by the bytes
         items += 1 + len(container)
         if items > max_items:
             raise WireError(f"{what}: expected at most {max_items} items, found more")

@@ -208,7 +208,7 @@ def pack_reply(reply: Reply) -> bytes:
 
 def unpack_reply(data: Buffer) -> Reply:
     """Unpack a reply. Raises WireError for any other bytes."""
-    # the node's run comes with errors, too: it tells a restart
+    # errors also carry the node's run, because it tells a restart
     fields = open_message(data, "reply", _LIMITS, has_kind=False)
     node = fields.text("node") if fields.has("node") else None
     if fields.flag("ok"):

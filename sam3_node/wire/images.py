@@ -197,7 +197,7 @@ def read_png_header(data: Buffer, what: str = "png") -> ImageHeader:
 def check_png_pixels(data: Buffer, what: str = "png") -> None:
     """Raise WireError if the compressed pixels of a PNG expand to more than its size, as libpng expands all of them.
 
-    Raises WireError as `read_png_header` does, too.
+    Raises WireError as `read_png_header` does.
     """
     header, row_bytes, parts = _read_png(data, what)
     left = row_bytes
@@ -284,7 +284,7 @@ def _read_png_frame(name: bytes, body: memoryview, what: str) -> tuple[ImageHead
 
 
 def _count_memory(width: int, height: int, coefficients: int = 0) -> int:
-    """Return the most bytes of decoding to BGR. `coefficients` are those that libjpeg holds until the last scan."""
+    """Return the most bytes of decoding to BGR. `coefficients` are what libjpeg holds until the last scan."""
     image_bytes = 3 * width * height
     # OpenCV copies the decoded image once, when the coefficients are gone
     return image_bytes + max(image_bytes, _COEFFICIENT_BYTES * coefficients)
@@ -429,7 +429,7 @@ def check_photo(
 ) -> ImageHeader:
     """Return the header of a JPEG or PNG file that may be decoded.
 
-    max_memory: bytes that decoding may take; None for no limit beside `max_pixels`. Raises WireError as `decode_image`
+    max_memory: bytes that decoding may take; None for no limit but `max_pixels`. Raises WireError as `decode_image`
     does, and beyond `max_memory`.
     """
     what = "photo"

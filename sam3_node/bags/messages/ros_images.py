@@ -446,7 +446,7 @@ def _compressed(message: Any, topic: str) -> Colour | Depth | VideoPacket:
     is_depth = "16UC1" in format_ or _names_depth(topic)
     if is_depth and (recognise_still(data) is not None or is_depth_png(data)):
         return read_depth(data, topic, MILLIMETRE, _is_aligned(topic))
-    # video encoders write this type, too
+    # video encoders also write this type
     if recognise_still(data) is None and find_compression(data) is None:
         codec = _find_codec(format_)
         if codec is None:
@@ -545,7 +545,7 @@ def decode_rvl(data: Buffer) -> npt.NDArray[np.uint16]:
 
 
 def _read_rvl_numbers(data: Buffer) -> npt.NDArray[np.int64]:
-    """Return all numbers behind the size. The zeros that fill the last word are numbers, too."""
+    """Return all numbers behind the size. The zeros that fill the last word also count as numbers."""
     view = memoryview(data)[_RVL_SIZE.size :]
     words = np.frombuffer(view[: view.nbytes // 4 * 4], "<u4")
     nibbles = ((words[:, None] >> _SHIFTS) & 15).ravel().astype(np.int64)

@@ -98,7 +98,7 @@ class _TokenMixer(nn.Module):
         small = self.conv1.fold()
         assert large.bias is not None
         assert small.bias is not None
-        # the 1 is the channel itself, which a 3x3 kernel has at its centre, too
+        # the 1 is the channel itself: it is added at the centre of the 3x3 kernel
         centre = F.pad(small.weight.double() + 1, (1, 1, 1, 1))
         return with_weights(large, large.weight.double() + centre, large.bias.double() + small.bias.double())
 
@@ -199,7 +199,7 @@ class RepVitConfig(PreTrainedConfig):  # type: ignore[misc]
         self.depths = list(depths)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the configuration of timm's network, which transformers reads, too."""
+        """Return the configuration of timm's network, as transformers reads it."""
         options = super().to_dict()
         sizes = {"embed_dim": options.pop("widths"), "depth": options.pop("depths")}
         return {**options, "model_type": TIMM, "architecture": ARCHITECTURE, "model_args": _FIXED | sizes}

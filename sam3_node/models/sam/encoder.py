@@ -105,7 +105,7 @@ class _Upscaling(nn.Module):
 class Sam2Encoder(nn.Module):
     """SAM 2's Hiera and its feature pyramid.
 
-    The 1x1 convolutions of the two fine levels are folded with those that feed the mask decoder. The position maps,
+    The 1x1 convolutions of the two fine levels are folded into the ones that feed the mask decoder. The position maps,
     which the tracker does not use, are omitted. This is exact up to rounding.
     """
 
@@ -155,7 +155,7 @@ class EdgeTamEncoder(nn.Module):
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Encode pixels [1, 3, S, S] into fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w] and top [1, C, h, w]."""
-        # the weights are channels-last, so the pixels have to be, too
+        # pixels have to be channels-last, because the weights are
         pixels = pixels.contiguous(memory_format=torch.channels_last)
         fine, middle, top, coarse = self.backbone(pixels)
         top = self.top(top) + F.interpolate(self.coarse(coarse), scale_factor=2.0)

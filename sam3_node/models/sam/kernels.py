@@ -243,7 +243,7 @@ def _attend(
     key += item * tokens * WIDE
     value += item * tokens * WIDTH
 
-    # blocks are counted in this order: whole ones of pooled keys, of full ones, then those that need a mask
+    # blocks are counted in this order: whole ones of pooled keys, of full ones, then blocks that need a mask
     pooled = tl.load(counts + item * 3)
     full = tl.load(counts + item * 3 + 1)
     pointers = tl.load(counts + item * 3 + 2)
@@ -410,7 +410,7 @@ def project_keys(
     starts: list[int],
     table: list[int],
 ) -> Tensor:
-    """Project tokens x [N, T, W] to keys [N, T, D], rotated; those that are not valid stay undefined.
+    """Project tokens x [N, T, W] to keys [N, T, D], rotated; keys that are not valid stay undefined.
 
     weight [D, W], bias [D]. rotation: float32 [R, D / 2, (cos, sin)]. rows: int32 [1 or N, reduced], the row of the
     rotation table of each token of the first region. table: the row of a memory's first token, the number of its

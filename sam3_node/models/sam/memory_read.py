@@ -399,7 +399,7 @@ class _PlainAttend:
 
 
 class _KernelAttend:
-    """Attention of which our kernels project and rotate the keys, those that are valid alone."""
+    """Attention whose valid keys our kernels project and rotate."""
 
     def __init__(self, tokens: Tokens, maker: MemoryTokens) -> None:
         objects, keys = tokens.keys.shape[:2]

@@ -1,4 +1,4 @@
-"""Judge an operation by its error beside float32, as probes of GPU operations do before they serve."""
+"""Judge an operation by its error against float32, as probes of GPU operations do before they serve."""
 
 import math
 

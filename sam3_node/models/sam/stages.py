@@ -73,7 +73,7 @@ class MaskDecoder(nn.Module):
     def decode_all(
         self, image: Tensor, fine: Tensor, middle: Tensor, prompt: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Decode as `forward` does, to all masks: the single one first, then those that compete."""
+        """Decode as `forward` does, to all masks: the single one first, then the alternatives."""
         tokens = torch.cat([self.output_tokens.expand(prompt.shape[0], -1, -1), prompt], dim=1)
         queries = tokens
         pixels = image.flatten(2).transpose(1, 2)

@@ -1,6 +1,6 @@
 """SAM 3.1's memories: one for a group of objects, written from the masks of all slots and read by all of them at once.
 
-A memory holds the masks' tokens, and beside them the tokens of the image that it was written from: [T, 2C]. The read
+A memory joins the tokens of the masks and those of the image that it was written from: [T, 2C]. The read
 makes its queries and keys of both. Pointers of all slots are tokens of their own, and a free slot's is zero.
 """
 
@@ -254,7 +254,7 @@ class GroupWrite(CompilableStage):
         return _resize(probabilities.mul(SCALE).add_(BIAS), 16 * self.grid)
 
     def forward(self, top: Tensor, logits: Tensor, presence: Tensor, prompted: Tensor) -> Tensor:
-        """Encode the memory [G, T, 2C] of G groups: the masks' tokens, and beside them the image's.
+        """Encode the memory [G, T, 2C] of G groups: the masks' tokens, then the image's.
 
         top [1, C, h, w] is the image's. logits [G, slots, 4h, 4w], presence [G, slots]: a free slot has logits 0 and
         presence -10. prompted: bool [G, slots], True for masks that a prompt gave on this frame.
@@ -272,7 +272,7 @@ class GroupWrite(CompilableStage):
         rows = apply_linear(self.embed, _to_rows(x)).add_(apply_linear(self.feature_projection, image))
         for block in self.fuser:
             rows = block(rows, top.shape[-2:])
-        absent = (presence <= 0).to(rows.dtype) @ self.absent  # free slots, too
+        absent = (presence <= 0).to(rows.dtype) @ self.absent  # also free slots
         rows = rows + absent[:, None]
         return torch.cat([rows, image.expand_as(rows)], dim=-1)
 

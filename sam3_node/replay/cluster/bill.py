@@ -57,7 +57,7 @@ class BagResult:
     worker_s: float = 0.0
     """Seconds that workers spent on it in all runs, including lost workers and failed attempts."""
     losses: int = 0
-    """Number of workers lost in all runs, with those that were interrupted, as spot machines are."""
+    """Number of workers lost in all runs, including interrupted ones, as spot machines are."""
     notes: list[str] = field(default_factory=list)
 
     def after(self, earlier: BagResult) -> BagResult:
@@ -214,6 +214,6 @@ def _describe_state(bag: BagResult) -> str:
 
 
 def _select_fields(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    # the file has sums beside the fields, and a later version may have written more
+    # the file has sums in addition to the fields, and a later version may have written more
     names = {item.name for item in fields(kind)}
     return {name: value for name, value in values.items() if name in names}

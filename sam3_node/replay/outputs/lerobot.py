@@ -282,7 +282,7 @@ class _DatasetWriter:
             columns = self._tables.call("list_columns", path)
             names = [name.removeprefix(prefix) for name in columns if name.startswith(prefix)]
 
-            # the copy goes batch by batch; the numbers of its episodes are read beside it
+            # the copy goes batch by batch; the numbers of its episodes are read on the way
             done = 0
             count = self._tables.call("begin_copy", path, target=self._place(path))
             while count:

@@ -211,7 +211,7 @@ class _Dataset:
         for kind in ("images", "labels"):
             for part in SPLITS:
                 (folder / kind / part).mkdir(parents=True)
-        # text in JSON is text in YAML, too; paths count from the folder of the file
+        # text in JSON is also text in YAML; paths count from the folder of the file
         names = json.dumps(list(classes), ensure_ascii=False)
         text = f"train: images/train\nval: images/val\nnc: {len(classes)}\nnames: {names}\n"
         (folder / _DATA).write_text(text, encoding="utf-8")
@@ -271,7 +271,7 @@ def _connect(rings: Sequence[Points]) -> Points:
         return rings[0]
     from scipy.spatial import cKDTree
 
-    # of each pixel that is not connected yet: its ring, its distance to those that are, and the nearest of them
+    # of each pixel that is not connected yet: its ring, its distance to connected pixels, and the nearest of them
     rest = np.concatenate(rings[1:])
     owner = np.repeat(np.arange(1, len(rings)), [len(ring) for ring in rings[1:]])
     distance = np.full(len(rest), np.inf)
@@ -300,7 +300,7 @@ def _connect(rings: Sequence[Points]) -> Points:
 
 
 def _drop_straight(ring: Points) -> Points:
-    """Drop pixels between two steps of the same direction, which the straight line between the others has, too."""
+    """Drop pixels between two steps of the same direction, which also lie on the straight line between the others."""
     before = ring - np.roll(ring, 1, axis=0)
     after = np.roll(ring, -1, axis=0) - ring
     return ring[(before != after).any(axis=1)] if len(ring) > 1 else ring
