@@ -94,7 +94,7 @@ SURE_SCORE = 0.8  # share of the median score of a track from which a mask is su
 
 
 class Memories(NamedTuple):
-    """The memories that N objects attend to, in the order of the arguments of `MemoryRead`."""
+    """The memories that N objects attend to, in the order of the arguments of `MemoryAttention`."""
 
     memory: Tensor
     """[N, S, T, 64]; the first is the memory of the newest conditioning frame"""

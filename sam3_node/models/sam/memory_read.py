@@ -121,7 +121,7 @@ class MemoryTokens(nn.Module):
         valid: Tensor | None,
         dtype: torch.dtype,
     ) -> Tokens:
-        """Make the tokens, in `dtype`, from the arguments of `MemoryRead`."""
+        """Make the tokens, in `dtype`, from the arguments of `MemoryAttention`."""
         count, slots = memory.shape[:2]
         # the newest prompted frame comes first, and stays whole
         full = slots if self.method == "exact" else 1
@@ -238,7 +238,7 @@ class Attend(Protocol):
         """Attend in `layer` with x [1 or N, hw, C], which is normed; return [N, hw, 64]."""
 
 
-class MemoryRead(CompilableStage):
+class MemoryAttention(CompilableStage):
     """The memory attention of a transformers tracker: of SAM 3, SAM 2 or EdgeTAM."""
 
     image_position: Tensor

@@ -34,7 +34,7 @@ MIN_ROW = 32
 """Channels from which torch's layer norm over rows of channels is faster than computing it in several passes."""
 
 
-class MemoryWrite(nn.Module):
+class MemoryEncoder(nn.Module):
     """Turns features and masks into memories: the memory encoder, and the embedding of an object out of view."""
 
     from_logits: Tensor

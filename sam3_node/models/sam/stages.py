@@ -1,7 +1,7 @@
 """Run the four stages of every frame (encode, read, decode, remember) as functions of tensors, and SAM's mask decoder.
 
 An engine may replace each stage of `Stages`, which tracks objects without prompts. Prompts always use the torch modules
-`Decoder` and `MemoryWrite`.
+`Decoder` and `MemoryEncoder`.
 
 The mask decoder (arXiv 2304.02643, 2408.00714) equals transformers' on the same weights, arranged for many objects on
 one image. SAM 1 cannot tell whether the object is in view, so it always says that it is. Attention between few tokens
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ...errors import ModelError
 from .algebra import apply_linear, apply_norm, join_linear, make_linear
-from .memory_write import MemoryWrite
+from .memory_write import MemoryEncoder
 
 IN_VIEW_LOGIT = 10.0
 """Presence logit for weights without a presence head, which cannot say that an object is out of view."""
@@ -315,11 +315,11 @@ class Stages(NamedTuple):
     """(pixels [1, 3, S, S]) -> the tensors of `Features`"""
     read: Run
     """(top [1, C, h, w], memory [N, M, T, 64], offset int64 [N, M], pointers [N, P, C], pointer_age float32 [N, P],
-    valid bool [N, M + P] or None) -> [N, C, h, w], see `MemoryRead`"""
+    valid bool [N, M + P] or None) -> [N, C, h, w], see `MemoryAttention`"""
     decode: Run
     """(top [N, C, h, w], fine, middle) -> the tensors of `Decoded`"""
     remember: Run
-    """(top [1, C, h, w], logits [N, 4h, 4w], presence [N]) -> [N, T, 64], see `MemoryWrite`"""
+    """(top [1, C, h, w], logits [N, 4h, 4w], presence [N]) -> [N, T, 64], see `MemoryEncoder`"""
 
 
 class Features(NamedTuple):
@@ -556,7 +556,7 @@ class FollowDecode(CompilableStage):
 class FollowRemember(CompilableStage):
     """The memory encoder for objects without a prompt."""
 
-    def __init__(self, write: MemoryWrite) -> None:
+    def __init__(self, write: MemoryEncoder) -> None:
         super().__init__()
         self.write = write
 

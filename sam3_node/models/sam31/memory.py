@@ -36,7 +36,7 @@ THETA = 10000.0
 """Base of the rotary encoding's periods."""
 
 
-class GroupRead(CompilableStage):
+class GroupMemoryAttention(CompilableStage):
     """The memory attention of a group: queries of the image, keys of its memories' masks and images."""
 
     position: Tensor
@@ -205,7 +205,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> T
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2).flatten(2)
 
 
-class GroupWrite(CompilableStage):
+class GroupMemoryEncoder(CompilableStage):
     """The memory encoder: writes one memory from the masks of all slots."""
 
     to_logits: Tensor
