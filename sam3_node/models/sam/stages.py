@@ -140,8 +140,8 @@ def _group(features: Tensor, height: int, width: int, levels: int) -> Tensor:
     rows = [height] + [2] * levels
     columns = [width] + [2] * levels
     split = features.view(count, channels, *rows, *columns)
-    places = [2 + level + axis * (levels + 1) for level in range(levels + 1) for axis in (0, 1)]
-    return split.permute(0, *places, 1).reshape(count, -1, channels)
+    axes = [2 + level + axis * (levels + 1) for level in range(levels + 1) for axis in (0, 1)]
+    return split.permute(0, *axes, 1).reshape(count, -1, channels)
 
 
 class _TwoWayLayer(nn.Module):
@@ -166,8 +166,8 @@ class _TwoWayLayer(nn.Module):
         self, queries: Tensor, pixels: Tensor, tokens: Tensor, position: Tensor
     ) -> tuple[Tensor, Tensor]:
         # in the first layer the queries are the tokens, and the sum would double them
-        placed = queries if self.first else queries + tokens
-        query, key = self.own_query_key(placed).chunk(2, dim=-1)
+        positioned = queries if self.first else queries + tokens
+        query, key = self.own_query_key(positioned).chunk(2, dim=-1)
         attended = self.own_out(_attend(query, key, self.own_value(queries), self.own_heads))
         # the reference has no skip connection here in the first layer
         queries = self.norm1(attended if self.first else queries + attended)
@@ -459,7 +459,7 @@ class Decoder(nn.Module):
         if points.ndim == 2:
             points = points[None]
             labels = labels[None]
-        # in float32, because half precision would round the places
+        # in float32, because half precision would round the positions
         embedded, _ = self.prompt_encoder(points[None].float(), labels[None], None, None)
         return embedded[0].to(self.position.dtype), self._dense(logits)
 

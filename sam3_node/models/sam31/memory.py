@@ -30,7 +30,7 @@ SCALE = 2.0
 """Factor by which the memory encoder scales mask probabilities, so that 0..1 becomes -1..1 with BIAS."""
 BIAS = -1.0
 """Offset added after SCALE: -1 is outside of the mask, 1 is inside."""
-PLACE = 0.1
+POSITION_SHARE = 0.1
 """Factor of the positional encoding that memory attention adds to the image tokens. The value is the reference's."""
 THETA = 10000.0
 """Base of the rotary encoding's periods."""
@@ -40,7 +40,7 @@ class GroupMemoryAttention(CompilableStage):
     """The memory attention of a group: queries of the image, keys of its memories' masks and images."""
 
     position: Tensor
-    place: Tensor
+    memory_position: Tensor
     rotation: Tensor
 
     def __init__(self, source: Source) -> None:
@@ -52,10 +52,10 @@ class GroupMemoryAttention(CompilableStage):
         self.slots = sizes.slots
         self.memory_tokens = sizes.grid**2
         position = make_sine(sizes.grid, sizes.hidden, read.time.device)  # [hw, C]
-        self.register_buffer("position", (PLACE * position).to(dtype), persistent=False)
+        self.register_buffer("position", (POSITION_SHARE * position).to(dtype), persistent=False)
         # [num_maskmem, hw, C]: position in the image plus age in frames
-        place = position + read.time.detach().double().flatten(1, 2)
-        self.register_buffer("place", place.to(dtype), persistent=False)
+        encoding = position + read.time.detach().double().flatten(1, 2)
+        self.register_buffer("memory_position", encoding.to(dtype), persistent=False)
         rotation = make_rotation(sizes.grid, sizes.hidden // HEADS, read.time.device)
         self.register_buffer("rotation", rotation.to(_exact(dtype)), persistent=False)
         self.pointer_time = read.pointer_time
@@ -107,23 +107,23 @@ class GroupMemoryAttention(CompilableStage):
         image = _to_rows(top)  # [1, hw, C]
         memory = memory.to(top.dtype)
         tokens = pointers.to(top.dtype).unflatten(-1, (self.slots, self.hidden)).flatten(1, 2)
-        place = self.place[offset].flatten(1, 2)  # [G, M * T, C]
-        time = self._pointer_place(pointer_age)
+        encoding = self.memory_position[offset].flatten(1, 2)  # [G, M * T, C]
+        time = self._encode_pointer_age(pointer_age)
         mask = self._mask(valid, memory.shape[1], pointers.shape[1])
         x = image + self.position
         for layer in self.layers:
-            x = layer(x, image, memory, tokens, place, time, self.rotation, mask)
+            x = layer(x, image, memory, tokens, encoding, time, self.rotation, mask)
         out = apply_norm(self.norm, x).expand(groups, -1, -1)
         return out.transpose(1, 2).unflatten(2, top.shape[-2:])
 
-    def _pointer_place(self, age: Tensor) -> Tensor:
+    def _encode_pointer_age(self, age: Tensor) -> Tensor:
         """Return the temporal encoding [G, P * slots, C] of pointers; all slots of a frame share it."""
         # pairs of channels share a period, as in the reference
         half = self.hidden // 2
         pairs = torch.arange(half, device=age.device).div(2, rounding_mode="floor").to(self.rotation.dtype)
         phase = age[..., None].to(pairs.dtype) / (MAX_POINTERS - 1) / THETA ** (2 * pairs / half)
         waves = torch.cat([phase.sin(), phase.cos()], dim=-1)
-        return self.pointer_time(waves.to(self.place.dtype)).repeat_interleave(self.slots, dim=1)
+        return self.pointer_time(waves.to(self.memory_position.dtype)).repeat_interleave(self.slots, dim=1)
 
     def _mask(self, valid: Tensor | None, memories: int, pointers: int) -> Tensor | None:
         """Return the mask of all keys, bool [G, 1, 1, M * T + P * slots]: True for those to attend to."""
@@ -166,7 +166,7 @@ class _ReadLayer(nn.Module):
         image: Tensor,
         memory: Tensor,
         pointers: Tensor,
-        place: Tensor,
+        encoding: Tensor,
         time: Tensor,
         rotation: Tensor,
         mask: Tensor | None,
@@ -182,7 +182,7 @@ class _ReadLayer(nn.Module):
         )
         query = rotate(query.unflatten(-1, (HEADS, -1)), rotation)
         masks = memory[..., : x.shape[-1]].flatten(1, 2)
-        key = apply_linear(self.key, memory.flatten(1, 2)).add_(place)
+        key = apply_linear(self.key, memory.flatten(1, 2)).add_(encoding)
         # a memory's tokens have the same rotation at any age
         spread = key.unflatten(-1, (HEADS, -1)).unflatten(1, (-1, rotation.shape[0]))
         key = torch.cat(
@@ -290,11 +290,11 @@ def _exact(dtype: torch.dtype) -> torch.dtype:
 def make_sine(grid: int, channels: int, device: torch.device) -> Tensor:
     """Return the sine position map [hw, C] of a grid, float64."""
     half = channels // 2
-    places = torch.arange(1, grid + 1, device=device, dtype=torch.float64)
+    positions = torch.arange(1, grid + 1, device=device, dtype=torch.float64)
     # the reference adds this, lest an empty axis divide by 0
-    places = places / (places[-1] + 1e-6) * 2 * torch.pi
+    positions = positions / (positions[-1] + 1e-6) * 2 * torch.pi
     pairs = torch.arange(half, device=device, dtype=torch.float64).div(2, rounding_mode="floor")
-    phase = places[:, None] / 10000.0 ** (2 * pairs / half)
+    phase = positions[:, None] / 10000.0 ** (2 * pairs / half)
     # even channels are sines, odd ones cosines
     waves = torch.stack([phase[:, 0::2].sin(), phase[:, 1::2].cos()], dim=-1).flatten(1)
     rows = waves[:, None].expand(-1, grid, -1)
@@ -306,8 +306,8 @@ def make_rotation(grid: int, channels: int, device: torch.device) -> Tensor:
     """Return the rotary encoding [hw, D / 2, (cos, sin)] of a grid's tokens, float64."""
     steps = torch.arange(0, channels // 2, 2, device=device, dtype=torch.float64)
     frequencies = THETA ** (-steps / (channels // 2))
-    places = torch.arange(grid * grid, device=device)
-    across = (places % grid).double()[:, None] * frequencies
-    down = places.div(grid, rounding_mode="floor").double()[:, None] * frequencies
+    tokens = torch.arange(grid * grid, device=device)
+    across = (tokens % grid).double()[:, None] * frequencies
+    down = tokens.div(grid, rounding_mode="floor").double()[:, None] * frequencies
     phase = torch.cat([across, down], dim=1)
     return torch.stack([phase.cos(), phase.sin()], dim=-1)

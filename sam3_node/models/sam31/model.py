@@ -41,7 +41,7 @@ class Sam31Encoder(nn.Module):
 
 
 class Sam31Model(TrackerModel):
-    """The stages of SAM 3.1's tracker. An object has a slot of a group, and groups take the place of objects."""
+    """The stages of SAM 3.1's tracker. An object has a slot of a group, and groups take the role of objects."""
 
     def _declare(self, source: Source, has_memory: bool) -> Capabilities:
         assert has_memory, "a checkpoint without memory modules is refused"
