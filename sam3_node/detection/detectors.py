@@ -140,7 +140,7 @@ def restore_prompts(detector: Detector | None, state: State) -> PromptSet:
     """Return the prompts that `PromptSet.state` described. Raises RequestError as `PromptSet.prepare` does."""
     exemplars = {}
     for name, (text, saved) in state["exemplars"].items():
-        views = {place: View(*view) for place, view in saved.items()}
+        views = {image: View(*view) for image, view in saved.items()}
         exemplars[name] = Exemplar(text, views)
     prompts = PromptSet(**state | {"exemplars": exemplars})
     # without phrases, no detector is needed

@@ -87,14 +87,14 @@ def load_vocabulary(settings: DetectorSettings) -> Vocabulary | None:
 
 
 def _load_yolo_world(
-    name: str, vocabulary: File | None, text_encoder: File | None, image_size: int, **place: Any
+    name: str, vocabulary: File | None, text_encoder: File | None, image_size: int, **device: Any
 ) -> Detector:
     from ..models.yolo.network import load_yolo_world
     from .yolo_world import YoloWorldDetector
 
     is_nano = name == "nano"
     folder = find_yolo_folder(name)
-    model = load_yolo_world(folder, **place)
+    model = load_yolo_world(folder, **device)
     return YoloWorldDetector(
         model,
         _phrase_encoder(folder, vocabulary, text_encoder),

@@ -1,6 +1,6 @@
 """Run YOLO-World's network as an engine, for square frames of one size and a fixed number of phrases.
 
-The detector's engine slot puts it in the place of torch's network.
+The detector's engine slot lets it run instead of torch's network.
 """
 
 import logging
@@ -154,7 +154,7 @@ def load_chosen(
 
 
 def serve_detector(detector: Detector, settings: Settings) -> None:
-    """Put the engine that `settings` ask for in the place of YOLO-World's network; other detectors have no engine.
+    """Let the engine that `settings` ask for run instead of YOLO-World's network; other detectors have no engine.
 
     If it cannot serve, only the detector falls back to torch, not the tracker, and the detector's name says why. See
     `EngineSlot.serve`.

@@ -132,7 +132,7 @@ def _run_gate(
     min_iou: float,
     **options: Any,
 ) -> Report:
-    """Compare stages that serve in the place of a model's own with the reference, on the bundled recording."""
+    """Compare stages that serve instead of a model's own with the reference, on the bundled recording."""
     clip = read_gate_clip()
     return compare_stages(
         reference,

@@ -86,7 +86,7 @@ class Tuning:
 
 
 def resolve(settings: Settings) -> Settings:
-    """Return the settings with a value in the place of each open option, and log in one line where they come from.
+    """Return the settings with a value for each open option, and log in one line where they come from.
 
     On a CPU `model.dtype` stays open, and everywhere `engine.read_kernel`.
     """

@@ -58,7 +58,7 @@ class LoadedEngines(NamedTuple):
 
 
 class EngineSlot(ABC):
-    """A place where engines may run instead of torch. It holds no engines itself, so that failed ones are freed."""
+    """What may run engines instead of torch. It holds no engines itself, so that failed ones are freed."""
 
     subject: ClassVar[str]
     """Name of the engines in messages, a noun without a verb."""
@@ -81,7 +81,7 @@ class EngineSlot(ABC):
 
     @abstractmethod
     def install(self, engines: LoadedEngines) -> None:
-        """Put engines in the place of torch."""
+        """Let engines run instead of torch."""
 
     @abstractmethod
     def fall_back(self, reason: EngineError) -> None:
@@ -158,7 +158,7 @@ def check_tracker(settings: Settings, source: str | Path | None = None) -> Repor
 
 
 def use_torch(model: TrackerModel, stages: Stages, reason: EngineError) -> None:
-    """Let the model's own torch stages serve in the place of engines that failed; the model's name says why."""
+    """Let the model's own torch stages serve instead of engines that failed; the model's name says why."""
     _log.warning("engines cannot serve, torch does: %s", reason)
     # torch's stages take any number of objects
     model.serve_by(stages, few_shapes=False)

@@ -219,8 +219,8 @@ def time_step(model: TrackerModel, objects: int, clock: Clock = read_clock) -> f
     generator = torch.Generator().manual_seed(0)
     clip = [torch.randn(1, 3, side, side, generator=generator).to(model.device) for _ in range(4)]
     tracker = Tracker(model, max_objects=objects)
-    places = [(side * (0.2 + 0.6 * number / objects), side * 0.5) for number in range(objects)]
-    prompts = [ObjectPrompt(number, points=[place]) for number, place in enumerate(places)]
+    points = [(side * (0.2 + 0.6 * number / objects), side * 0.5) for number in range(objects)]
+    prompts = [ObjectPrompt(number, points=[point]) for number, point in enumerate(points)]
     times = []
     for number in range(FILL_FRAMES + TIMED_FRAMES):
         begin_s = clock(model.device)

@@ -436,13 +436,13 @@ def _where(perception: Perception, operation: ops.FindObjects) -> replies.Places
     found: list[replies.ObjectPlace] = []
     for pipeline in pipelines:
         silent_s = _silent_s(perception, pipeline)
-        for place in pipeline.where(operation.id, operation.label):
+        for item in pipeline.where(operation.id, operation.label):
             # no frame has shown it since, so it is older by the camera's silence
-            age_s = place.age_s
+            age_s = item.age_s
             if age_s is not None:
                 age_s = round(age_s + (silent_s or 0.0), 3)
-            found.append(replace(place, epoch=pipeline.epoch, silent_s=silent_s, age_s=age_s))
-    found.sort(key=lambda place: (not place.in_view, _or_default(place.age_s, math.inf)))
+            found.append(replace(item, epoch=pipeline.epoch, silent_s=silent_s, age_s=age_s))
+    found.sort(key=lambda item: (not item.in_view, _or_default(item.age_s, math.inf)))
     return replies.PlacesReply(objects=tuple(found))
 
 

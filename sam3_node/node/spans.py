@@ -19,7 +19,7 @@ EXPORT_S = 2.0
 TRACES_PATH = "/v1/traces"
 """Path of traces at a collector, behind its base address."""
 MAX_REQUESTS_PER_S = 100
-"""Requests that get a span in a second. A flood of them would take the places of frames in the queue."""
+"""Requests that get a span in a second. A flood of them would displace the spans of frames in the queue."""
 MAX_REASON_CHARACTERS = 300
 """Characters of the exporter's words that reach the log."""
 

@@ -296,7 +296,7 @@ def _collect_facts(description: Mapping[str, Any]) -> dict[str, Any]:
     settings = description.get("settings", {})
     for section in SECTIONS:
         facts |= {f"{section}.{name}": value for name, value in settings.get(section, {}).items()}
-    # resolved values are compared under their own names; of places, the description has what they hold
+    # resolved values are compared under their own names; of paths, the description has what the files hold
     hidden = ("model.device", "model.dtype", "model.threads", "spatial.calibration", "engine.folder")
     shown = {name: value for name, value in facts.items() if name not in hidden}
     return {**shown, **description.get("versions", {})}

@@ -104,10 +104,10 @@ class Schedule(Closeable):
         # the first frames show the size of each camera's images, which objects must fit
         self._bag = open_bag(path, job.topics, job.span, job.depth_aligned)
         with closed_on_error(self):
-            self.objects = tuple(self._place_annotations(job.objects))
+            self.objects = tuple(self._find_annotated_frames(job.objects))
             check_extents(self.objects, islice(self.frames(), MAX_FIRST_FRAMES))
 
-    def _place_annotations(self, objects: Sequence[ObjectOnFrame]) -> Iterator[ObjectOnFrame]:
+    def _find_annotated_frames(self, objects: Sequence[ObjectOnFrame]) -> Iterator[ObjectOnFrame]:
         """Yield the objects, those of an annotation on the frame of its name.
 
         An annotation whose name is neither that of an image nor a number is on the first frame. So is the number 0.
@@ -404,10 +404,8 @@ class FrameEdits:
 
         Return the number of skipped edits.
         """
-        places = [place for place in (*self.before, *self.on) if place[0] == camera and place[1] < seq]
-        skipped = [
-            edit for group in (self.before, self.on) for place in places for edit in group.pop(place, ())
-        ]
+        keys = [key for key in (*self.before, *self.on) if key[0] == camera and key[1] < seq]
+        skipped = [edit for group in (self.before, self.on) for key in keys for edit in group.pop(key, ())]
         # names stay in force on later frames, so the last ones are needed from the beginning on
         prompts = [edit for edit in skipped if isinstance(edit, SetPrompts)]
         if prompts:
@@ -438,9 +436,9 @@ def step_all_frames(
     begun = set[str]()
     episode = None
     for frame in frames:
-        place = frame.camera, frame.seq
+        key = frame.camera, frame.seq
         # taken out, because a seq comes again after a restart of the camera
-        yield from edits.before.pop(place, ())
+        yield from edits.before.pop(key, ())
         before = episode
         episode = bisect_right(episode_starts, frame.seq)
         if before not in (None, episode):
@@ -452,7 +450,7 @@ def step_all_frames(
         remaining = [item for item in remaining if item not in marked]
         indices[frame.camera] += 1
         on_frame: list[Edit] = [
-            *edits.on.pop(place, ()),
+            *edits.on.pop(key, ()),
             *(_make_add_edit(item, frame, notes) for item in marked),
         ]
         if everything and frame.camera not in begun:
@@ -532,13 +530,13 @@ def group_edits(log: Iterable[RecordedMasks | Event]) -> FrameEdits:
     last: dict[str, int] = {}
     for item in log:
         if isinstance(item, RecordedMasks):
-            place = item.masks.camera, item.masks.seq
-            last[place[0]] = place[1]
-            own = [edit for edit in pending if _applies_to(edit, place[0])]
+            key = item.masks.camera, item.masks.seq
+            last[key[0]] = key[1]
+            own = [edit for edit in pending if _applies_to(edit, key[0])]
             # most frames have no edit, and would fill the memory
             if own:
-                edits.before[place] += own
-            pending = [edit for edit in pending if not _applies_to(edit, place[0])]
+                edits.before[key] += own
+            pending = [edit for edit in pending if not _applies_to(edit, key[0])]
         elif item.op in CHANGES:
             edit = event_log.read_edit(item)
             frame = _find_prompted_frame(edit, last)

@@ -2,7 +2,7 @@
 
 RepViT has the tensor names of timm's `repvit_m1`, which the published configuration names as the backbone;
 `EdgeTamConfig` reads it as a `RepVitConfig`. The layers are as they are trained: convolutions with batch norms, side by
-side where they are added. `fold_norms` returns the same network with one convolution in the place of each of these.
+side where they are added. `fold_norms` returns the same network with one convolution for each of these.
 """
 
 from __future__ import annotations

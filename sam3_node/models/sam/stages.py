@@ -491,7 +491,7 @@ class Decoder(nn.Module):
 
 
 class NoMemory(nn.Module):
-    """The place of a stage that weights without memory modules do not have."""
+    """Stands for a stage that weights without memory modules do not have."""
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Raise ModelError."""

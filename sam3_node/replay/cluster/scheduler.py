@@ -391,8 +391,8 @@ def _has_token() -> bool:
     mode = os.environ.get(AUTH_MODE)
     if mode is not None:
         return mode.lower() == "token"
-    places = (os.environ.get("RAY_AUTH_TOKEN"), os.environ.get("RAY_AUTH_TOKEN_PATH"))
-    return any(places) or (Path.home() / ".ray" / "auth_token").is_file()
+    sources = (os.environ.get("RAY_AUTH_TOKEN"), os.environ.get("RAY_AUTH_TOKEN_PATH"))
+    return any(sources) or (Path.home() / ".ray" / "auth_token").is_file()
 
 
 def _init_ray(ray: Any, address: str, workers: int) -> None:

@@ -40,7 +40,7 @@ def write_coco(
     have a `video_id`, images a `frame_index`. `tracks` are objects. Additional fields are `seq` and `capture_ns` of a
     frame, `instance_id`, which is the object's id on its camera, and `score` in 0..1. `confidence`, `name_confidence`
     (null where unknown) and `doubtful` say how far the mask and the name can be trusted. `file_name` is the path of the
-    frame's image beside the JSON file; without a name it is the place RECORDING#CAMERA/SEQ. An object without a mask on
+    frame's image beside the JSON file; without a name it is RECORDING#CAMERA/SEQ. An object without a mask on
     a frame has no annotation there. pycocotools loads each image on its own.
     """
     cameras = NumberTable[str]()
@@ -196,11 +196,11 @@ def write_ytvis(
 
 @dataclass(slots=True)
 class _Tube:
-    """An object's masks in a video: its label, and the frames with the places of their rows in the spool."""
+    """An object's masks in a video: its label, and the frames, and the offsets in bytes of their rows in the spool."""
 
     label: str
     frames: array[int] = field(default_factory=lambda: array("q"))
-    places: array[int] = field(default_factory=lambda: array("q"))
+    offsets: array[int] = field(default_factory=lambda: array("q"))
 
 
 @dataclass(slots=True)
@@ -221,7 +221,7 @@ class _Video:
         # a name that was corrected counts for the whole video
         tube.label = instance.label
         tube.frames.append(len(self.file_names))
-        tube.places.append(spool.tell())
+        tube.offsets.append(spool.tell())
         row = {
             "segmentations": _encode_runs(instance),
             "bboxes": _make_box(instance),
@@ -262,8 +262,8 @@ def _make_tubes(
         for object_id, tube in video.tubes.items():
             count += 1
             lists: dict[str, list[Any]] = {name: [None] * length for name in _LISTS}
-            for index, place in zip(tube.frames, tube.places, strict=True):
-                spool.seek(place)
+            for index, offset in zip(tube.frames, tube.offsets, strict=True):
+                spool.seek(offset)
                 for name, value in json.loads(spool.readline()).items():
                     lists[name][index] = value
             yield {

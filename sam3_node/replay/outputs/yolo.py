@@ -108,9 +108,9 @@ def write_yolo(
         elif part is None:
             counts.gap_pictures += 1
         else:
-            place = PurePosixPath(name)
+            picture_path = PurePosixPath(name)
             lines = [dataset.describe(item, counts) for item in frame.instances if item.mask.crop.size]
-            dataset.add(part, f"{place.parent.name}-{place.name}", picture, lines)
+            dataset.add(part, f"{picture_path.parent.name}-{picture_path.name}", picture, lines)
             counts.pictures[part] += 1
     dataset.finish()
     return counts.describe()
@@ -288,8 +288,8 @@ def _connect(rings: Sequence[Points]) -> Points:
         best = int(np.argmin(distance))
         added = rings[owner[best]]
         start = int(np.flatnonzero((added == rest[best]).all(axis=1))[0])
-        place = int(np.flatnonzero((merged == nearest[best]).all(axis=1))[0])
-        way = [merged[: place + 1], np.roll(added, -start, axis=0), added[start : start + 1], merged[place:]]
+        cut = int(np.flatnonzero((merged == nearest[best]).all(axis=1))[0])
+        way = [merged[: cut + 1], np.roll(added, -start, axis=0), added[start : start + 1], merged[cut:]]
         merged = np.concatenate(way)
         left = owner != owner[best]
         rest = rest[left]
@@ -326,9 +326,9 @@ def join_yolo(folder: Path, parts: Sequence[Path]) -> str:
             split = own_split
             if validation:
                 split = "val" if part in validation else "train"
-            place = dataset.folder / "images" / split / f"{part.name}-{path.name}"
-            _link(path, place)
-            _copy_labels(_label_path(path), _label_path(place), numbers)
+            target = dataset.folder / "images" / split / f"{part.name}-{path.name}"
+            _link(path, target)
+            _copy_labels(_label_path(path), _label_path(target), numbers)
             counts[split] += 1
     dataset.finish()
     how = "each is split by time"
@@ -347,22 +347,22 @@ def _choose_validation(parts: Sequence[Path]) -> set[Path]:
     return set(parts[-max(1, round(len(parts) * VALIDATION_SHARE)) :])
 
 
-def _link(path: Path, place: Path) -> None:
+def _link(path: Path, target: Path) -> None:
     try:
-        os.link(path, place)
+        os.link(path, target)
     except OSError:
-        shutil.copyfile(path, place)
+        shutil.copyfile(path, target)
 
 
 def _label_path(picture: Path) -> Path:
     return picture.parents[2] / "labels" / picture.parent.name / f"{picture.stem}.txt"
 
 
-def _copy_labels(path: Path, place: Path, numbers: Mapping[str, str]) -> None:
+def _copy_labels(path: Path, target: Path, numbers: Mapping[str, str]) -> None:
     """Copy a file of labels with other numbers of classes."""
     lines = path.read_text(encoding="utf-8").splitlines()
     pairs = (line.partition(" ") for line in lines)
-    place.write_text("".join(f"{numbers[number]} {rest}\n" for number, _, rest in pairs), encoding="utf-8")
+    target.write_text("".join(f"{numbers[number]} {rest}\n" for number, _, rest in pairs), encoding="utf-8")
 
 
 def _read_names(folder: Path) -> list[str]:
