@@ -29,7 +29,7 @@ from . import validation
 from .engine_store import EngineKey, EngineStore, StoredEngine, checkpoint_digest, describe_tensorrt
 from .export import BuildStep, ReportProgress, export, ignore_progress
 from .oom import reraise_out_of_memory
-from .slot import EngineSlot, GateClip, LoadedEngines, require_gpu, shorten_reason
+from .slot import CheckClip, EngineSlot, LoadedEngines, require_gpu, shorten_reason
 from .specs import StageSpec, TensorSpec
 from .tensorrt.builder import LOCAL, build
 from .tensorrt.runtime import TensorRTRun
@@ -130,7 +130,12 @@ def build_detector(
     return store.save(key, {DETECT: plan}, {DETECT: build_s})
 
 
-DEFAULT_PHRASES = ("person", "cup", "bottle", "chair")  # for the gate, where the settings give no others
+DEFAULT_PHRASES = (
+    "person",
+    "cup",
+    "bottle",
+    "chair",
+)  # for the accuracy check, where the settings give no others
 _log = logging.getLogger(__name__)
 
 
@@ -164,7 +169,7 @@ def serve_detector(detector: Detector, settings: Settings) -> None:
 
 
 def check_detector(settings: Settings, source: str | Path | None = None) -> validation.Report:
-    """Run the gate on the detector's engine that `settings` ask for, and store its report; see `EngineSlot.check`."""
+    """Run the accuracy check on the detector's engine of `settings`, and store its report; see `EngineSlot.check`."""
     with reraise_out_of_memory(EngineError, f"while {settings.detector.name} was loaded"):
         detector = load_chosen(settings.detector, settings.model)
     assert isinstance(detector, YoloWorldDetector)
@@ -195,7 +200,7 @@ class DetectorSlot(EngineSlot):
         run = TensorRTRun(stored.read_plan(DETECT), spec, self._device, kernels=stored.kernels_path(DETECT))
         return LoadedEngines(stored, {DETECT: run}, {DETECT: spec})
 
-    def compare(self, engines: LoadedEngines, clip: GateClip) -> validation.Report:
+    def compare(self, engines: LoadedEngines, clip: CheckClip) -> validation.Report:
         # the reference computes in float32; the comparator casts the vectors for the engine
         text = self.detector.prepare(choose_phrases(self.settings.detector)).vectors.float()
         folder = resolve_folder(self.settings.detector)
@@ -264,7 +269,7 @@ def time_detector(
 
 
 def choose_phrases(settings: DetectorSettings) -> tuple[str, ...]:
-    """Return phrases for the gate: the prompts, else the first of the vocabulary, else DEFAULT_PHRASES."""
+    """Return phrases for the accuracy check: the prompts, else the first of the vocabulary, else DEFAULT_PHRASES."""
     if settings.prompts:
         return settings.prompts[:PHRASES]
     file = settings.vocabulary or resolve_folder(settings) / VOCABULARY

@@ -110,7 +110,7 @@ class Manifest(Section):
 
 
 class StoredEngine(NamedTuple):
-    """Engines in the store. `folder` holds STAGE.plan for each stage, and the gate's report once there is one.
+    """Engines in the store. `folder` holds STAGE.plan for each stage, and a report once the accuracy check has run.
 
     TensorRT-RTX adds STAGE.kernels.
     """

@@ -133,7 +133,7 @@ def list_combinations(settings: Settings) -> Iterator[Values]:
     device = pick_device(settings.model.device)
     defaults = find_defaults(device)
     is_open = list_open(settings)
-    # on a CPU the gate chooses the dtype
+    # on a CPU the accuracy check chooses the dtype
     choices: dict[str, tuple[str | bool, ...]] = {COMPILE: (False, True)}
     if device.type == "cuda":
         dtype = defaults[DTYPE] if DTYPE in is_open else settings.model.dtype
@@ -192,7 +192,7 @@ def list_rows(tuning: Tuning) -> list[tuple[str, ...]]:
 def _try(settings: Settings, values: Values, load: Load, objects: Sequence[int], clock: Clock) -> Trial:
     """Load the tracker with a combination, and time a step for each number of objects."""
     begin_s = time.monotonic()
-    # a refusal of the gate is a reason here, not a reason to serve something slower
+    # a refusal of the accuracy check is a reason here, not a reason to serve something slower
     strict = replace_values(settings, values | {"engine.fallback": False})
     # what earlier trials hold and have compiled must not count against this one
     gc.collect()

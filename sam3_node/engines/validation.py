@@ -1,4 +1,4 @@
-"""Compare engines with the torch stages in float32 before they serve: this is the gate.
+"""Compare engines with the torch stages in float32 before they serve: this is the accuracy check.
 
 First each stage by itself: while the reference tracks a clip, a `StageComparator` runs the candidate on the reference's
 own inputs and compares the outputs. Then all stages together, as they will serve: the candidates track the same clip in
@@ -47,7 +47,7 @@ from .specs import (
 )
 
 MAX_REPORT_BYTES = 16 << 20
-"""Size of the largest report of the gate that is read. A larger one is ignored."""
+"""Size of the largest report of the accuracy check that is read. A larger one is ignored."""
 _EXACT = ConfigDict(extra="forbid")
 _log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ def read_clock(device: torch.device) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Figures and thresholds of a gate run.
+    """Figures and thresholds of an accuracy check.
 
     tracks: None if the engines could not track at all; `faults` says why. layers: the layers of a refused stage that
     differ most, as (stage.layer, cosine). tracked: False for a detector, which has no masks to compare. plans: SHA-256

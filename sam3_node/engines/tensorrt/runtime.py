@@ -225,7 +225,7 @@ class TensorRTRun:
     def _configure(self) -> Any:
         """Return the configuration of a context: this class gives it memory, and it compiles all kernels at once.
 
-        The latter concerns TensorRT-RTX, whose kernels must exist when the gate runs and when graphs are captured.
+        The latter concerns TensorRT-RTX, whose kernels must exist before accuracy is checked and graphs captured.
         """
         api = self._library.api
         user_managed = api.ExecutionContextAllocationStrategy.USER_MANAGED
