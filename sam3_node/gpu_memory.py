@@ -27,9 +27,9 @@ GROUPS_WEIGHTS_GB = 0.96
 """GB of 480 million weights of SAM 3.1 in bfloat16."""
 GROUP_SLOT_GB = 72 * 72 * 2 * 256 * 2 / 1e9
 """GB of a memory of one group on one frame: tokens of masks and of the image."""
-GROUP_SHEET_GB = 16 * 288 * 288 * 2 / 1e9
+GROUP_MASKS_GB = 16 * 288 * 288 * 2 / 1e9
 """GB of the masks of one group on one frame: 16 slots of 288 x 288 values of two bytes."""
-RECENT_SHEETS = 2
+RECENT_MASK_FRAMES = 2
 """Newest frames whose masks a group keeps, so that these frames can be encoded again."""
 GROUP_READ_GB = 0.66
 """GB of a read of one group, by what 64 objects took more than 16 on an H200."""
@@ -69,8 +69,8 @@ def estimate_groups_gpu_gb(objects: int, bank_size: int = 7, cameras: int = 1) -
     """
     groups = -(-objects // GROUP_OBJECTS)
     slots = bank_size + PROMPTED_FRAMES
-    sheets = RECENT_SHEETS + PROMPTED_FRAMES
-    bank_gb = (groups + SPARE_GROUPS) * (slots * GROUP_SLOT_GB + sheets * GROUP_SHEET_GB)
+    mask_frames = RECENT_MASK_FRAMES + PROMPTED_FRAMES
+    bank_gb = (groups + SPARE_GROUPS) * (slots * GROUP_SLOT_GB + mask_frames * GROUP_MASKS_GB)
     # each frame also has features for prompts, as large as the others
     kept_gb = min(KEPT_FRAMES * 2 * FRAME_GB, CACHE_GB)
     read_gb = min(groups, BATCH) * GROUP_READ_GB

@@ -122,7 +122,7 @@ def describe_change(request: Request, reply: Reply) -> dict[str, object] | None:
         return None
     # another session gives other epochs, so an old one would refuse the repeated request
     args = {name: value for name, value in request.args.items() if name not in ("epoch", "like_epoch")}
-    # what the node chose here depends on its load and cameras: a repetition has to be told
+    # what the node chose here depends on its load and cameras, so a replay needs it in the event
     if isinstance(reply.result, dict):
         args |= {name: reply.result[name] for name in ("camera", "stride") if name in reply.result}
     return args

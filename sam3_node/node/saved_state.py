@@ -469,9 +469,9 @@ class Snapshots:
             # after a named snapshot, ids begin again
             saved = saved._replace(snapshot=replace(saved.snapshot, kind="named"))
         restore_snapshot(self._perception, saved.snapshot, saved.source)
-        told = saved.describe().to_result()
-        self._status["restored"] = {"source": saved.source, **told}
-        self._output.publish_event(RESTORED, told)
+        described = saved.describe().to_result()
+        self._status["restored"] = {"source": saved.source, **described}
+        self._output.publish_event(RESTORED, described)
         # a named snapshot may be older than the counts of this run, which must not fall
         if saved.snapshot.kind != "named":
             for camera, stats in self._output.stats.items():

@@ -283,7 +283,7 @@ def read_edit(event: Event) -> Edit:
             return convert(event.args, CatchUpEnded, what)
         change = read_operation(event.op, event.args)
     except (RequestError, WireError) as error:
-        # a replay of other cameras leaves it out, so its camera is told
+        # with its camera, because a replay of other cameras ignores it
         camera = event.args.get("camera")
         return Unreadable(event.op, str(error), camera if isinstance(camera, str) else None)
     assert isinstance(change, Change)

@@ -57,8 +57,8 @@ class ObjectOnFrame:
     (1 inside, 0 outside; all 1 when absent), a `box` (x0, y0, x1, y1), or both mark the object. Instead, `mask` may
     name an image file of the frame's size: pixels of this `value` (default: all nonzero pixels) are inside.
 
-    With `like`, the box is an exemplar, on the frame or on a `photo`. The detector looks for everything that is like
-    the boxes of 1 and unlike those of 0. What it finds gets the label.
+    With `like`, the box is an exemplar, on the frame or on a `photo`. `like` 1 marks an example of what to find, and
+    `like` 0 a counterexample. The detector searches for what resembles the examples. What it finds gets the label.
     """
 
     camera: str | None = None

@@ -126,7 +126,7 @@ def _check_part(schedule: Schedule) -> None:
     whole = replace(job, begin_ns=None, end_ns=None, start=0, stop=None, objects=())
     with Schedule(whole, schedule.path) as other:
         stamps_ns = [frame.capture_ns for frame in other.frames()]
-    # a part in a pause of the recording is told by the replay, which finds no frame
+    # the replay itself reports a part in a pause of the recording, where it finds no frame
     if not stamps_ns or _resolve(job.begin_ns, min(stamps_ns)) <= max(stamps_ns):
         return
     length_s = (max(stamps_ns) - min(stamps_ns)) / NANOSECONDS
