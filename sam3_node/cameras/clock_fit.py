@@ -13,8 +13,9 @@ WINDOW_S = 60
 _MIN_BINS = 5
 # largest drift: real clocks differ by less than 200 ppm
 _MAX_DRIFT = 1e-3
-# an image that comes earlier or later than this, by the fit, is after a jump of a clock
+# nanoseconds before the time of the fit: an image that comes earlier follows a jump of a clock
 _MAX_EARLY_NS = NANOSECONDS
+# nanoseconds after the time of the fit, likewise. It is longer, because images may be delayed
 _MAX_LATE_NS = 10 * NANOSECONDS
 # images after a jump until the clock is fitted anew
 _MAX_JUMPS = 3

@@ -19,8 +19,9 @@ from .camera_source import CapturedImage
 _FALLBACK_GAP_NS = NANOSECONDS // 30
 # longest gap that is waited for
 _MAX_GAP_NS = 10 * NANOSECONDS
-# pauses before a lost device is opened again: the first one, and the longest
+# first pause in seconds before a lost device is opened again. It doubles with each failure
 _FIRST_RETRY_S = 0.25
+# longest such pause
 _LAST_RETRY_S = 4.0
 # time of one wait for an image
 _TURN_S = 0.1

@@ -31,8 +31,9 @@ from .live_source import DeviceSource, PlayedSource
 SILENT_S = 3.0
 """Time without an image after which a camera counts as lost."""
 
-# units of exposure in a millisecond: a colour sensor of its own counts in 100 us, a stereo sensor in us
+# units of exposure in a millisecond of a separate colour sensor, which counts in 100 us as UVC does
 _UVC_UNITS_PER_MS = 10
+# units of exposure in a millisecond of a stereo sensor, which counts in us
 _STEREO_UNITS_PER_MS = 1000
 # frames that wait between the SDK's thread and the reader
 _QUEUE_FRAMES = 8
