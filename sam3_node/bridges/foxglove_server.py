@@ -101,7 +101,7 @@ class FoxgloveServer:
         return self._sdk.Channel(topic, schema=schema, message_encoding="protobuf", context=self._context)
 
     def _find_channels(self, camera: str) -> dict[str, Any]:
-        """Return the channels of a camera. Beyond MAX_CAMERAS, close the channels that were silent for longest."""
+        """Return the channels of a camera. Beyond MAX_CAMERAS, close those that were silent for longest."""
         # put back at the end: the first camera is the one that was silent for longest
         channels = self._channels.pop(camera, {})
         self._channels[camera] = channels

@@ -75,7 +75,7 @@ class Exemplar(NamedTuple):
     """Boxes that show the meaning of a prompt: all like these."""
 
     text: str
-    """words in addition to the boxes; "" for none"""
+    """words beside the boxes; "" for none"""
     views: Mapping[str, View]
     """by the name of the image"""
 
@@ -140,7 +140,7 @@ def restore_prompts(detector: Detector | None, state: State) -> PromptSet:
     """Return the prompts that `PromptSet.state` described. Raises RequestError as `PromptSet.prepare` does."""
     exemplars = {}
     for name, (text, saved) in state["exemplars"].items():
-        views = {image: View(*view) for image, view in saved.items()}
+        views = {place: View(*view) for place, view in saved.items()}
         exemplars[name] = Exemplar(text, views)
     prompts = PromptSet(**state | {"exemplars": exemplars})
     # without phrases, no detector is needed

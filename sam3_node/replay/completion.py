@@ -173,7 +173,9 @@ def _build_identity(schedule: Schedule) -> dict[str, Any]:
             del marked["frame_name"]
     sections = {name: getattr(schedule.settings, name).model_dump(mode="json") for name in SECTIONS}
     # a recording of another size is another one; a folder has no size that would tell
-    size = schedule.path.stat().st_size if schedule.path.is_file() else None
+    size = None
+    if schedule.path.is_file():
+        size = schedule.path.stat().st_size
     identity: dict[str, Any] = json.loads(json.dumps({"job": fixed, "settings": sections, "bytes": size}))
     return identity
 

@@ -43,7 +43,7 @@ GATE = 3.0
 REFITS = 3
 """Least-squares fits after RANSAC, each on the inliers of the one before."""
 TILTED_SHARE = 0.5
-"""Share of all points from which a plane that is not level is reported as the likely table."""
+"""Share of the points that a plane which is not level needs to be named as the likely table."""
 LEAST_SIDE_M = 0.001
 """Least height of an upright box. A box without height is no solid for a planner."""
 

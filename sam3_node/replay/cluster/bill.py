@@ -214,6 +214,6 @@ def _describe_state(bag: BagResult) -> str:
 
 
 def _select_fields(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    # the file has sums in addition to the fields, and a later version may have written more
+    # the file has sums beside the fields, and a later version may have written more
     names = {item.name for item in fields(kind)}
     return {name: value for name, value in values.items() if name in names}

@@ -196,11 +196,11 @@ def write_ytvis(
 
 @dataclass(slots=True)
 class _Tube:
-    """An object's masks in a video: its label, and the frames, and the offsets in bytes of their rows in the spool."""
+    """An object's masks in a video: its label, and the frames with the places of their rows in the spool."""
 
     label: str
     frames: array[int] = field(default_factory=lambda: array("q"))
-    offsets: array[int] = field(default_factory=lambda: array("q"))
+    places: array[int] = field(default_factory=lambda: array("q"))
 
 
 @dataclass(slots=True)
@@ -221,7 +221,7 @@ class _Video:
         # a name that was corrected counts for the whole video
         tube.label = instance.label
         tube.frames.append(len(self.file_names))
-        tube.offsets.append(spool.tell())
+        tube.places.append(spool.tell())
         row = {
             "segmentations": _encode_runs(instance),
             "bboxes": _make_box(instance),
@@ -262,8 +262,8 @@ def _make_tubes(
         for object_id, tube in video.tubes.items():
             count += 1
             lists: dict[str, list[Any]] = {name: [None] * length for name in _LISTS}
-            for index, offset in zip(tube.frames, tube.offsets, strict=True):
-                spool.seek(offset)
+            for index, place in zip(tube.frames, tube.places, strict=True):
+                spool.seek(place)
                 for name, value in json.loads(spool.readline()).items():
                     lists[name][index] = value
             yield {
