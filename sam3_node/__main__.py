@@ -47,7 +47,7 @@ def _explain(error: ModuleNotFoundError) -> int:
     missing = explain_missing(error)
     if missing is None:
         raise error
-    # the client alone has a help and a doctor, too
+    # an installation of the client alone also has help and doctor
     from .cli.light import run_light
 
     code = run_light(sys.argv[1:])

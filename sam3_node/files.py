@@ -254,7 +254,7 @@ def read_private(path: Path, max_bytes: int = -1) -> bytes:
 
 
 def keep(path: Path, data: bytes, loss: str) -> bool:
-    """Write a private file that a program keeps for its next start. Its folder is made private, too.
+    """Write a private file that a program keeps for its next start, in a folder that is also made private.
 
     If that fails, log a warning and return False. `loss` says what the failure costs.
     """

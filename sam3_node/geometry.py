@@ -134,9 +134,7 @@ def vector_from_rotation(rotation: npt.ArrayLike) -> Array:
     sine = float(np.linalg.norm(quaternion[:3]))
     angle = 2 * np.arctan2(sine, quaternion[3])
     # near 0 the ratio of angle and sine is 2
-    ratio = 2.0
-    if sine > _MIN_SINE:
-        ratio = angle / sine
+    ratio = angle / sine if sine > _MIN_SINE else 2.0
     return quaternion[:3] * ratio
 
 

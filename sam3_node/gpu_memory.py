@@ -12,7 +12,7 @@ FRAME_GB = 0.0106
 SLOT_GB = 72 * 72 * 64 * 2 / 1e9
 """GB of a memory of one object on one frame."""
 PROMPTED_FRAMES = 4
-"""Prompted frames that the bank holds beside the recent ones."""
+"""Prompted frames that the bank holds in addition to the recent ones."""
 KEPT_FRAMES = 60
 """Frames whose features are kept: 2 s at 30 FPS."""
 BATCH = 64
@@ -22,19 +22,19 @@ OBJECT_GB = 0.09
 GROUP_OBJECTS = 16
 """Objects of SAM 3.1 that share a memory."""
 SPARE_GROUPS = 4
-"""Groups of objects that catch up apart from the others."""
+"""Groups that are allocated for objects that catch up, apart from the others."""
 GROUPS_WEIGHTS_GB = 0.96
 """GB of 480 million weights of SAM 3.1 in bfloat16."""
 GROUP_SLOT_GB = 72 * 72 * 2 * 256 * 2 / 1e9
 """GB of a memory of one group on one frame: tokens of masks and of the image."""
-GROUP_SHEET_GB = 16 * 288 * 288 * 2 / 1e9
-"""GB of the masks of one group on one frame."""
-RECENT_SHEETS = 2
-"""Newest frames whose masks are kept, so that they can be encoded anew."""
+GROUP_MASKS_GB = 16 * 288 * 288 * 2 / 1e9
+"""GB of the masks of one group on one frame: 16 slots of 288 x 288 values of two bytes."""
+RECENT_MASK_FRAMES = 2
+"""Newest frames whose masks a group keeps, so that these frames can be encoded again."""
 GROUP_READ_GB = 0.66
 """GB of a read of one group, by what 64 objects took more than 16 on an H200."""
 GROUPS_WORK_GB = 1.3
-"""GB of activations and graphs beside reads: the measured peak, less the other terms."""
+"""GB of activations and graphs, without reads: the measured peak less the other terms."""
 CACHE_GB = 1.0
 """Most GB of the features that are kept, tracker.feature_cache_mb."""
 
@@ -64,14 +64,14 @@ def estimate_gpu_gb(objects: int, bank_size: int = 7, cameras: int = 1) -> float
 def estimate_groups_gpu_gb(objects: int, bank_size: int = 7, cameras: int = 1) -> float:
     """Estimate what `estimate_gpu_gb` does, of SAM 3.1, whose objects share their memories in groups of 16.
 
-    The table of groups has those of objects that catch up, too. Reads and activations are by the peaks measured on an
-    H200, everything else by the sizes of tensors.
+    The table of groups includes the groups of objects that catch up. Reads and activations are by the peaks measured on
+    an H200, everything else by the sizes of tensors.
     """
     groups = -(-objects // GROUP_OBJECTS)
     slots = bank_size + PROMPTED_FRAMES
-    sheets = RECENT_SHEETS + PROMPTED_FRAMES
-    bank_gb = (groups + SPARE_GROUPS) * (slots * GROUP_SLOT_GB + sheets * GROUP_SHEET_GB)
-    # features of prompts, too
+    mask_frames = RECENT_MASK_FRAMES + PROMPTED_FRAMES
+    bank_gb = (groups + SPARE_GROUPS) * (slots * GROUP_SLOT_GB + mask_frames * GROUP_MASKS_GB)
+    # each frame also has features for prompts, as large as the others
     kept_gb = min(KEPT_FRAMES * 2 * FRAME_GB, CACHE_GB)
     read_gb = min(groups, BATCH) * GROUP_READ_GB
     return GROUPS_WEIGHTS_GB + CONTEXT_GB + GROUPS_WORK_GB + cameras * (bank_gb + kept_gb) + read_gb

@@ -117,7 +117,7 @@ class Section(BaseModel):
 def are_same_endpoint(first: str, second: str) -> bool:
     """Return True if two endpoints of ZeroMQ are one socket, however they are spelt. A free port is none.
 
-    `*` and the like stand for the loopback addresses, too; of other hosts, nothing is looked up.
+    `*` and the like include the loopback addresses. Names of other hosts are not looked up.
     """
     host, place = _split_endpoint(first)
     other_host, other_place = _split_endpoint(second)
@@ -535,7 +535,7 @@ class ConsoleSettings(Section):
     key: OptionalProfilePath = None
     """Private key of the certificate, a PEM file."""
     token: bool = False
-    """Ask for the token on loopback, too: other users of this machine could open the page."""
+    """Also ask for the token on loopback: other users of this machine could open the page."""
     read_only: bool = False
     """Show pictures and masks, and refuse whatever would change the node."""
 
@@ -614,9 +614,7 @@ def options() -> Iterator[Option]:
     for section, holder in Settings.model_fields.items():
         for name, field in holder.annotation.model_fields.items():  # type: ignore[union-attr]
             kind = field.annotation
-            choices: tuple[str, ...] = ()
-            if get_origin(kind) is Literal:
-                choices = tuple(kind.__args__)
+            choices: tuple[str, ...] = tuple(kind.__args__) if get_origin(kind) is Literal else ()
             # a list of cameras is a list of tables, which no text gives
             is_text = not (get_origin(kind) is tuple and kind.__args__[0] is CameraSettings)
             default = _format_value(field.default)

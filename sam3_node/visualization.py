@@ -321,9 +321,7 @@ class VideoWriter(Closeable):
         """Raise OutputError if the file lacks frames."""
         # OpenCV does not tell about failed writes
         video = cv2.VideoCapture(str(self.path), cv2.CAP_FFMPEG)
-        count = 0
-        if video.isOpened():
-            count = int(video.get(cv2.CAP_PROP_FRAME_COUNT))
+        count = int(video.get(cv2.CAP_PROP_FRAME_COUNT)) if video.isOpened() else 0
         video.release()
         if count < self.frames:
             raise OutputError(

@@ -148,9 +148,7 @@ def open_bag(
     path = Path(path)
     with reading(path):
         # a recording of this package is one file, or a folder of splits
-        files = [path]
-        if path.is_dir():
-            files = sorted(path.glob("*.mcap*"), key=natural_order)
+        files = sorted(path.glob("*.mcap*"), key=natural_order) if path.is_dir() else [path]
         mcap = {file: _list_colour_topics(file) for file in files if McapBag.recognises(file)}
         native = {file: cameras for file, cameras in mcap.items() if cameras}
         if not native:
@@ -377,9 +375,7 @@ def _is_depth(first: type[Payload] | BagError | None) -> bool:
 def find_reader(path: Path) -> type[SampleReader]:
     """Return the kind of reader that recognises the content; BagError if none does. Reads little of it."""
     # a path that does not exist may be one that does, with a selection of episodes behind a #
-    kinds = READERS
-    if not path.exists():
-        kinds = (LeRobotBag, Hdf5Bag)
+    kinds = READERS if path.exists() else (LeRobotBag, Hdf5Bag)
     for kind in kinds:
         if split_selection(path).path.exists() and kind.recognises(path):
             return kind

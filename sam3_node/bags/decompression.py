@@ -257,9 +257,7 @@ def decode_still(data: Buffer) -> npt.NDArray[Any]:
         )
 
     # grey of 16 bits may be depth: keep all its bits
-    form = "bgr24"
-    if frame.format.name in ("gray16le", "gray16be"):
-        form = "gray16le"
+    form = "gray16le" if frame.format.name in ("gray16le", "gray16be") else "bgr24"
     return np.ascontiguousarray(frame.to_ndarray(format=form))
 
 
@@ -287,7 +285,7 @@ def _decode_avif(av: Any, name: str, data: bytes, limit: str) -> Any:
 def read_tags(data: Buffer) -> dict[int, tuple[int, ...]]:
     """Return the whole numbers of the first directory of a TIFF, or of EXIF, by their tags.
 
-    Of data that is cut off, return those that are complete.
+    Of data that is cut off, return the complete ones.
     """
     order = _read_byte_order(data)
     tags = dict[int, tuple[int, ...]]()

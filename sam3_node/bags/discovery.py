@@ -76,7 +76,7 @@ class Camera:
 
 
 def choose_cameras(path: Path, topics: Sequence[Topic], names: Collection[str] = ()) -> tuple[Camera, ...]:
-    """Return the cameras of `topics`. If `names` is given, return only those that it holds by name or by colour topic.
+    """Return the cameras of `topics`. If `names` is given, return only cameras whose name or colour topic it holds.
 
     A topic in `names` is also preferred if a camera has several (raw and compressed, aligned depth and its own).
     Raises BagError if there is no camera, or if one of `names` is absent.
@@ -103,7 +103,7 @@ def choose_cameras(path: Path, topics: Sequence[Topic], names: Collection[str] =
 
 def find_cameras(topics: Sequence[Topic], preferred: Collection[str] = ()) -> tuple[Camera, ...]:
     """Return all cameras in the order of their first topics. `preferred` topics win over others of their sensor."""
-    # one topic for each sensor; drivers offer an empty depth topic for colour streams, too
+    # one topic for each sensor; drivers also offer an empty depth topic for colour streams
     colours = _choose_per_sensor(topics, "colour", preferred)
     depths = [depth for depth in _choose_per_sensor(topics, "depth", preferred) if not depth.is_colour]
     served = _pair(colours, depths, preferred)
@@ -129,7 +129,7 @@ def find_cameras(topics: Sequence[Topic], preferred: Collection[str] = ()) -> tu
 
 def settle_kinds(reader: SampleReader) -> tuple[Topic, ...]:
     """Return a reader's topics with corrected kinds. The first image decides where a name leaves the kind open."""
-    # first by the names, which costs nothing, then by the first image of those that are open
+    # first by the names, which costs nothing, then by the first image where names leave it open
     topics = [_settle_by_name(topic) for topic in reader.topics]
     if sum(topic.kind != "other" for topic in topics) > MAX_TOPICS:
         raise BagError(f"{reader.path}: expected at most {MAX_TOPICS} topics of cameras, found {len(topics)}")
@@ -164,9 +164,7 @@ def probe(reader: SampleReader, topics: Collection[str]) -> Firsts:
     One pass serves all topics that begin together and can be read, unless the reader reads single topics cheaply. After
     MAX_FAILURES topics that cannot be read, the topics that have not come are not read either.
     """
-    groups = [set(topics)]
-    if reader.is_sequential:
-        groups = [{name} for name in topics]
+    groups = [{name} for name in topics] if reader.is_sequential else [set(topics)]
 
     found: Firsts = {}
     for group in groups:
@@ -211,9 +209,7 @@ class TopicName:
     def __init__(self, topic: str) -> None:
         self.topic = topic
         parts = [part for part in topic.split("/") if part]
-        self.transport = ""
-        if len(parts) > 1 and parts[-1] in _TRANSPORTS:
-            self.transport = parts.pop()
+        self.transport = parts.pop() if len(parts) > 1 and parts[-1] in _TRANSPORTS else ""
         self.parts = tuple(parts)
 
     @cached_property
@@ -241,7 +237,7 @@ class TopicName:
 
     @property
     def is_colour(self) -> bool:
-        """True if the stream is named for colour. Drivers offer an empty compressedDepth topic for these, too."""
+        """True if the stream is named for colour. Drivers also offer an empty compressedDepth topic for these."""
         streams = "/".join(self.streams)
         return _COLOUR.search(streams) is not None and "depth" not in streams.lower()
 

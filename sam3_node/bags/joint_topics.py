@@ -42,7 +42,7 @@ class JointTopics:
         return own
 
     def notes(self) -> list[str]:
-        """Return a line for each topic whose joints another topic has, too."""
+        """Return a line for each topic whose joints another topic also has."""
         return [
             f"joints {', '.join(joints)[:300]} are in {owner} and in {topic}: those of {owner} are used; name another "
             "topic to choose it"

@@ -230,9 +230,7 @@ class Pairing:
         topic, stamp_ns, logged_ns, payload, number = sample
         camera = state.camera
         if isinstance(payload, Colour) and topic == camera.colour:
-            seq = state.seq
-            if number is not None:
-                seq = number
+            seq = number if number is not None else state.seq
             self._queue.append(_WaitingImage(state, seq, stamp_ns, logged_ns, payload))
             state.seq = seq + 1
             state.colour_times.add(sample)
@@ -362,7 +360,7 @@ def _has_values(depth: Depth) -> bool:
 
 
 def _describe_depth(state: _CameraState, minimum: int, patience_ns: int) -> str | None:
-    """Say that depth reached no frame, or less than half of those that it could reach, and why."""
+    """Say that depth reached no frame, or less than half of the frames that it could reach, and why."""
     arrived = state.depth_times.count
     possible = min(state.settled, arrived)
     if possible < minimum:
@@ -502,7 +500,7 @@ def cut_samples(
 ) -> Iterator[Sample]:
     """Yield the samples in a resolved span, colour images with their number in the whole recording.
 
-    Depth that may belong to a frame of the span, and all intrinsics, are kept, too.
+    Depth that may belong to a frame of the span is also kept, and so are all intrinsics.
     """
     numbers: Counter[str] = Counter()
     running = set(colour_topics)
@@ -519,8 +517,6 @@ def cut_samples(
             if not running:
                 return
 
-        margin_ns = 0
-        if isinstance(sample.payload, Depth):
-            margin_ns = PATIENCE_NS
+        margin_ns = PATIENCE_NS if isinstance(sample.payload, Depth) else 0
         if not isinstance(sample.payload, Colour | Depth) or span.contains(sample.logged_ns, margin_ns):
             yield sample

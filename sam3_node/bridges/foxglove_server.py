@@ -60,9 +60,7 @@ class FoxgloveServer:
 
     def show(self, frame: Frame | None, masks: MaskFrame) -> bool:
         """Send the topics of masks and frame that have subscribers. Return False if none has."""
-        makers: dict[str, Callable[[], Encoded]] = {}
-        if frame is not None:
-            makers = _frame_makers(frame)
+        makers: dict[str, Callable[[], Encoded]] = _frame_makers(frame) if frame is not None else {}
         makers[f"/{masks.camera}/annotations"] = lambda: foxglove_out.encode_annotations(masks)
         makers[f"/{masks.camera}/scene"] = lambda: foxglove_out.encode_scene(masks)
         channels = self._find_channels(masks.camera)

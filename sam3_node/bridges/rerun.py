@@ -340,7 +340,7 @@ class Entities:
 
     def _log_place(self, place: list[str], instances: Sequence[Instance]) -> None:
         sdk = self._sdk
-        # a point with its label for each object, then the boxes, ellipsoids and points of those that have them
+        # a point with its label for each object, then their boxes, ellipsoids and points where they have them
         positions = [instance.position_m for instance in instances]
         ids = [_class_id(instance) for instance in instances]
         labels = [tag_text(instance) for instance in instances]

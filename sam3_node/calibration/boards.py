@@ -144,9 +144,7 @@ class Board:
     def parse(cls, text: str) -> Board:
         """Read a board from its text form, see BOARD_FORMS. Raises CalibrationError."""
         kind, _, rest = text.partition(":")
-        match = None
-        if kind in _FORMS:
-            match = _FORMS[kind].fullmatch(rest)
+        match = _FORMS[kind].fullmatch(rest) if kind in _FORMS else None
         if match is None:
             raise CalibrationError(f"board {text!r}: expected {BOARD_FORMS}")
         # lengths are in mm; Kalibr and the AprilTag library print the family 36h11
@@ -633,7 +631,7 @@ def _explain_arrangement(board: Board, markers: Markers, grey: GreyImage) -> str
 
 
 def _rank(fit: Board, board: Board) -> tuple[bool, bool, bool, int]:
-    """Order boards that explain an image equally well: first those that differ least from the description."""
+    """Order boards that explain an image equally well: first the ones that differ least from the description."""
     return fit.kind != board.kind, fit.columns != board.columns, fit.rows > board.rows, fit.first
 
 

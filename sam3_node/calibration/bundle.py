@@ -168,9 +168,7 @@ class _Problem:
         self._fixed = fixed
 
         # what is estimated: the camera unless it is fixed, and the offsets of the corners if a shape is given
-        self.camera_count = 0
-        if not fixed:
-            self.camera_count = 4 + start.lens.active
+        self.camera_count = 0 if fixed else 4 + start.lens.active
         self._printed = start.points
         self._shape_count = 0
         self.prior_m = _SHAPE_PRIOR
@@ -186,9 +184,7 @@ class _Problem:
         camera = np.zeros(0)
         if not self._fixed:
             camera = np.array([*solution.camera, *solution.coeffs[: self.lens.active]], np.float64)
-        offsets = np.zeros(0)
-        if self._shape_count:
-            offsets = (solution.points - self._printed).ravel()
+        offsets = (solution.points - self._printed).ravel() if self._shape_count else np.zeros(0)
         return np.concatenate([camera, offsets, solution.poses.ravel()])
 
     def unpack(self, parameters: Array) -> Solution:
@@ -264,9 +260,7 @@ def _solve(problem: _Problem, parameters: Array, robust: bool) -> tuple[Array, A
     for _ in range(_MAX_ITERATIONS):
         # the normal equations at the parameters so far
         residuals, jacobian, prior = problem.evaluate(parameters, sigma)
-        weights = np.ones_like(residuals)
-        if robust:
-            weights = _weigh(residuals, sigma)
+        weights = _weigh(residuals, sigma) if robust else np.ones_like(residuals)
         normal = np.asarray(jacobian.T @ (weights[:, None] * jacobian), np.float64) + np.diag(prior[:, 1])
         gradient = jacobian.T @ (weights * residuals) + prior[:, 0]
         cost = measure_cost(parameters, residuals)
@@ -349,7 +343,7 @@ def _guess_fisheye(views: Sequence[BoardView], points: Array, size: tuple[int, i
             solution = adjust(views, replace(start, poses=poses), robust=True)
         except (cv2.error, CalibrationError):
             continue
-        # a wrong camera may converge, too: the median error tells
+        # wrong intrinsics may also converge: the median error tells
         error = float(np.median(np.abs(np.concatenate(compute_residuals(solution, views)))))
         if error < lowest and solution.camera[:2].min() > 0:
             best = solution
@@ -388,9 +382,7 @@ def to_solution(intrinsics: Intrinsics, points: Array) -> Solution:
     """Return known intrinsics in the form of a fit, with corners [p, 3] of a board."""
     model: LensModel = "fisheye" if intrinsics.model == "fisheye" else "pinhole"
     lens = Lens(model, len(intrinsics.coeffs))
-    coeffs = np.zeros(5)
-    if intrinsics.coeffs:
-        coeffs = np.array(intrinsics.coeffs)
+    coeffs = np.array(intrinsics.coeffs) if intrinsics.coeffs else np.zeros(5)
     camera = np.array([intrinsics.fx, intrinsics.fy, intrinsics.cx, intrinsics.cy])
     return Solution(lens, camera, coeffs, np.zeros((0, 6)), points)
 

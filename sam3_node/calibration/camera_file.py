@@ -121,9 +121,7 @@ class PinholeSection(_Finite):
     @field_validator("cx_px", "cy_px")
     @classmethod
     def _inside(cls, centre: float, info: ValidationInfo) -> float:
-        side = "height_px"
-        if info.field_name == "cx_px":
-            side = "width_px"
+        side = "width_px" if info.field_name == "cx_px" else "height_px"
         length = info.data.get(side)
         if length is not None and not 0 <= centre < length:
             raise ValueError(f"expected a principal point inside the image, 0 to {side} = {length}")

@@ -53,42 +53,51 @@ REFINED = "joint"
 _MIN_ANGLE = np.radians(5)
 # share of outliers above which the views do not agree
 _MAX_REJECTED_SHARE = 0.4
-# median errors above which the views do not agree
+# median error of translation in metres above which the views do not agree
 _MAX_ERROR_M = 0.03
+# median error of rotation in radians above which the views do not agree
 _MAX_ERROR_RAD = np.radians(3)
-# relative error of the board's size from which on it is doubted, and from which on it is refused
+# relative error of the board's size above which a report warns
 _SUSPECT_SCALE = 0.02
+# relative error of the board's size above which the calibration is refused
 _MAX_SCALE = 0.05
-# standard deviations that such an error exceeds to be refused earlier
+# standard deviations above which an error of the size is refused although it is below _MAX_SCALE
 _SCALE_SIGMAS = 5.0
-# plausible spreads of the gripper's positions, and the spread to which others are brought
+# smallest and largest plausible standard deviation of the gripper's positions, in metres
 _SPREADS_M = (0.01, 3.0)
+# standard deviation in metres to which positions outside of _SPREADS_M are scaled, because their unit is unknown
 _SPREAD_M = 0.15
 # plausible distances of grippers from their base
 _REACHES_M = (0.1, 4.0)
 # plausible distances of boards from their camera
 _DISTANCES_M = (0.02, 10.0)
-# units that are mistaken for one another, in metres, and the relative error by which their ratio is recognised
+# metres of each unit that is mistaken for another
 _UNITS = {"metres": 1.0, "centimetres": 1e-2, "millimetres": 1e-3, "inches": 0.0254}
+# relative difference up to which a scale counts as the ratio of two units
 _UNIT_TOLERANCE = 0.04
 # least spread of the gripper's positions, as a share of its distance from the base
 _MIN_SPREAD = 1e-3
 # margin of the image in which corners still count as visible, as a share of its longer side
 _IMAGE_MARGIN = 0.05
-# a camera can have seen a board with this share of its corners in the image, and squares of this size
+# share of a board's corners that must be in the image for a camera to have detected it
 _MIN_VISIBLE = 0.35
+# side in pixels that a square must have for a camera to have detected the board
 _MIN_SQUARE_PX = 5.0
-# share of the corners in the image with which a place of the board is right, and the difference that tells two apart
+# share of a board's corners in the image from which its pose is plausible
 _VISIBLE = 0.85
+# difference of these shares by which one of two poses of the board is more plausible
 _MIN_DIFFERENCE = 0.1
-# a camera is on the gripper below this distance from it, and beside the robot above that one
+# distance in metres from the gripper below which a camera is mounted on it
 _ON_GRIPPER_M = 0.25
+# distance in metres from the gripper above which a camera stands beside the robot
 _BESIDE_ROBOT_M = 0.5
-# a pose that changes by less has not moved
+# translation in metres between two poses below which the gripper has not moved
 _SAME_M = 1e-4
+# rotation in radians between two poses below which the gripper has not moved
 _SAME_RAD = 1e-3
-# a pose that changes by more has moved
+# translation in metres between two poses above which the board has moved relative to the camera
 _MOVED_M = 5e-3
+# rotation in radians between two poses above which the board has moved relative to the camera
 _MOVED_RAD = np.radians(1)
 
 

@@ -50,8 +50,9 @@ _REGIONS = (
 )
 # tilt to each side
 _MIN_TILT_DEG = 15.0
-# share of the image's width that the board takes: more in a near view, less in a far one
+# share of the image's width above which the board counts as seen from near
 _NEAR = 0.45
+# share of the image's width below which the board counts as seen from far
 _FAR = 0.3
 # axis and sign of the board's normal, and the view that has it
 _TILTS = (
@@ -69,11 +70,13 @@ _SIMPLER = 1.005
 _FLAT = 1.05
 # views that the board's shape needs
 _MIN_SHAPE_VIEWS = 8
-# a view is bad if its error exceeds both this multiple of the median and this distance
+# multiple of the median error above which a view is bad, if the error also exceeds _BAD_PX
 _BAD_RATIO = 3.0
+# error in pixels above which a view may be bad
 _BAD_PX = 0.3
-# the same in the first pass, whose camera is a guess
+# multiple of the median error above which a view is bad in the first pass, whose intrinsics are a guess
 _GROSS_RATIO = 2 * _BAD_RATIO
+# error in pixels above which a view may be bad in the first pass
 _GROSS_PX = 2.0
 # standard deviations above which a single corner is dropped
 _OUTLIER_SIGMAS = 6.0
@@ -85,7 +88,7 @@ _MAX_FOCAL_SD = 0.02
 _MAX_RMS_SHARE = 0.05
 # the same before bad views are rejected
 _MAX_GUESS_SHARE = 0.2
-# numbers of coefficients that a user may ask for, and those that are tried without
+# numbers of coefficients that a user may ask for, and numbers that are tried otherwise
 _COEFFICIENTS: dict[LensModel, tuple[int, ...]] = {"pinhole": (2, 4, 5, 8), "fisheye": (4,)}
 _TRIED = (4, 5)
 
@@ -148,7 +151,7 @@ def calibrate_intrinsics(
 
     `coefficients` fixes the number of distortion coefficients (pinhole: 2, 4, 5 or 8); 0 chooses 4 or 5 by the held-out
     error. `shape` says whether the board's shape is estimated; None decides by the held-out error. At most `max_views`
-    views take part, those that differ most. Raises CalibrationError that names what is missing.
+    views take part, the ones that differ most. Raises CalibrationError that names what is missing.
     """
     # views that differ, so that no pose weighs more than others
     steps = _Steps(board, size, report, list(rejected))
@@ -287,7 +290,7 @@ def describe_missing(views: Sequence[BoardView], board: Board, size: Size) -> li
         if not is_seen:
             missing.append(f"a view with the board at the {region} of the image")
 
-    # different distances, too
+    # also different distances
     outlines = [outline(view, board, size) for view in views]
     widths = [np.ptp(corners[:, 0]) for corners in outlines if corners is not None]
     if not any(width > _NEAR for width in widths):

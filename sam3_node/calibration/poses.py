@@ -107,9 +107,7 @@ class _Entry(BaseModel):
         rotation = matrix[:3, :3]
         is_rotation = np.abs(rotation @ rotation.T - np.eye(3)).max() <= _RIGID_TOLERANCE
         if not is_rotation or not np.allclose(matrix[3], (0, 0, 0, 1)):
-            found = ""
-            if np.allclose(matrix[:, 3], (0, 0, 0, 1)):
-                found = ", found it transposed"
+            found = ", found it transposed" if np.allclose(matrix[:, 3], (0, 0, 0, 1)) else ""
             raise ValueError(
                 f"expected a rigid matrix: a rotation, a translation and the last row 0 0 0 1{found}"
             )
@@ -237,9 +235,7 @@ def _make_pose(name: str, entry: _FileEntry, file: _PosesFile) -> RobotPose:
             f'{reach:.0f} m from the base: for positions in millimetres write unit = "mm" or columns x_mm, y_mm, z_mm, '
             'in centimetres "cm", in inches "in"'
         )
-    board = None
-    if entry.board is not None:
-        board = entry.board.to_matrix(_UNITS[file.board_unit])
+    board = entry.board.to_matrix(_UNITS[file.board_unit]) if entry.board is not None else None
     return RobotPose(name, pose, entry.image, entry.stamp_ns, board)
 
 
@@ -441,7 +437,7 @@ class PoseTrack:
         self._trim()
 
     def _trim(self) -> None:
-        """Forget the poses beyond the limit, those that came longest ago."""
+        """Forget the oldest poses beyond the limit."""
         while len(self._stamps) > self._find_limit():
             oldest = bisect.bisect_left(self._stamps, self._arrivals.popleft())
             del self._stamps[oldest], self._poses[oldest]
@@ -585,7 +581,7 @@ class JointTracks:
         """Add joints as a message gives them."""
         names = frozenset(joints.positions)
         track = self._tracks.get(names)
-        # the other tracks are of the time before the step, too
+        # the other tracks are also of the time before the step
         if track is not None and track.steps_back(joints.stamp_ns):
             self.restarts += 1
             self._tracks.clear()

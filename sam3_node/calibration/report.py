@@ -39,9 +39,7 @@ def draw_intrinsics(result: IntrinsicsResult) -> Image:
     solution = result.solution
     fx, fy, cx, cy = solution.camera
 
-    shape = f"board bent by {result.bend_mm:.2f} mm"
-    if result.flat:
-        shape = "flat board"
+    shape = "flat board" if result.flat else f"board bent by {result.bend_mm:.2f} mm"
     numbers = [
         f"{result.size[1]}x{result.size[0]}  {solution.lens.model}  {len(result.views)} views  "
         f"board {result.board}",

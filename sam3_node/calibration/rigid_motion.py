@@ -42,23 +42,27 @@ ROBOT_WORLD_METHODS = {
 CLOSED_FORMS = (*HAND_EYE_METHODS, *ROBOT_WORLD_METHODS)
 """Names of all closed forms."""
 
-# random samples of views from which the start is chosen: how many, of how many views, by which seed
+# number of random samples of views from which the initial solution is chosen, as in RANSAC
 _TRIALS = 60
+# number of views in each of these samples
 _SAMPLE = 5
+# seed of these samples, fixed so that a calibration can be repeated
 _CHECK_SEED = 7
-# length of the lever by which angles count as lengths in scores
+# length in metres by which an error of rotation is multiplied to be added to one of translation
 _LEVER_M = 0.2
-# limits of the noise: metres, radians, a factor of the camera's covariance
+# smallest noise of the estimate: metres, radians, factor of the camera's covariance
 _MIN_NOISE = np.array([1e-5, 1e-5, 1e-3])
+# largest noise, likewise
 _MAX_NOISE = np.array([1.0, 1.0, 1e3])
-# how often the noise is estimated anew
+# number of times that the noise is estimated and the solution refined with it
 _ROUNDS = 3
 # when its search ends; logarithms of the noise need no more digits
 _SEARCH = {"xatol": 1e-2, "fatol": 1e-3, "maxiter": 200}
-# random numbers behind a quantile, and their seed
+# number of random draws from which a confidence interval is computed
 _DRAWS = 100_000
+# seed of these draws
 _SEED = 11
-# median length of a vector of three unit normals
+# median length of a vector of three independent standard normal values: from a median error to a standard deviation
 _MEDIAN_LENGTH = 1.54
 
 
@@ -220,7 +224,7 @@ class Observations:
     """Views [n]: A and B [n, 4, 4], and the covariance [n, 6, 6] of B as a motion in the frame of the board.
 
     `left` is True if A is the inverse of the gripper's pose. The noise of this pose lies on the left of A then.
-    `scaled` is True if the scale of `covariances` is unknown. It is estimated, too.
+    `scaled` is True if the scale of `covariances` is unknown, and also estimated.
     """
 
     a: Array
@@ -315,9 +319,7 @@ def _minimise(
     step = least_squares(
         whitened, start, jac=lambda _: slopes, method="lm", x_scale=np.full(len(start), 1e-3)
     ).x
-    factor = 1.0
-    if free:
-        factor = float(np.clip(1 + step[12], 0.1, 10))
+    factor = float(np.clip(1 + step[12], 0.1, 10)) if free else 1.0
     return move(x, step[:6]), move(y, step[6:12]), factor
 
 

@@ -13,8 +13,9 @@ WINDOW_S = 60
 _MIN_BINS = 5
 # largest drift: real clocks differ by less than 200 ppm
 _MAX_DRIFT = 1e-3
-# an image that comes earlier or later than this, by the fit, is after a jump of a clock
+# nanoseconds before the time of the fit: an image that comes earlier follows a jump of a clock
 _MAX_EARLY_NS = NANOSECONDS
+# nanoseconds after the time of the fit, likewise. It is longer, because images may be delayed
 _MAX_LATE_NS = 10 * NANOSECONDS
 # images after a jump until the clock is fitted anew
 _MAX_JUMPS = 3
@@ -54,9 +55,7 @@ class ClockFit:
             self._restart(stamp_ns, arrival_ns)
         x = stamp_ns - self._stamp_ns
         y = (arrival_ns - self._arrival_ns) - (stamp_ns - self._stamp_ns)
-        late = 0.0
-        if self._minima:
-            late = y - self._offset - self._slope * x
+        late = y - self._offset - self._slope * x if self._minima else 0.0
 
         # a stamp that goes back, or is far off: one may be wrong, several are a jump
         if not -_MAX_EARLY_NS <= late <= _MAX_LATE_NS or x < self._last_x:

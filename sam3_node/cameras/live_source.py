@@ -19,8 +19,9 @@ from .camera_source import CapturedImage
 _FALLBACK_GAP_NS = NANOSECONDS // 30
 # longest gap that is waited for
 _MAX_GAP_NS = 10 * NANOSECONDS
-# pauses before a lost device is opened again: the first one, and the longest
+# first pause in seconds before a lost device is opened again. It doubles with each failure
 _FIRST_RETRY_S = 0.25
+# longest such pause
 _LAST_RETRY_S = 4.0
 # time of one wait for an image
 _TURN_S = 0.1
@@ -160,9 +161,7 @@ class Pacer:
     def __init__(self, fps: float, stop: threading.Event) -> None:
         self._stop = stop
         self._by_stamps = not fps
-        self._gap_ns: float = _FALLBACK_GAP_NS
-        if fps:
-            self._gap_ns = NANOSECONDS / fps
+        self._gap_ns: float = NANOSECONDS / fps if fps else _FALLBACK_GAP_NS
         self._stamp_ns: int | None = None
         self._due_ns = 0.0
 
@@ -226,9 +225,7 @@ class RateLimit:
     """Limits a faster camera to `fps` images a second, evenly spaced. 0 admits all."""
 
     def __init__(self, fps: float) -> None:
-        self._period_ns = 0.0
-        if fps:
-            self._period_ns = NANOSECONDS / fps
+        self._period_ns = NANOSECONDS / fps if fps else 0.0
         self._due_ns = 0.0
 
     def admits(self, monotonic_ns: int) -> bool:

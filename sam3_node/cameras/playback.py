@@ -59,9 +59,7 @@ class BagSource(PlayedSource):
 
     def _play(self) -> Iterator[CapturedImage]:
         """Play the recording once, up to its end or to the damage."""
-        moves: Iterator[RobotMessage] = iter(())
-        if self._has_robot:
-            moves = self._bag.robot()
+        moves: Iterator[RobotMessage] = self._bag.robot() if self._has_robot else iter(())
         move = next(moves, None)
         for frame in self._bag:
             # what the robot published since the previous image, and shortly after this one

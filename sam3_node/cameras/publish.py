@@ -55,18 +55,14 @@ def run_camera(settings: Settings, stop: threading.Event, watchdog: Watchdog | N
     transport = settings.transport
     watchdog = watchdog or Watchdog()
     security = Security.from_settings(transport).for_camera(camera.name)
-    calibration = None
-    if camera.calibration:
-        calibration = load_calibration(camera.calibration)
+    calibration = load_calibration(camera.calibration) if camera.calibration else None
     with (
         closing(open_camera(camera.source, camera, stop, transport.insecure)) as source,
         FramePublisher(transport.frames[0], transport.delivery, security) as publisher,
         WaitingNotice(lambda: _explain_wait(publisher, transport.delivery)),
         ExitStack() as stack,
     ):
-        robot = None
-        if camera.robot:
-            robot = stack.enter_context(PosePublisher(camera.robot, security))
+        robot = stack.enter_context(PosePublisher(camera.robot, security)) if camera.robot else None
         details = f"{source.name}, {camera.encoding}, {transport.delivery}"
         announce(f"camera {camera.name} publishing on {publisher.endpoint} ({details})")
 
@@ -194,9 +190,7 @@ class _RateReport:
         total_lost = self._source.lost
         lost = total_lost - self._lost
         new_unsent = unsent - self._unsent
-        level = logging.INFO
-        if lost or new_unsent > 0:
-            level = logging.WARNING
+        level = logging.WARNING if lost or new_unsent > 0 else logging.INFO
         _log.log(
             level,
             "%s: %.1f fps, %d lost, %d not sent in %.0f s",
@@ -243,9 +237,7 @@ def _resize(captured: CapturedImage, camera: CameraSettings) -> CapturedImage:
     if (new_height, new_width) == (height, width):
         return captured
     # averaging avoids patterns in a smaller image
-    interpolation = cv2.INTER_LINEAR
-    if new_width * new_height < width * height:
-        interpolation = cv2.INTER_AREA
+    interpolation = cv2.INTER_AREA if new_width * new_height < width * height else cv2.INTER_LINEAR
     image = cv2.resize(captured.pixels(), (new_width, new_height), interpolation=interpolation)
     depth = _resize_depth(captured.depth, (new_width, new_height))
     intrinsics = captured.intrinsics

@@ -31,8 +31,9 @@ from .live_source import DeviceSource, PlayedSource
 SILENT_S = 3.0
 """Time without an image after which a camera counts as lost."""
 
-# units of exposure in a millisecond: a colour sensor of its own counts in 100 us, a stereo sensor in us
+# units of exposure in a millisecond of a separate colour sensor, which counts in 100 us as UVC does
 _UVC_UNITS_PER_MS = 10
+# units of exposure in a millisecond of a stereo sensor, which counts in us
 _STEREO_UNITS_PER_MS = 1000
 # frames that wait between the SDK's thread and the reader
 _QUEUE_FRAMES = 8
@@ -227,9 +228,7 @@ def apply_options(rs: Any, colour: Any, depth: Any | None, settings: CameraSetti
     CameraError for a value out of the option's range.
     """
     if settings.exposure_ms:
-        units = _UVC_UNITS_PER_MS
-        if _is_same(colour, depth):
-            units = _STEREO_UNITS_PER_MS
+        units = _STEREO_UNITS_PER_MS if _is_same(colour, depth) else _UVC_UNITS_PER_MS
         _set_exposure(rs, colour, settings.exposure_ms, units, f"{name}: camera.exposure_ms")
     if depth is None:
         return
@@ -281,9 +280,7 @@ class RealSenseDevice:
         self._device = device
         self._name = name
         self.serial = realsense_sdk.read_info(rs, device, "serial_number")
-        self._playback = None
-        if device.is_playback():
-            self._playback = device.as_playback()
+        self._playback = device.as_playback() if device.is_playback() else None
         self._sensors: list[Any] = []
         self._frames: queue.Queue[StampedFrame] = queue.Queue(_QUEUE_FRAMES)
         self._closed = threading.Event()
@@ -354,9 +351,7 @@ class RealSenseDevice:
         try:
             capture_ns = self._map_to_host(colour)
             image = _to_bgr(colour.frame)
-            depth_image = None
-            if depth is not None:
-                depth_image = self._read_depth(colour, depth)
+            depth_image = self._read_depth(colour, depth) if depth is not None else None
             times = self._collect_times(colour, depth)
         except RuntimeError as error:
             raise realsense_sdk.explain(self._name, error) from error
@@ -401,9 +396,7 @@ class RealSenseDevice:
         stamp_ns = round(frame.get_timestamp() * 1e6)
         stamped = StampedFrame(frame, stamp_ns, domain, arrival_ns, arrival_unix_ns)
         # a recording waits for its reader; a live camera drops its oldest frame
-        timeout_s = 0.0
-        if self._playback is not None:
-            timeout_s = _POLL_S
+        timeout_s = _POLL_S if self._playback is not None else 0.0
         while not self._closed.is_set():
             try:
                 self._frames.put(stamped, timeout=timeout_s)

@@ -108,9 +108,7 @@ def open_server(
         raise CameraError(f"expected tcp://HOST:PORT with --dialect {settings.dialect}, found {uri!r}")
     # only a hub binds an address, to which the senders connect
     if "*" in endpoint and settings.dialect != _HUB:
-        hint = ""
-        if settings.dialect == "imagezmq":
-            hint = _HUB_HINT
+        hint = _HUB_HINT if settings.dialect == "imagezmq" else ""
         raise CameraError(
             f"expected the address of the server, such as tcp://robot:5555, found {endpoint!r}{hint}"
         )
@@ -139,9 +137,7 @@ class StampReader:
 
     def read(self, stamp_s: float | None, arrival_ns: int) -> int:
         """Return the time of the capture. `arrival_ns` is a Unix time."""
-        capture_ns = arrival_ns
-        if stamp_s is not None:
-            capture_ns = self._map(stamp_s, arrival_ns)
+        capture_ns = self._map(stamp_s, arrival_ns) if stamp_s is not None else arrival_ns
         # two frames of a camera never have one time: it is a part of their key
         if capture_ns <= self._last_ns:
             capture_ns = max(arrival_ns, self._last_ns + 1)
@@ -242,7 +238,7 @@ class ServerSource:
         # the newest image of each camera that waits to be taken; the one that waits longest is first
         self._newest: dict[str, _Arrived] = {}
         self._cameras: dict[str, _ServerCamera] = {}
-        # names that the server sends beside the chosen one
+        # names that the server sends in addition to the chosen one
         self._others: dict[str, None] = {}
 
         # the receiver's thread begins to deliver at once: it comes last
@@ -296,9 +292,7 @@ class ServerSource:
         swap = self._settings.swap_red_blue
         if swap == "yes" or (swap == "auto" and arrived.image.swapped):
             image = exchange_red_blue(frame)
-        depth = None
-        if self._settings.depth:
-            depth = frame.depth
+        depth = frame.depth if self._settings.depth else None
         return CapturedImage(image, arrived.capture_ns, depth=depth, times=times, camera=arrived.camera)
 
     def _deliver(self, parts: list[memoryview], arrival_ns: int, sender: bytes) -> None:
@@ -323,16 +317,12 @@ class ServerSource:
         if name is None:
             return
         # with ?camera=* a camera may have any name at the server
-        server_name = image.name
-        if self._chosen == ANY_CAMERA:
-            server_name = ""
+        server_name = "" if self._chosen == ANY_CAMERA else image.name
         camera = self._find_camera(name, (sender, server_name))
 
         # a server that is faster than its camera sends an image again
         last = camera.last
-        camera.last = image
-        if image.stamp_s is None:
-            camera.last = None
+        camera.last = None if image.stamp_s is None else image
         if last and (last.stamp_s, last.frame.colour) == (image.stamp_s, image.frame.colour):
             self.counts.repeated += 1
             return
@@ -416,9 +406,7 @@ class ServerSource:
             )
         if self._receiver.connected:
             return f"camera: {self.endpoint} is connected and sends no new image"
-        hint = ""
-        if self._dialect == "imagezmq":
-            hint = _HUB_HINT
+        hint = _HUB_HINT if self._dialect == "imagezmq" else ""
         return (
             f"camera: no server publishes at {self.endpoint}: start it, or correct the address; it is connected as soon"
             f" as it is there{hint}"
@@ -572,7 +560,7 @@ def _read_entry(name: str, value: object, stamp: object) -> ServerImage:
 
 
 def _names_depth(name: str, images: Mapping[Any, Any]) -> bool:
-    """Return True for depth beside its colour image. Older servers send it as a JPEG, whose 8 bits saturate."""
+    """Return True for depth that comes with its colour image. Older servers send a JPEG, whose 8 bits saturate."""
     return name.endswith(_DEPTH_SUFFIX) and name.removesuffix(_DEPTH_SUFFIX) in images
 
 
@@ -625,9 +613,7 @@ def _read_array(data: memoryview, dtype: object, shape: object) -> Frame:
     sides: list[int] = []
     if isinstance(shape, list) and all(type(side) is int for side in shape):
         sides = shape
-    channels = 1
-    if len(sides) == 3:
-        channels = sides[2]
+    channels = sides[2] if len(sides) == 3 else 1
     if dtype != "uint8" or len(sides) not in (2, 3) or channels not in (1, 3, 4):
         raise WireError(
             f"imagezmq image: expected uint8 of shape [h, w], [h, w, 3] or [h, w, 4], found {describe(dtype)} of "

@@ -41,7 +41,7 @@ _QUERYCAP = 0x80685600
 _ENUM_FMT = 0xC0405602
 _ENUM_SIZES = 0xC02C564A
 _ENUM_INTERVALS = 0xC034564B
-# capabilities: captures video, and has capabilities of its own beside those of the whole device
+# capabilities: captures video, and has capabilities of its own in addition to those of the whole device
 _CAPTURE = 0x1
 _HAS_DEVICE_CAPS = 0x80000000
 # kind of a size or rate that is a single one, not a range
@@ -83,7 +83,7 @@ class OpenCvDevice:
         taken: Any = False
         with contextlib.suppress(cv2.error):  # some backends raise on a damaged image
             taken = method()
-        # `grab` returns whether it succeeded, `retrieve` the image, too
+        # `grab` returns whether it succeeded, `retrieve` also the image
         succeeded = taken
         image = None
         if isinstance(taken, tuple):
@@ -295,9 +295,7 @@ def find_camera(name: str, cameras: Sequence[V4l2Camera]) -> V4l2Camera:
     if len(matching) == 1:
         return matching[0]
     listed = ", ".join(f"{camera.path} ({camera.name})" for camera in matching or cameras) or "none"
-    near = ""
-    if not matching:
-        near = did_you_mean(name, [camera.name for camera in cameras])
+    near = "" if matching else did_you_mean(name, [camera.name for camera in cameras])
     raise CameraError(
         f"v4l2:{name}: expected the name or file of one camera, found {listed}{near}; "
         "sam3-node camera list shows them with their modes"
@@ -327,9 +325,7 @@ def choose_v4l2_mode(camera: V4l2Camera, settings: CameraSettings) -> Mode:
     """Choose the mode nearest to the settings: JPEG if frames are sent as JPEG, else raw if it is as fast."""
     wanted = wanted_mode(settings)
     # a JPEG that is passed on costs neither time nor quality
-    forms = (*_RAW, *_JPEG)
-    if settings.encoding == "jpeg":
-        forms = (*_JPEG, *_RAW)
+    forms = (*_JPEG, *_RAW) if settings.encoding == "jpeg" else (*_RAW, *_JPEG)
     mode = choose_mode(camera.modes, wanted, forms)
     if mode is None:
         forms_found = ", ".join(sorted({mode.form for mode in camera.modes})) or "none that can be listed"

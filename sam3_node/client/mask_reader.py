@@ -84,7 +84,7 @@ class CallbackThread:
 
 def _report(callback: _Callback, error: BaseException) -> None:
     """Pass an error to the callback's `on_error`, or to the log."""
-    # an error of the handler itself is logged beside the one that it was to handle
+    # an error of the handler itself is logged with the one that it was to handle
     if callback.on_error is not None:
         try:
             callback.on_error(error)
@@ -276,9 +276,7 @@ def describe_rivals(label: str, found: Sequence[Instance], most: int, camera: st
 
 
 def _describe_rival(instance: Instance) -> str:
-    sure = ""
-    if instance.name_confidence is not None:
-        sure = f", name {instance.name_confidence:.2f}"
+    sure = f", name {instance.name_confidence:.2f}" if instance.name_confidence is not None else ""
     return f"object {instance.id} {instance.label!r} at {instance.box}{sure}"
 
 

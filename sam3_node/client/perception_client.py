@@ -155,7 +155,7 @@ class PerceptionClient(ClientRequests):
             if masks is None:
                 return None
             self._together[masks.camera] = masks
-            for _ in cameras:  # those that wait, too
+            for _ in cameras:  # also messages that wait
                 waiting = self._read_latest(0)
                 if waiting is None:
                     break
@@ -178,7 +178,7 @@ class PerceptionClient(ClientRequests):
         """Call `callback` with all masks that `latest` would return, until `close`. There may be several callbacks.
 
         All callbacks run in one thread of the client, one at a time, in the order in which they were added. While one
-        runs, newer masks replace those that wait; with lossless delivery, the node waits. A callback may call every
+        runs, newer masks replace waiting ones; with lossless delivery, the node waits. A callback may call every
         method of the client, `close` too, but those that take masks. No callback runs after `close` has returned.
 
         What a callback raises goes to its `on_error`, in that thread, and ends nothing; without `on_error` it is logged
@@ -389,15 +389,13 @@ class PerceptionClient(ClientRequests):
         return self._filter(masks)
 
     def _take(self, deadline: Deadline) -> MaskFrame | None:
-        """Return the next masks: first those that an error held back, or newer ones of their camera."""
+        """Return the next masks: first masks that an error held back, or newer ones of their camera."""
         try:
             held = self._held.popleft()
         except IndexError:
             return self._masks.take(deadline.left_ms)
-        # newer masks of the same camera replace those that were held back; those of another camera wait, too
-        newer = None
-        if self._wanted.delivery == "newest":
-            newer = self._masks.take(0)
+        # newer masks of a camera replace the ones that were held back; masks of other cameras go on waiting
+        newer = self._masks.take(0) if self._wanted.delivery == "newest" else None
         if newer is not None and newer.camera == held.camera:
             return newer
         if newer is not None:

@@ -381,8 +381,8 @@ class ClientRequests(SocketOwner):
 
         Boxes with label 1 (default: all) show what is meant, boxes with label 0 what is not. They are in pixels of the
         recent frame `seq` (default: the latest), or of `photo`, the bytes of a JPEG or PNG file. `text` says in words
-        what is meant; without it, a name that is looked for already is the text. Boxes are added to those that the name
-        has; `set_prompts` without the name ends it. Raises RequestError for a detector that finds names only.
+        what is meant; without it, a name that is looked for already is the text. Boxes are added to the earlier ones of
+        the name; `set_prompts` without the name ends it. Raises RequestError for a detector that finds names only.
         """
         values.check_label(name, "name")
         self._ask(

@@ -146,9 +146,7 @@ def make_prompt(
     mask: MaskLike | None = None,
 ) -> FramePrompt:
     """Return a prompt. Raises RequestError for values that no frame can have."""
-    marks = None
-    if labels is not None:
-        marks = [int(label) for label in labels]
+    marks = [int(label) for label in labels] if labels is not None else None
     full = mask if mask is None or isinstance(mask, Mask) else _to_mask(mask)
     # the same check that the node makes: a wrong prompt is refused here, with the same error
     prompt = FramePrompt(points, marks, box, full)
@@ -247,7 +245,7 @@ def add_note(
 ) -> Answer:
     """Return an answer with a note on its prompt: one of fractions, or a box that reaches beyond the frame.
 
-    `size` is the frame's (height, width). A clipped box is logged, too; fractions were, before the request.
+    `size` is the frame's (height, width). A clipped box is logged here; fractions were logged before the request.
     """
     note = describe_clipping(box, size)
     if note:
@@ -257,9 +255,7 @@ def add_note(
 
 def read_added(reply: PromptedObject) -> AddedObject:
     """Return the new object of a reply."""
-    segmentation = None
-    if reply.mask is not None:
-        segmentation = read_segmentation(reply)
+    segmentation = read_segmentation(reply) if reply.mask is not None else None
     return AddedObject(reply.id, reply.camera, segmentation, reply.epoch)
 
 

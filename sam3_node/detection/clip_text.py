@@ -29,7 +29,7 @@ FILES_HINT = (
 class ClipText:
     """A PhraseEncoder that encodes the plain phrase with CLIP (arXiv 2103.00020), on the CPU in float32.
 
-    `folder` has the files in transformers' layout; no other place is searched. `model` is the model's name, by default
+    `folder` has the files in transformers' layout; nothing else is searched. `model` is the model's name, by default
     the folder's name. The vectors of the last `cached` phrases are cached. Not thread-safe. Raises VocabularyError for
     files that are missing, damaged, or not a CLIP.
     """
@@ -80,7 +80,7 @@ class ClipText:
 
 def _load(folder: Path) -> tuple[Any, Any]:
     """Return the text tower and its tokenizer."""
-    if not folder.is_dir():  # transformers would search other places for it
+    if not folder.is_dir():  # transformers would search elsewhere for it
         raise VocabularyError(f"no folder {folder}; {FILES_HINT}")
     try:
         tower: Any = load_whole(str(folder), CLASSES, torch.float32, is_safe=False)

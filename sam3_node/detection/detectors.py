@@ -199,7 +199,7 @@ def add_exemplar(
 ) -> PromptSet:
     """Return the prompts with what boxes on a BGR image [h, w, 3] show, under this name.
 
-    place: names the image; its boxes are encoded together with those that it had before. text: words beside the boxes;
+    place: names the image; its boxes are encoded together with its earlier ones. text: words in addition to the boxes;
     by default the name if it is among the prompts, else none. score: the threshold of a new name. See View. Raises
     RequestError for a name or text that the detector cannot search for, for more than MAX_BOXES boxes of a name or
     MAX_ALL_BOXES of all, and where nothing says what is meant.
@@ -218,15 +218,13 @@ def add_exemplar(
             f"boxes: expected at most {MAX_ALL_BOXES} of all names together, found {total}; set_prompts forgets the "
             "names that it does not repeat"
         )
-    # boxes of one image are encoded together, so those that it had are encoded again
+    # boxes of one image are encoded together, so its earlier ones are encoded again
     if place in before.views:
         boxes = [*before.views[place].boxes, *boxes]
         labels = [*before.views[place].labels, *labels]
     tokens = require_exemplars(detector).encode_exemplar(image, boxes, labels)
     views = {**before.views, place: View(boxes, labels, tokens)}
-    words = before.text
-    if text:
-        words = clean_phrase(text, "text")
+    words = clean_phrase(text, "text") if text else before.text
     exemplar = Exemplar(words, views)
     if not (exemplar.text or any(exemplar.labels)):
         raise RequestError("labels: expected a box of label 1, or a text, to say what is meant; found only 0")

@@ -170,17 +170,17 @@ def load_grounding_dino(
 
     See `load_tracker` for `device` and `dtype`. Raises ModelError if the weights or the tokenizer cannot be used.
     """
-    place = weight_files.pick_device(device)
+    chosen_device = weight_files.pick_device(device)
     name = os.fspath(name_or_path)
     # in float32: autocast converts what may be computed in less
     model: Any = weight_files.load_whole(name, CLASSES, torch.float32)
     tokenizer = weight_files.load_tokenizer(name, BertTokenizer, model.config.text_config.vocab_size)
     shortest, longest = _limits(weight_files.read_preprocessing(name).get("size"))
     return GroundingDinoDetector(
-        model.to(place),
+        model.to(chosen_device),
         tokenizer,
         name=weight_files.name_weights(name),
-        dtype=weight_files.pick_dtype(dtype, place),
+        dtype=weight_files.pick_dtype(dtype, chosen_device),
         normalisation=weight_files.read_normalisation(name, weight_files.IMAGENET),
         shortest=shortest,
         longest=longest,

@@ -82,21 +82,19 @@ def load_vocabulary(settings: DetectorSettings) -> Vocabulary | None:
     """
     if settings.kind != "yolo-world" or settings.text_encoder is not None:
         return None
-    folder = Path(settings.name)
-    if settings.name == "nano":
-        folder = NANO
+    folder = NANO if settings.name == "nano" else Path(settings.name)
     return Vocabulary.load(settings.vocabulary or folder / VOCABULARY)
 
 
 def _load_yolo_world(
-    name: str, vocabulary: File | None, text_encoder: File | None, image_size: int, **place: Any
+    name: str, vocabulary: File | None, text_encoder: File | None, image_size: int, **device: Any
 ) -> Detector:
     from ..models.yolo.network import load_yolo_world
     from .yolo_world import YoloWorldDetector
 
     is_nano = name == "nano"
     folder = find_yolo_folder(name)
-    model = load_yolo_world(folder, **place)
+    model = load_yolo_world(folder, **device)
     return YoloWorldDetector(
         model,
         _phrase_encoder(folder, vocabulary, text_encoder),
@@ -107,9 +105,7 @@ def _load_yolo_world(
 
 def find_yolo_folder(name: str) -> Path:
     """Return the folder of yolo-world's weights. Raises ModelError if there is none."""
-    folder = Path(name)
-    if name == "nano":
-        folder = NANO
+    folder = NANO if name == "nano" else Path(name)
     if not folder.is_dir():
         raise ModelError(
             f"no folder {folder}: expected nano (bundled), or a folder that `sam3-node weights convert` wrote "
@@ -128,9 +124,7 @@ def _phrase_encoder(folder: Path, vocabulary: File | None, text_encoder: File | 
                 "detector.vocabulary to a file that `sam3-node vocabulary build` wrote, or "
                 "detector.text_encoder to a folder with CLIP"
             )
-    table = None
-    if vocabulary is not None:
-        table = Vocabulary.load(vocabulary)
+    table = Vocabulary.load(vocabulary) if vocabulary is not None else None
     if text_encoder is None:
         assert table is not None
         return table

@@ -31,7 +31,7 @@ def clean_phrase(phrase: object, what: str = "phrase", max_characters: int = MAX
     """Return the phrase in Unicode's form NFC, stripped, with single spaces inside.
 
     Raises RequestError, which names `what`, unless it is text of 1 to `max_characters` characters without control
-    characters and invisible characters, such as those that change the direction of writing.
+    characters and invisible characters, such as marks that change the direction of writing.
     """
     if not isinstance(phrase, str):
         raise RequestError(f"{what}: expected text, found {type(phrase).__name__}")
@@ -65,7 +65,7 @@ def clean_prompts(prompts: Sequence[object]) -> tuple[str, ...]:
 
     Raises RequestError for more than MAX_PROMPTS prompts, or for one that `clean_phrase` refuses.
     """
-    # a text is a sequence, too: its letters would be looked for
+    # a text is also a sequence: its letters would be looked for
     if isinstance(prompts, str | bytes | Mapping):
         raise RequestError(f"prompts: expected a list of phrases, found {type(prompts).__name__}")
     if len(prompts) > MAX_PROMPTS:

@@ -54,7 +54,7 @@ class ConceptQuery(NamedTuple):
 
 
 class ConceptNetwork(nn.Module):
-    """The parts of a transformers Sam3Model that find boxes, without those that turn boxes into masks.
+    """The parts of a transformers Sam3Model that find boxes, without the parts that turn boxes into masks.
 
     The last part, the decoder, always computes in float32: in bfloat16 the boxes are wrong by several pixels.
     """
@@ -97,14 +97,14 @@ class ConceptNetwork(nn.Module):
         size = torch.tensor(features.shape[:1:-1] * 2, device=boxes.device)  # of the grid: w h w h
         normalised = parts.vision_layer_norm(features.movedim(1, -1)).movedim(-1, 1)
         pooled = pool_boxes(normalised, boxes * size, parts.roi_size)
-        # the place and size of each box, encoded as positions
+        # position and size of each box, encoded
         sides = boxes[:, 2:] - boxes[:, :2]
         centres = boxes[:, :2] + sides / 2
-        place = parts._encode_box_coordinates(*centres.unbind(1), *sides.unbind(1))
-        # a token for each box: its place, its features and its label; and one token for all of them
+        box_position = parts._encode_box_coordinates(*centres.unbind(1), *sides.unbind(1))
+        # a token for each box: its position, its features and its label; and one token for all of them
         tokens = parts.boxes_direct_project(torch.cat([centres, sides], dim=1).to(dtype))
         tokens = tokens + parts.boxes_pool_project(pooled).flatten(1)
-        tokens = tokens + parts.boxes_pos_enc_project(place.to(dtype)) + parts.label_embed(labels)
+        tokens = tokens + parts.boxes_pos_enc_project(box_position.to(dtype)) + parts.label_embed(labels)
         tokens = torch.cat([tokens, parts.cls_embed.weight])[None]
         tokens = parts.prompt_layer_norm(parts.final_proj(tokens))
         # the tokens look at the image
@@ -215,8 +215,8 @@ class Sam3ConceptDetector:
         with raise_model_error(self.name):
             # in shares of the image, which the network resizes
             shares = torch.tensor(boxes, dtype=torch.float32) / torch.tensor(image.shape[1::-1] * 2)
-            places = shares.to(self._device), torch.tensor(labels, device=self._device)
-            return self._network.encode_boxes(*self._encode(image), *places).cpu()
+            given = shares.to(self._device), torch.tensor(labels, device=self._device)
+            return self._network.encode_boxes(*self._encode(image), *given).cpu()
 
     @torch.inference_mode()
     def detect(
@@ -284,7 +284,7 @@ def pool_boxes(features: Tensor, boxes: Tensor, size: int) -> Tensor:
 
 
 def _sample(low: float, high: float, bins: int) -> Tensor:
-    """Return the places, at most a cell apart, at which a side of a box is sampled: as many in each bin."""
+    """Return the coordinates at which a side of a box is sampled: at most a cell apart, as many in each bin."""
     side = max(high - low, 1.0)
     count = bins * math.ceil(side / bins)
     return low + (torch.arange(count) + 0.5) * side / count
@@ -312,9 +312,9 @@ def load_sam3_concept(
     facebook/sam3. See `load_tracker` for `device` and `dtype`. tracker: a model whose trunk is shared if it is equal.
     Raises ModelError if the weights or the tokenizer cannot be used.
     """
-    place = weight_files.pick_device(device)
+    chosen_device = weight_files.pick_device(device)
     name = os.fspath(name_or_path)
-    chosen_dtype = weight_files.pick_dtype(dtype, place)
+    chosen_dtype = weight_files.pick_dtype(dtype, chosen_device)
     model: Any
     if checkpoint := find_checkpoint(name):
         model = build_sam3_model(read_tensors(checkpoint), name, chosen_dtype)
@@ -325,7 +325,7 @@ def load_sam3_concept(
         tokenizer = weight_files.load_tokenizer(name, CLIPTokenizer, model.config.text_config.vocab_size)
         normalisation = weight_files.read_normalisation(name, weight_files.CENTRED)
     detector = Sam3ConceptDetector(
-        model.to(place),
+        model.to(chosen_device),
         tokenizer,
         name=weight_files.name_weights(name),
         normalisation=normalisation,

@@ -28,9 +28,10 @@ HEADS = 8
 TEXT_HEAD_WIDTH = 64
 """Channels of one of the text encoder's heads."""
 LEVEL = 2
-"""Level of the file's pyramid, of the trunk's own scale, on which the detector works."""
+"""Index of the feature pyramid's level that the detector uses in Meta's file. Its scale is that of the trunk."""
 LEVEL_SCALES = [1.0, 0.5]
-"""Scales of the levels that are built. The detector reads the last but one; the last has no weights of use."""
+"""Scales of the pyramid levels that are built, relative to the trunk. transformers' detector reads the last but one, so
+a last one without useful weights follows."""
 UNUSED = (
     "mask_decoder.",
     "vision_encoder.neck.fpn_layers.1.",

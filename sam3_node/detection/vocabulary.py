@@ -166,9 +166,7 @@ class Vocabulary:
         for phrase in unknown[:MAX_LISTED]:
             nearest = ", ".join(map(quote_phrase, nearest_phrases(phrase, self.phrases)))
             descriptions.append(f"{quote_phrase(phrase)} (nearest: {nearest or 'none'})")
-        more = ""
-        if len(unknown) > MAX_LISTED:
-            more = f" and {len(unknown) - MAX_LISTED} more"
+        more = f" and {len(unknown) - MAX_LISTED} more" if len(unknown) > MAX_LISTED else ""
         return (
             f"not among the {len(self)} phrases of the vocabulary: {', '.join(descriptions)}{more}; choose one of "
             "them, or build a vocabulary with it: `sam3-node vocabulary build PHRASE … --encoder FOLDER -o FILE`"
@@ -202,9 +200,7 @@ def find_contrasts(encoder: PhraseEncoder, phrases: Sequence[str]) -> Vectors:
 
     Only phrases of a vocabulary have any.
     """
-    vocabulary = encoder
-    if isinstance(encoder, VocabularyWithFallback):
-        vocabulary = encoder.vocabulary
+    vocabulary = encoder.vocabulary if isinstance(encoder, VocabularyWithFallback) else encoder
     if not isinstance(vocabulary, Vocabulary):
         return np.full((len(phrases), 2, 1, encoder.dimension), np.nan, np.float32)
     # rows of the vocabulary for each phrase: of another look, and of another thing
@@ -289,9 +285,7 @@ def build_vocabulary(
     Without phrases, the vocabulary has all phrases of the sources. Raises VocabularyError if there is neither a source
     nor an encoder, or if they come from different models. Raises UnknownPhraseError for a phrase without a vector.
     """
-    joined = None
-    if sources:
-        joined = reduce(Vocabulary.extended, sources)
+    joined = reduce(Vocabulary.extended, sources) if sources else None
     if joined is not None and not phrases:
         return joined
     # the first source that has a phrase counts; the encoder is for the others
@@ -318,7 +312,7 @@ def read_source(path: Path, model: str | None = None) -> Vocabulary:
         if model is not None:
             check_phrase_encoder(vocabulary, vocabulary.dimension, model)
         return vocabulary
-    # a vector means something only beside the vectors of the same model
+    # vectors can be compared only with vectors of the same model
     if model is None:
         raise VocabularyError(
             f"{path} does not name the model that computed its vectors; give it: --model openai/clip-vit-base-patch32"

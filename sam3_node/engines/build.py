@@ -19,9 +19,10 @@ from .tensorrt.runtime import require_fused
 
 TIMINGS = "timing.cache"
 USUAL_SIDE = 1008
+"""Side in pixels of the input to which MAX_PLAN_BYTES applies. For another size, the bound grows with the area."""
 MAX_PLAN_BYTES = 2e9
-"""A plan for an image of that side that needs more device memory holds the scores of the read: 4 objects x 5184 x
-51,964 of two bytes are 2.15 GB. With fused attention it needs about half."""
+"""Device memory in bytes above which a plan has not fused its attention: it stores the attention scores of the read.
+Those of 4 objects are 4 x 5184 x 51,964 x 2 bytes, 2.15 GB. A fused plan needs about half."""
 
 
 def _build_plan(

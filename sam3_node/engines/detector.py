@@ -1,6 +1,6 @@
 """Run YOLO-World's network as an engine, for square frames of one size and a fixed number of phrases.
 
-The detector's engine slot puts it in the place of torch's network.
+The detector's engine slot lets it run instead of torch's network.
 """
 
 import logging
@@ -29,7 +29,7 @@ from . import validation
 from .engine_store import EngineKey, EngineStore, StoredEngine, checkpoint_digest, describe_tensorrt
 from .export import BuildStep, ReportProgress, export, ignore_progress
 from .oom import reraise_out_of_memory
-from .slot import EngineSlot, GateClip, LoadedEngines, require_gpu, shorten_reason
+from .slot import CheckClip, EngineSlot, LoadedEngines, require_gpu, shorten_reason
 from .specs import StageSpec, TensorSpec
 from .tensorrt.builder import LOCAL, build
 from .tensorrt.runtime import TensorRTRun
@@ -130,7 +130,12 @@ def build_detector(
     return store.save(key, {DETECT: plan}, {DETECT: build_s})
 
 
-DEFAULT_PHRASES = ("person", "cup", "bottle", "chair")  # for the gate, where the settings give no others
+DEFAULT_PHRASES = (
+    "person",
+    "cup",
+    "bottle",
+    "chair",
+)  # for the accuracy check, where the settings give no others
 _log = logging.getLogger(__name__)
 
 
@@ -154,7 +159,7 @@ def load_chosen(
 
 
 def serve_detector(detector: Detector, settings: Settings) -> None:
-    """Put the engine that `settings` ask for in the place of YOLO-World's network; other detectors have no engine.
+    """Let the engine that `settings` ask for run instead of YOLO-World's network; other detectors have no engine.
 
     If it cannot serve, only the detector falls back to torch, not the tracker, and the detector's name says why. See
     `EngineSlot.serve`.
@@ -164,7 +169,7 @@ def serve_detector(detector: Detector, settings: Settings) -> None:
 
 
 def check_detector(settings: Settings, source: str | Path | None = None) -> validation.Report:
-    """Run the gate on the detector's engine that `settings` ask for, and store its report; see `EngineSlot.check`."""
+    """Run the accuracy check on the detector's engine of `settings`, and store its report; see `EngineSlot.check`."""
     with reraise_out_of_memory(EngineError, f"while {settings.detector.name} was loaded"):
         detector = load_chosen(settings.detector, settings.model)
     assert isinstance(detector, YoloWorldDetector)
@@ -195,7 +200,7 @@ class DetectorSlot(EngineSlot):
         run = TensorRTRun(stored.read_plan(DETECT), spec, self._device, kernels=stored.kernels_path(DETECT))
         return LoadedEngines(stored, {DETECT: run}, {DETECT: spec})
 
-    def compare(self, engines: LoadedEngines, clip: GateClip) -> validation.Report:
+    def compare(self, engines: LoadedEngines, clip: CheckClip) -> validation.Report:
         # the reference computes in float32; the comparator casts the vectors for the engine
         text = self.detector.prepare(choose_phrases(self.settings.detector)).vectors.float()
         folder = resolve_folder(self.settings.detector)
@@ -251,7 +256,7 @@ def compare_detector(
 def time_detector(
     network: Run, own: YoloWorld, frames: Sequence[Image], text: Tensor, clock: validation.Clock
 ) -> tuple[validation.StageTime, ...]:
-    """Time a network beside torch's own on frames, BGR uint8 [h, w, 3] each, with vectors [K, D] of phrases."""
+    """Time a network and torch's own, in turns, on frames, BGR uint8 [h, w, 3] each, with vectors [K, D] of phrases."""
     text = text.to(own.backbone.stem.conv.weight.dtype)
     pair = [validation.TimedStage(run, partial(clock, text.device)) for run in (network, own)]
     times: list[list[float]] = []
@@ -264,7 +269,7 @@ def time_detector(
 
 
 def choose_phrases(settings: DetectorSettings) -> tuple[str, ...]:
-    """Return phrases for the gate: the prompts, else the first of the vocabulary, else DEFAULT_PHRASES."""
+    """Return phrases for the accuracy check: the prompts, else the first of the vocabulary, else DEFAULT_PHRASES."""
     if settings.prompts:
         return settings.prompts[:PHRASES]
     file = settings.vocabulary or resolve_folder(settings) / VOCABULARY

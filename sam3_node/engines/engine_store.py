@@ -110,7 +110,7 @@ class Manifest(Section):
 
 
 class StoredEngine(NamedTuple):
-    """Engines in the store. `folder` holds STAGE.plan for each stage, and the gate's report once there is one.
+    """Engines in the store. `folder` holds STAGE.plan for each stage, and a report once the accuracy check has run.
 
     TensorRT-RTX adds STAGE.kernels.
     """
@@ -175,7 +175,7 @@ class EngineStore:
             return StoredEngine(self._write(manifest, plans), manifest)
 
     def all(self) -> Iterator[StoredEngine]:
-        """Yield all engines, the newest first. Skip those that cannot be read or trusted, with a warning.
+        """Yield all engines, the newest first. Skip engines that cannot be read or trusted, with a warning.
 
         Raises EngineError if other users can change the store itself.
         """

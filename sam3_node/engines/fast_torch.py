@@ -1,4 +1,4 @@
-"""Choose faster arithmetic for torch's own stages, once the gate has passed it on the bundled recording.
+"""Choose faster arithmetic for torch's own stages, once it has passed the accuracy check on the bundled recording.
 
 `load_by_gate` chooses the dtype on a CPU where the settings leave it open: bfloat16 where the CPU has it. It judges
 once for each machine and weights, and keeps the report beside the engines. Some CPUs compute wrongly in bfloat16,
@@ -34,7 +34,7 @@ from ..settings import Settings
 from .engine_store import FP8, identify_setup, load_model_in
 from .oom import STAGE_ERRORS, reraise_out_of_memory
 from .quantize import MAX_E4M3, MAX_JSON_BYTES, QuantisedLayer, load_quantisation, quantise_encoder
-from .slot import apply_thresholds, attempt, read_gate_clip, use_torch
+from .slot import apply_thresholds, attempt, read_check_clip, use_torch
 from .validation import Clock, Report, compare_stages, read_clock
 
 MIN_COSINE = 0.99
@@ -43,19 +43,23 @@ MIN_IOU = 0.97
 """Mean mask IoU with float32, likewise. Decoded masks of nano have 64 x 64 cells: one that flips at the edge of the
 bundled recording's smallest object is 0.02 of its IoU. Wrong arithmetic was seen to reach 0.89."""
 MAX_PARAMETERS = 100_000_000
-"""Weights beyond this stay in float32: on a CPU their gate would take minutes."""
+"""Weights beyond this stay in float32: on a CPU their accuracy check would take minutes."""
 ISA_VARIABLE = "ONEDNN_MAX_CPU_ISA"
 FOLDER = "bfloat16"
+"""Name under which the report of the bfloat16 accuracy check is kept."""
 FAST_FOLDER = "faster"
+"""Name under which the report of the FP8 accuracy check is kept."""
 LAUNCHES = "launches"
+"""Folder of the files with the fastest launch settings of our kernels, one for each kind of GPU."""
 TRITON = "triton"
 BACKEND = "inductor"
 """Compiler of the encoder in FP8."""
 AMPERE = (8, 0)
 """Compute capability from which NVIDIA GPUs have units for bfloat16, and our kernels have run."""
-MAX_ERROR_CHARS = 300  # of triton's errors, which have the reason in their third line
+MAX_ERROR_CHARS = 300
+"""Characters of an error of the compiler that a message has. Triton's errors have the reason in their third line."""
 MULTIPLE = 16
-"""The sides of FP8 matrices on a GPU are multiples of this."""
+"""Both sides of a matrix must be multiples of this to be multiplied in FP8 on a GPU."""
 
 _log = logging.getLogger(__name__)
 
@@ -83,17 +87,17 @@ def has_bfloat16() -> bool:
 
 
 def load_by_gate(load: Load, settings: Settings) -> TrackerModel:
-    """Load a model in bfloat16 if the gate has passed it on this machine, or does so now; else in float32.
+    """Load a model in bfloat16 if that passes, or has passed, the accuracy check on this machine; else in float32.
 
     `load` loads the weights of `settings` in a dtype, and its errors pass.
     """
     path = find_report(settings, FOLDER)
-    # a kept report spares the second model and the gate
+    # a kept report spares the second model and the accuracy check
     if report := Report.load(path):
         return load(torch.bfloat16 if report.passed else torch.float32)
     reference = load(torch.float32)
     parameters = sum(parameter.numel() for parameter in reference.parameters())
-    # what no engine can be compared with, the gate cannot compare either
+    # what no engine can be compared with, the accuracy check cannot compare either
     if reference.capabilities.why_not_engines() or parameters > MAX_PARAMETERS:
         return reference
     candidate = load(torch.bfloat16)
@@ -117,10 +121,10 @@ def compare(reference: TrackerModel, candidate: TrackerModel) -> Report:
 
     Raises EngineError where there is nothing to compare.
     """
-    return _run_gate(reference, candidate, candidate.stages, MIN_COSINE, MIN_IOU)
+    return _check_accuracy(reference, candidate, candidate.stages, MIN_COSINE, MIN_IOU)
 
 
-def _run_gate(
+def _check_accuracy(
     reference: TrackerModel,
     model: TrackerModel,
     stages: Stages,
@@ -128,8 +132,8 @@ def _run_gate(
     min_iou: float,
     **options: Any,
 ) -> Report:
-    """Compare stages that serve in the place of a model's own with the reference, on the bundled recording."""
-    clip = read_gate_clip()
+    """Compare stages that serve instead of a model's own with the reference, on the bundled recording."""
+    clip = read_check_clip()
     return compare_stages(
         reference,
         stages,
@@ -161,7 +165,7 @@ def find_report(settings: Settings, folder: str, *properties: object) -> Path | 
 
 
 def _sources_digest() -> str:
-    """Return a digest of the code of the stages, the tracker and the gate: another arithmetic is judged again."""
+    """Return a digest of the code of stages, tracker and accuracy check: other arithmetic is checked again."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for folder in ("models", "tracking", "engines"):
@@ -198,7 +202,7 @@ class Fp8Linear(nn.Module):
         self.register_buffer("weight", _to_fp8(layer.weight.detach() / scale[:, None]), persistent=False)
         self.register_buffer("weight_scale", scale, persistent=False)  # [out]
         self.register_buffer("input_scale", rounded.input_scale.float().reshape(()), persistent=False)
-        # _scaled_mm wants a scale for the right matrix, too
+        # _scaled_mm also requires a scale for the right matrix
         self.register_buffer("one", torch.ones_like(self.input_scale), persistent=False)
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach(), persistent=False)
 
@@ -207,8 +211,8 @@ class Fp8Linear(nn.Module):
         flat = _to_fp8(x.flatten(0, -2).float() / self.input_scale)
         # One scale for each matrix: the kernels with a scale for each row read beyond the scales where the rows are no
         # multiple of 256 (pytorch issue 133334), and SAM 3 has 5184. Fast accumulation errs by at most 2 % for 4096
-        # inputs (arXiv 2412.19437, sec. 3.3.2), less than the rounding to FP8 (3.7 % RMS of a product), and the gate
-        # judges both together.
+        # inputs (arXiv 2412.19437, sec. 3.3.2), less than the rounding to FP8 (3.7 % RMS of a product). The accuracy
+        # check judges both together.
         left = self.input_scale
         # the channels' own scales apply to the product
         right = self.one
@@ -250,9 +254,9 @@ def _multiplies_in_fp8(layer: nn.Module) -> bool:
 
 
 def serve_fast_torch(model: TrackerModel, settings: Settings, clock: Clock = read_clock) -> None:
-    """Put the faster stages that `settings` ask for into `model.stages`, once the gate has passed them.
+    """Put the faster stages that `settings` ask for into `model.stages`, once they have passed the accuracy check.
 
-    The gate times them by `clock`, and its report is kept beside the engines. Where they cannot serve and
+    The check times them by `clock`, and its report is kept beside the engines. Where they cannot serve and
     `engine.fallback` is on, the model keeps its stages and its name says why. Otherwise raises EngineError or
     MissingExtraError.
     """
@@ -395,9 +399,9 @@ def _launch_path(device: torch.device, folder: Path) -> Path:
 def compare_fast(
     stages: Stages, model: TrackerModel, settings: Settings, clock: Clock | None = read_clock
 ) -> Report:
-    """Run the gate: compare stages with the model's in float32, whose memory read is the same, on the bundled clip.
+    """Check accuracy on the bundled clip: compare stages with the model's in float32, with the same memory attention.
 
-    Each that is not the model's own is timed beside it, unless there is no clock.
+    Each other one is timed in comparison with the model's own, unless there is no clock.
     """
     engine = settings.engine
     with reraise_out_of_memory(
@@ -406,4 +410,4 @@ def compare_fast(
         reference = load_model_in(settings, torch.float32)
         reference.use_read(settings.tracker.read)
         thresholds = engine.min_cosine, engine.min_iou
-        return _run_gate(reference, model, stages, *thresholds, engines=False, clock=clock)
+        return _check_accuracy(reference, model, stages, *thresholds, engines=False, clock=clock)

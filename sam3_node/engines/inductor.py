@@ -37,13 +37,16 @@ REBUILD_HINT = "build it again here: sam3-node engine build --engine.kind induct
 OPTIONS = {"cpp.dynamic_threads": True}  # without it the code fixes the thread count of the build
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 ARTIFACTS = ".artifacts"
+"""Suffix of files with the artifacts of compiled stages."""
 MAX_ARTIFACTS = 4
+"""Number of such files that are kept: the newest ones."""
 MAX_ARTIFACT_BYTES = 1 << 30
+"""Size in bytes of the largest such file. More is not kept."""
 _log = logging.getLogger(__name__)
 
 
 class InductorRun:
-    """A package that runs in the place of a stage's module, for 1 to 64 objects where the stage varies.
+    """A package that runs instead of a stage's module, for 1 to 64 objects where the stage varies.
 
     The caller owns the outputs: each call allocates them. Only one call may run at a time.
     """
@@ -147,7 +150,7 @@ def _load(package: bytes, stage: StageSpec, device: torch.device) -> Any:
             return torch._inductor.aoti_load_package(
                 io.BytesIO(package), run_single_threaded=True, device_index=index
             )
-    # a RuntimeError, too, but the slot reports it with advice on memory
+    # also a RuntimeError, but the slot reports it with advice on memory
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError, OSError) as error:
@@ -242,7 +245,7 @@ class CompiledArtifacts:
             return
         if not keep(cache / self._name, saved[0], "compiled stages are not kept in one file"):
             return
-        with suppress(OSError):  # other processes may remove some, too
+        with suppress(OSError):  # other processes may also remove some
             newest_first = sorted(
                 cache.glob(f"*{ARTIFACTS}"), key=lambda path: path.stat().st_mtime, reverse=True
             )
@@ -273,7 +276,7 @@ Capture = Callable[[Run, Inputs], CapturedGraph]
 class GraphedStage:
     """A stage that is captured at the first call with inputs of given shapes, and replayed afterwards.
 
-    All graphs read an input of one shape from one place. The caller may write it there, else the call copies it. The
+    All graphs read an input of one shape from one buffer. The caller may write it there, else the call copies it. The
     caller owns the outputs: each call copies them.
     """
 
@@ -282,17 +285,17 @@ class GraphedStage:
         self._capture = capture
         self.limits = find_limits(run)
         self._graphs: dict[tuple[object, ...], CapturedGraph] = {}
-        self._places: dict[tuple[int, tuple[int, ...], torch.dtype], Tensor] = {}
+        self._inputs: dict[tuple[int, tuple[int, ...], torch.dtype], Tensor] = {}
 
     def find_place(self, number: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
         """Return where graphs read input `number` of a shape, to be written before a call; None if none does yet."""
-        return self._places.get((number, shape, dtype))
+        return self._inputs.get((number, shape, dtype))
 
     @torch.inference_mode()
     def __call__(self, *inputs: Tensor | None) -> Any:
         """Run the stage. Raises EngineError where it cannot be captured."""
         held = tuple(None if given is None else self._hold(i, given) for i, given in enumerate(inputs))
-        # places are kept for good, so their ids stand for the inputs' shapes and dtypes
+        # buffers are kept for good, so their ids stand for the inputs' shapes and dtypes
         key = tuple(map(id, held))
         if key not in self._graphs:
             self._graphs[key] = self._capture(self.run, held)
@@ -303,12 +306,12 @@ class GraphedStage:
         return outputs if len(outputs) > 1 else outputs[0]
 
     def _hold(self, number: int, given: Tensor) -> Tensor:
-        """Return the place of an input, with its values."""
+        """Return the buffer of an input, with its values."""
         key = number, given.shape, given.dtype
-        if key not in self._places:
-            self._places[key] = torch.empty_like(given)
-        place = self._places[key]
-        return place if place is given else place.copy_(given)
+        if key not in self._inputs:
+            self._inputs[key] = torch.empty_like(given)
+        buffer = self._inputs[key]
+        return buffer if buffer is given else buffer.copy_(given)
 
 
 def use_graphs(model: TrackerModel) -> None:

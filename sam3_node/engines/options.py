@@ -86,7 +86,7 @@ class Tuning:
 
 
 def resolve(settings: Settings) -> Settings:
-    """Return the settings with a value in the place of each open option, and log in one line where they come from.
+    """Return the settings with a value for each open option, and log in one line where they come from.
 
     On a CPU `model.dtype` stays open, and everywhere `engine.read_kernel`.
     """
@@ -136,7 +136,7 @@ def find_defaults(device: torch.device) -> Values:
     """Return the defaults of a device."""
     values: Values = {COMPILE: False, GRAPHS: False, PRECISION: "bfloat16"}
     if device.type != "cuda":
-        return values  # the gate chooses the dtype of a CPU: see `fast_torch.load_by_gate`
+        return values  # the accuracy check chooses the dtype of a CPU: see `fast_torch.load_by_gate`
     if torch.version.hip is not None:
         # AMD GPUs: nothing is measured
         return values | {DTYPE: "bfloat16" if torch.cuda.is_bf16_supported(False) else "float32"}

@@ -320,7 +320,7 @@ class Quantisation(NamedTuple):
         return hashlib.sha256(text.encode()).hexdigest()
 
     def save(self, stored: StoredEngine) -> None:
-        """Write it into the folder of its engines, so that the gate can name the layers that differ."""
+        """Write it into the folder of its engines, so that the accuracy check can name the layers that differ."""
         for name, section in ((SCALES_FILE, self.scales), (RECIPE_FILE, self.recipe)):
             (stored.folder / name).write_text(section.model_dump_json(indent=1) + "\n")
 

@@ -1,4 +1,4 @@
-"""Networks that are served beside the stages: the images' preparation, prompts, and a detector with its choice.
+"""Networks that are served with the stages: the images' preparation, prompts, and a detector with its choice.
 
 They have no branches that depend on values, because they are exported to ONNX.
 """
@@ -17,9 +17,10 @@ from ..models.sam.stages import ABSENT_LOGIT, Decoder, Features
 from ..models.yolo.network import YoloWorld
 
 NAMED = 16
-"""Boxes of an image that the detector's model gives, the best first."""
+"""Detections that the exported detector returns for an image, the best first. The number is fixed because the export
+unrolls the loop that chooses them."""
 CANDIDATES = 512
-"""Best boxes among which it chooses."""
+"""Best-scoring boxes that enter non-maximum suppression, which compares all pairs of them."""
 
 
 class PrepareImage(nn.Module):
@@ -79,13 +80,13 @@ def _weigh(count: int, size: Tensor, fitted: Tensor, side: int) -> Tensor:
     zeros. The shares are those of bilinear interpolation with antialiasing: a triangle around each centre.
     """
     offset = ((side - fitted) / 2).floor()
-    place = torch.arange(side, device=size.device) - offset
+    index = torch.arange(side, device=size.device) - offset
     step = size / fitted
-    centres = (place[:, None] + 0.5) * step
+    centres = (index[:, None] + 0.5) * step
     pixels = torch.arange(count, device=size.device) + 0.5
     shares = (1 - (pixels - centres).abs() / step.clamp(min=1)).clamp(min=0)
     shares = shares / shares.sum(dim=1, keepdim=True).clamp(min=1e-6)
-    is_inside = (place >= 0) & (place < fitted)
+    is_inside = (index >= 0) & (index < fitted)
     return shares * is_inside[:, None]
 
 
@@ -104,7 +105,7 @@ class PromptDecode(nn.Module):
         self.multimask = multimask
         self.competes = competes
         self.points = len(labels)
-        # SAM 1 expects a position without a point beside points without a box
+        # SAM 1 expects a position without a point after points without a box
         self.adds_point = isinstance(decoder.prompt_encoder, Sam1PromptEncoder) and len(labels) == 1
         device = decoder.no_memory.device
         self.register_buffer(
@@ -112,27 +113,27 @@ class PromptDecode(nn.Module):
         )
 
     def forward(
-        self, top: Tensor, fine: Tensor, middle: Tensor, places: Tensor, labels: Tensor | None = None
+        self, top: Tensor, fine: Tensor, middle: Tensor, prompts: Tensor, labels: Tensor | None = None
     ) -> tuple[Tensor, ...]:
         """Decode prompts with the features of B images.
 
-        places: [B, N, 2] (x y) or [B, N, 4] (x0 y0 x1 y1) in model pixels; with labels [B, N, P], [B, N, P, 2].
+        prompts: [B, N, 2] (x y) or [B, N, 4] (x0 y0 x1 y1) in model pixels; with labels [B, N, P], [B, N, P, 2].
         Return logits [B, N, 4h, 4w], predicted iou [B, N] and presence logits [B, N]; where masks compete, also these,
         [B, N, M, 4h, 4w], the best first, and their iou [B, N, M].
         """
-        images, count = places.shape[:2]
+        images, count = prompts.shape[:2]
         # each prompt has an object of its own, so the image's features are repeated for each
         features = Features(
             *(x[:, None].expand(-1, count, -1, -1, -1).flatten(0, 1) for x in (fine, middle, top))
         )
         if labels is None:
-            points = places.reshape(images * count, self.points, 2)
+            points = prompts.reshape(images * count, self.points, 2)
             labels = self.labels.expand(images * count, -1)
         else:
-            points = places.flatten(0, 1)
+            points = prompts.flatten(0, 1)
             labels = labels.flatten(0, 1)
         if self.adds_point:
-            # its label makes the encoder ignore its place
+            # its label makes the encoder ignore its position
             points = F.pad(points, (0, 0, 0, 1))
             labels = F.pad(labels, (0, 1), value=NO_POINT)
         tokens, fine, middle, sparse, dense = self.decoder.embed(features, points, labels)
@@ -207,8 +208,8 @@ class FindNamed(nn.Module):
         # float64, because `letterbox` computes the same sizes with Python's numbers
         fitted = (frame * (side / frame.amax(dim=1, keepdim=True))).round().clamp(min=1)
         offset = ((side - fitted) / 2).floor()
-        places = (boxes.unflatten(2, (2, 2)) - offset[:, None, None]) / fitted[:, None, None]
-        within: Tensor = places.clamp(0, 1) * self.segmented
+        corners = (boxes.unflatten(2, (2, 2)) - offset[:, None, None]) / fitted[:, None, None]
+        within: Tensor = corners.clamp(0, 1) * self.segmented
         return within.float().flatten(2)
 
 

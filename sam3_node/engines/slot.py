@@ -1,8 +1,8 @@
-"""Let stored engines run instead of torch, once the gate has passed them.
+"""Let stored engines run instead of torch, once they have passed the accuracy check.
 
 `EngineSlot` holds the steps that the tracker's and the detector's slots share. It opens the stored engines, runs the
-gate on a clip unless its report is stored, and puts the engines in place. Where this fails, torch serves and says why,
-or the error is raised. `TrackerSlot` is the slot of a tracker's four stages.
+accuracy check on a clip unless its report is stored, and puts the engines in place. Where this fails, torch serves and
+says why, or the error is raised. `TrackerSlot` is the slot of a tracker's four stages.
 """
 
 from __future__ import annotations
@@ -38,9 +38,13 @@ from .tensorrt.runtime import TensorRTRun, Workspace
 from .validation import Clock, Report, compare_stages, fit_stages, read_clock
 
 REPORT = "gate.json"
+"""Name of the file with the report of the accuracy check."""
 MAX_REASON_CHARS = 100
+"""Characters of the reason for not serving, which is in the `model` field of every message."""
 CLIP_FRAMES = 16
+"""Frames of the clip on which engines are compared with torch."""
 CLIP_STEP = 2
+"""Step between these frames in their recording: every second frame is used, so that objects move more."""
 CHECK_HINT = "see `sam3-node engine check`"
 _log = logging.getLogger(__name__)
 
@@ -54,7 +58,7 @@ class LoadedEngines(NamedTuple):
 
 
 class EngineSlot(ABC):
-    """A place where engines may run instead of torch. It holds no engines itself, so that failed ones are freed."""
+    """What may run engines instead of torch. It holds no engines itself, so that failed ones are freed."""
 
     subject: ClassVar[str]
     """Name of the engines in messages, a noun without a verb."""
@@ -72,35 +76,35 @@ class EngineSlot(ABC):
         """Load engines onto the device."""
 
     @abstractmethod
-    def compare(self, engines: LoadedEngines, clip: GateClip) -> Report:
+    def compare(self, engines: LoadedEngines, clip: CheckClip) -> Report:
         """Compare engines with torch in float32 on a clip."""
 
     @abstractmethod
     def install(self, engines: LoadedEngines) -> None:
-        """Put engines in the place of torch."""
+        """Let engines run instead of torch."""
 
     @abstractmethod
     def fall_back(self, reason: EngineError) -> None:
         """Let torch serve, and say why."""
 
     def serve(self) -> None:
-        """Put the stored engines in place, once the gate has passed them.
+        """Put the stored engines in place, once they have passed the accuracy check.
 
         Where they cannot serve and `engine.fallback` is on, torch serves and says why. Otherwise raises EngineError,
-        MissingExtraError, or what a damaged recording raises where the gate has to run first.
+        MissingExtraError, or what a damaged recording raises where the accuracy check has to run first.
         """
         reason = attempt(self._serve_engines, self.settings.engine)
         if reason is not None:
             self.fall_back(reason)
 
     def check(self, source: str | Path | None = None) -> Report:
-        """Run the gate on a source, and store the report beside the engines.
+        """Run the accuracy check on a source, and store the report beside the engines.
 
         source: a recording, a video or a folder of images; the bundled recording by default. Raises EngineError where
         there are no such engines or they do not run here, MissingExtraError, and CameraError or BagError for the
         source.
         """
-        return self.run_gate(self.open(), source or TABLETOP)
+        return self.check_accuracy(self.open(), source or TABLETOP)
 
     def open(self) -> LoadedEngines:
         """Find the stored engines, and load them onto the device."""
@@ -109,19 +113,19 @@ class EngineSlot(ABC):
             return self.load(stored)
 
     def require_passed(self, engines: LoadedEngines, source: str | Path = TABLETOP) -> None:
-        """Raise EngineError unless the gate has passed these very plans by the present thresholds, or does so now."""
+        """Raise EngineError unless these very plans pass the accuracy check by the present thresholds."""
         report = read_report(engines.stored)
         if report is None:
             _log.info("the gate runs: no report yet on %s in %s", self.subject, engines.stored.folder.name)
-            report = self.run_gate(engines, source)
+            report = self.check_accuracy(engines, source)
         # the stored figures outlast a change of the thresholds
         refusal = apply_thresholds(report, self.settings.engine).refusal()
         if refusal is not None:
             raise EngineError(f"{self.subject} refused by the gate: {refusal}; {CHECK_HINT}")
 
-    def run_gate(self, engines: LoadedEngines, source: str | Path = TABLETOP) -> Report:
+    def check_accuracy(self, engines: LoadedEngines, source: str | Path = TABLETOP) -> Report:
         """Compare engines with torch in float32 on a clip of a source, and store the report beside them."""
-        clip = read_gate_clip(source)
+        clip = read_check_clip(source)
         with reraise_out_of_memory(EngineError, f"while comparing {self.subject} with torch in float32"):
             report = self.compare(engines, clip)
         # with the plans' digests, so that the report never speaks for another build
@@ -136,7 +140,7 @@ class EngineSlot(ABC):
 
 
 def serve_tracker(model: TrackerModel, settings: Settings) -> None:
-    """Put the engines that `settings` ask for into `model.stages`, once the gate has passed them.
+    """Put the engines that `settings` ask for into `model.stages`, once they have passed the accuracy check.
 
     Torch still answers prompts. Where engines cannot serve and `engine.fallback` is on, the model keeps its stages and
     its name says why. See `EngineSlot.serve` for the errors.
@@ -146,7 +150,7 @@ def serve_tracker(model: TrackerModel, settings: Settings) -> None:
 
 
 def check_tracker(settings: Settings, source: str | Path | None = None) -> Report:
-    """Run the gate on the engines that `settings` ask for, and store its report beside them; see `EngineSlot.check`."""
+    """Run the accuracy check on the engines of `settings`, and store its report beside them; see `EngineSlot.check`."""
     with reraise_out_of_memory(EngineError, f"while {settings.model.name} was loaded"):
         # in the dtype in which the model will serve
         model = engine_store.load_model_in(settings, engine_store.choose_model_dtype(settings))
@@ -154,7 +158,7 @@ def check_tracker(settings: Settings, source: str | Path | None = None) -> Repor
 
 
 def use_torch(model: TrackerModel, stages: Stages, reason: EngineError) -> None:
-    """Let the model's own torch stages serve in the place of engines that failed; the model's name says why."""
+    """Let the model's own torch stages serve instead of engines that failed; the model's name says why."""
     _log.warning("engines cannot serve, torch does: %s", reason)
     # torch's stages take any number of objects
     model.serve_by(stages, few_shapes=False)
@@ -177,7 +181,7 @@ class TrackerSlot(EngineSlot):
         self._torch_stages = model.stages
 
     def compute_key(self) -> engine_store.EngineKey:
-        # packages run on processors, too
+        # packages also run on CPUs
         if self.settings.engine.kind != INDUCTOR:
             require_gpu(self.model.device)
         return engine_store.compute_key(self.model, self.settings)
@@ -198,7 +202,7 @@ class TrackerSlot(EngineSlot):
         workspace.allocate()  # now, so that it is known whether it fits
         return LoadedEngines(stored, runs, specs)
 
-    def compare(self, engines: LoadedEngines, clip: GateClip) -> Report:
+    def compare(self, engines: LoadedEngines, clip: CheckClip) -> Report:
         engine = self.settings.engine
         reference = engine_store.load_model_in(self.settings, torch.float32)
         return compare_stages(
@@ -209,7 +213,7 @@ class TrackerSlot(EngineSlot):
             engine.min_iou,
             dtype=engine_store.resolve_dtype(engine.arithmetic),
             prompts=clip.prompts(reference.image_size),
-            # another whole model, which is loaded only if the gate refuses a stage
+            # another whole model, which is loaded only if the accuracy check refuses a stage
             find_module=partial(self._load_module, engines.stored),
             served=self.model,
             clock=self.clock,
@@ -273,7 +277,7 @@ def apply_thresholds(report: Report, engine: EngineSettings) -> Report:
 
 
 def read_report(stored: engine_store.StoredEngine) -> Report | None:
-    """Read the gate's report that is stored beside engines; None where it is absent, damaged, or of other plans."""
+    """Read the report of an accuracy check from beside engines; None where it is absent, damaged, or of other plans."""
     report = Report.load(stored.folder / REPORT)
     return report if report is not None and report.plans == stored.manifest.plans else None
 
@@ -285,7 +289,7 @@ def shorten_reason(error: Exception) -> str:
     return text if len(text) <= MAX_REASON_CHARS else text[: MAX_REASON_CHARS - 1].rsplit(" ", 1)[0] + " …"
 
 
-class GateClip(NamedTuple):
+class CheckClip(NamedTuple):
     """Frames, BGR uint8 [h, w, 3] each, and the boxes of the objects in view on the first.
 
     boxes: by the object's id (x0, y0, x1, y1) as fractions of the image's width and height; empty where the
@@ -304,16 +308,16 @@ class GateClip(NamedTuple):
         return [ObjectPrompt(key, box=[edge * side for edge in box]) for key, box in boxes] or None
 
 
-def read_gate_clip(source: str | Path = TABLETOP) -> GateClip:
+def read_check_clip(source: str | Path = TABLETOP) -> CheckClip:
     """Read the first frames of a recording, a video or a folder of images; objects are known of the bundled recording.
 
     Raises CameraError or BagError for the source.
     """
     if Path(source) != TABLETOP:
-        return GateClip(list(sample_images(source, CLIP_FRAMES, CLIP_STEP)), {})
+        return CheckClip(list(sample_images(source, CLIP_FRAMES, CLIP_STEP)), {})
     clip = LabelledClip.load(TABLETOP)
     frames = [clip.image(index * CLIP_STEP) for index in range(CLIP_FRAMES)]
-    return GateClip(frames, {key: _bound(mask) for key, mask in clip.truth(0).items()})
+    return CheckClip(frames, {key: _bound(mask) for key, mask in clip.truth(0).items()})
 
 
 def _bound(mask: np.ndarray) -> tuple[float, float, float, float]:

@@ -221,7 +221,7 @@ def allocate_aligned(shape: Sequence[int], dtype: torch.dtype, device: torch.dev
 
 
 class DtypeAdapter:
-    """An engine in the place of a stage, where the model around it computes in another dtype.
+    """An engine that runs instead of a stage, where the model around it computes in another dtype.
 
     `run` gets tensors in the dtypes of the spec `inside`. The caller gets them in the dtypes of the spec `outside`.
     """

@@ -123,7 +123,7 @@ def export_repository(
     """Write the models into `folder`, a new or existing model repository; return the folder of each.
 
     By default, stages are exported to ONNX in `engine.precision`, float32 or float16. Weights for images alone have the
-    encoder and the prompts. With `plans`, the four stages are those that `engine build` has made with TensorRT; without
+    encoder and the prompts. With `plans`, the four stages are TensorRT plans that `engine build` has made; without
     bfloat16, prompts and ensembles come beside them. A YOLO-World of the settings comes with them, and an ensemble that
     segments what it finds. name: the beginning of all names of models; by default, the name of the weights. names: what
     the detector looks for, if not vectors in each request say it. Raises
@@ -246,9 +246,9 @@ def _specify_prompt(model: TrackerModel, encode: StageSpec, kind: str, labels: S
     objects = (IMAGES, OBJECTS)
     if labels:
         name = "points" if kind == "point" else "boxes"
-        places = [TensorSpec(name, (*objects, 2 * len(labels)), torch.float32)]
+        prompts = [TensorSpec(name, (*objects, 2 * len(labels)), torch.float32)]
     else:
-        places = [
+        prompts = [
             TensorSpec("points", (*objects, POINTS, 2), torch.float32),
             TensorSpec("labels", (*objects, POINTS), torch.int32),
         ]
@@ -261,7 +261,7 @@ def _specify_prompt(model: TrackerModel, encode: StageSpec, kind: str, labels: S
         rivals = (*objects, model.candidates)
         outputs.append(TensorSpec("candidates", (*rivals, *model.mask_size), model.dtype))
         outputs.append(TensorSpec("candidate_iou", rivals, model.dtype))
-    return StageSpec(f"prompt_{kind}", module, (*_find_prompt_features(encode), *places), tuple(outputs))
+    return StageSpec(f"prompt_{kind}", module, (*_find_prompt_features(encode), *prompts), tuple(outputs))
 
 
 def _specify_preparation(model: TrackerModel, encode: StageSpec, detector: Search | None) -> StageSpec:

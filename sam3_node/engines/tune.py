@@ -47,8 +47,10 @@ from .validation import Clock, read_clock
 MIN_GAIN = 0.97
 """Share of the best time so far that a combination may take. A smaller gain is noise."""
 FILL_FRAMES = 18
-"""Frames until banks are full: 16 pointers and the prompted frame, and one more."""
+"""Frames that are tracked before timing starts, so that banks are full: 16 pointers, the prompted frame and one
+more."""
 TIMED_FRAMES = 12
+"""Frames that are timed after that. Their median counts."""
 ENDED = "the trial ended the process"
 
 _log = logging.getLogger(__name__)
@@ -131,7 +133,7 @@ def list_combinations(settings: Settings) -> Iterator[Values]:
     device = pick_device(settings.model.device)
     defaults = find_defaults(device)
     is_open = list_open(settings)
-    # on a CPU the gate chooses the dtype
+    # on a CPU the accuracy check chooses the dtype
     choices: dict[str, tuple[str | bool, ...]] = {COMPILE: (False, True)}
     if device.type == "cuda":
         dtype = defaults[DTYPE] if DTYPE in is_open else settings.model.dtype
@@ -190,7 +192,7 @@ def list_rows(tuning: Tuning) -> list[tuple[str, ...]]:
 def _try(settings: Settings, values: Values, load: Load, objects: Sequence[int], clock: Clock) -> Trial:
     """Load the tracker with a combination, and time a step for each number of objects."""
     begin_s = time.monotonic()
-    # a refusal of the gate is a reason here, not a reason to serve something slower
+    # a refusal of the accuracy check is a reason here, not a reason to serve something slower
     strict = replace_values(settings, values | {"engine.fallback": False})
     # what earlier trials hold and have compiled must not count against this one
     gc.collect()
@@ -217,8 +219,8 @@ def time_step(model: TrackerModel, objects: int, clock: Clock = read_clock) -> f
     generator = torch.Generator().manual_seed(0)
     clip = [torch.randn(1, 3, side, side, generator=generator).to(model.device) for _ in range(4)]
     tracker = Tracker(model, max_objects=objects)
-    places = [(side * (0.2 + 0.6 * number / objects), side * 0.5) for number in range(objects)]
-    prompts = [ObjectPrompt(number, points=[place]) for number, place in enumerate(places)]
+    points = [(side * (0.2 + 0.6 * number / objects), side * 0.5) for number in range(objects)]
+    prompts = [ObjectPrompt(number, points=[point]) for number, point in enumerate(points)]
     times = []
     for number in range(FILL_FRAMES + TIMED_FRAMES):
         begin_s = clock(model.device)

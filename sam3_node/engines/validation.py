@@ -1,4 +1,4 @@
-"""Compare engines with the torch stages in float32 before they serve: this is the gate.
+"""Compare engines with the torch stages in float32 before they serve: this is the accuracy check.
 
 First each stage by itself: while the reference tracks a clip, a `StageComparator` runs the candidate on the reference's
 own inputs and compares the outputs. Then all stages together, as they will serve: the candidates track the same clip in
@@ -47,7 +47,7 @@ from .specs import (
 )
 
 MAX_REPORT_BYTES = 16 << 20
-"""Size of the largest report of the gate that is read. A larger one is ignored."""
+"""Size of the largest report of the accuracy check that is read. A larger one is ignored."""
 _EXACT = ConfigDict(extra="forbid")
 _log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ def read_clock(device: torch.device) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Figures and thresholds of a gate run.
+    """Figures and thresholds of an accuracy check.
 
     tracks: None if the engines could not track at all; `faults` says why. layers: the layers of a refused stage that
     differ most, as (stage.layer, cosine). tracked: False for a detector, which has no masks to compare. plans: SHA-256
@@ -187,7 +187,7 @@ class Report:
         if self.tracks is None:
             if self.tracked and not self.faults:
                 yield "no mask of a tracked clip was compared"
-        # NaN is refused here, too
+        # this also refuses NaN
         elif not self.tracks.mean_iou >= self.min_iou:
             tracks = self.tracks
             yield (
@@ -232,8 +232,8 @@ def compare_stages(
     frame; by default, what the reference itself segments there with confidence. find_module: gives the
     module whose layers are compared for a stage that is no torch module itself. served: the model in whose place
     `stages` will run, in its own dtype and with its own modules still there; by default, the reference. engines: False
-    for torch stages in the dtype of `served`, which serve as they are. clock: times them beside those of `served`; by
-    default, nothing is timed. Raises EngineError where there is nothing to compare, ModelError for weights without
+    for torch stages in the dtype of `served`, which serve as they are. clock: times them in turns with `served`;
+    by default, nothing is timed. Raises EngineError where there is nothing to compare, ModelError for weights without
     memory modules.
     """
     clip, clip_prompts = _prepare_clip(reference, frames, prompts)
@@ -326,7 +326,7 @@ class StageComparator:
             self.lowest = float("-inf")
             self.worst_inputs = inputs
             return
-        # objects that share memories: a group's slots are objects, too
+        # objects that share memories: each slot of a group is an object
         expected = self._split_groups(expected)
         outputs = self._split_groups(outputs)
         comparable = self._select_objects(expected, outputs)
@@ -498,7 +498,7 @@ def _track(
 def _compare_masks(
     expected: Sequence[Tensor], masks: Sequence[Tensor], ids: Sequence[int]
 ) -> TrackFigures | None:
-    """Return figures over all pairs of masks except those that are both empty; None if no pair is left."""
+    """Return figures over all pairs of masks except pairs of empty masks; None if no pair is left."""
     ious = [
         (mask_iou(left[None], right[None]).item(), frame, object_id)
         for frame, pair in enumerate(zip(expected, masks, strict=True))
@@ -526,8 +526,10 @@ def _find_worst_layers(
     return tuple((f"{name}.{layer}", cosine) for layer, cosine in layers)
 
 
-LAYERS = 5  # number of layers to name
-SAMPLE_SIZE = 65536  # values to keep of each output, evenly spread over it
+LAYERS = 5
+"""Number of layers that a refusal names: those whose outputs differ most."""
+SAMPLE_SIZE = 65536
+"""Values of each layer's output that are compared, evenly spread over it. It bounds the memory of the comparison."""
 
 Outputs = dict[str, list[Tensor]]
 
@@ -604,10 +606,13 @@ def _lowest_cosine(expected: Sequence[Tensor], outputs: Sequence[Tensor]) -> flo
 
 
 MAX_PROMPTS = 4
+"""Objects that are prompted on the clip of the accuracy check, if the clip has no boxes of its own."""
 EVERYTHING = EverythingOptions(grid=6, min_iou=0.0, min_stability=0.0, max_overlap=0.5, most=MAX_MASKS)
-# as fractions of the image
+"""Options of the search that finds these objects: a coarse grid, and no limit of quality."""
 MIN_AREA = 0.002
+"""Share of the image below which an object is small: others are preferred."""
 MAX_AREA = 0.4
+"""Share of the image above which an object is large: others are preferred."""
 
 
 @torch.inference_mode()

@@ -90,6 +90,6 @@ class Family:
     is_gated: bool = False
     """the hub gives the repository only to users who have asked for it"""
     detector_kind: str = ""
-    """detector.kind that these weights can serve, too, if there is one"""
+    """detector.kind that these weights can also serve, if there is one"""
     mask_limits: MaskLimits = PUBLISHED_LIMITS
     gpu_memory: GpuMemory = OBJECTS

@@ -20,8 +20,8 @@ def locate_weights(name: str) -> str:
         size_mb = found.path.stat().st_size / 1e6
         return f"{found.path}, {found.weights.describe(name, found.path)}, {size_mb:.0f} MB"
     if not os.path.isdir(name):
-        place = "in the cache" if registry.is_cached(name) else "not here yet: the first start fetches them"
-        return f"{name}, {place} of the hub"
+        where = "in the cache" if registry.is_cached(name) else "not here yet: the first start fetches them"
+        return f"{name}, {where} of the hub"
     check_weight_files(Path(name))
     files = list_weight_files(Path(name))
     # the configuration is always listed, so a single file means that there are no weights

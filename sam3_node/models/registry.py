@@ -28,7 +28,7 @@ CLASSES: dict[str, Any] = {
 }
 """transformers' class that reads weights, by the `model_type` of their config.json."""
 FILE_HINTS = ", ".join(weights.hint for _, weights in _FILES)
-"""What a folder may hold beside transformers' layout, in words."""
+"""What a folder may hold instead of transformers' layout, in words."""
 
 
 class WeightsFile(NamedTuple):

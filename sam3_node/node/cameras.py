@@ -1,7 +1,7 @@
 """Receive the frames of a node's cameras and the robot's poses and joints, and decide what is in time.
 
 `AgeLimits` keeps policies from acting on what is long past, `CatchUpPace` lets objects that were prompted on a past
-frame catch up beside live frames, `DecodeAhead` prepares the next frame during a step.
+frame catch up between live frames, `DecodeAhead` prepares the next frame during a step.
 """
 
 from __future__ import annotations
@@ -35,23 +35,25 @@ from ..wire import joints_topic, pose_topic
 MAX_AHEAD_S = 1.0
 """Seconds by which the clock of a camera or a robot may be ahead of the node's. What is stamped later is refused."""
 MEDIAN_STEPS = 3
-"""Masks may be older than frames by this many median steps."""
+"""Median step times that are added to tracker.max_age_ms: masks older than the sum are withheld."""
 STEPS = 100
-"""Steps whose median duration says how old masks may be."""
+"""Number of the newest steps from which that median is computed."""
 FRAMES_PER_STEP = 2
-"""Frames that the way of an object gets shorter by in each step, while the step adds one."""
+"""Frames by which an object that catches up must come closer to the newest frame during each step. One of them makes up
+for the frame that the step itself adds."""
 USED_SHARE = 0.7
-"""Share of idle time that catch-up may use. 1.0 would leave no margin for jitter."""
+"""Share of the idle time between frames that catch-up may use. 1.0 would leave no margin for jitter."""
 WINDOW = 15
-"""Frames and slices over which times are averaged."""
+"""Number of the newest frame intervals, and of catch-up slices, whose times are averaged."""
 SLICE_SHARE_OF_STEP = 0.5
-"""Time of a slice before one is measured. A slice reads no pixels and encodes nothing."""
+"""Assumed time of a catch-up slice, as a share of a step, until one is measured. A slice takes less than a step,
+because it reads no pixels and encodes nothing."""
 POLL_MS = 20
 """Milliseconds for which the thread waits for a newer frame to prepare, before it asks whether a step still runs."""
 CAPACITY = 4096
-"""Poses, and states of each set of joints, that are remembered on each clock: 4 s at 1000 Hz."""
+"""Poses, and states of each set of joints, that are kept on each clock: 4 s at 1000 Hz."""
 MAX_TRACK_VALUES = 1 << 19
-"""Numbers of poses, and of joint states, that are remembered on each clock: 4 MiB. It is CAPACITY states of 128 joints,
+"""Numbers of poses, and of joint states, that are kept on each clock: 4 MiB. It is CAPACITY states of 128 joints,
 and fewer of more joints."""
 MAX_BACK_NS = 200_000_000
 """Nanoseconds by which a pose or joints may be older than the newest before them. If they are older, the robot's clock
@@ -171,10 +173,11 @@ class AgeLimits:
 class CatchUpPace:
     """Measures steps, slices and the arrival of frames, and says whether a slice may begin. Times are in ns.
 
-    A slice is one frame of one object's way. A slice begins if its usual time fits before the next expected frame. Each
-    step adds a frame to the way and makes slices due that shorten it by two, so an object arrives even if nothing ever
-    fits. A due slice always runs. So does the last slice of a way: a click on the frame before the newest takes one
-    slice. With lossless delivery (`live` False), frames wait for the node, so slices need not fit.
+    A slice tracks one object that catches up on one kept frame. A slice begins if its usual time fits before the next
+    expected frame. Each step adds a frame to track on, and makes slices due that track on two frames. So an object
+    reaches the newest frame even if no slice ever fits. A due slice always runs. So does the last slice of an object: a
+    click on the frame before the newest takes one slice. With lossless delivery (`live` False), frames wait for the
+    node, so slices need not fit.
     """
 
     def __init__(self, live: bool) -> None:
@@ -199,7 +202,7 @@ class CatchUpPace:
         """Note a step of a camera and the usual step time, and choose the stride of the next objects that catch up."""
         self._step_ns = step_ns
         if catch_ups.behind:
-            # one slice shortens the way by a stride of frames
+            # one slice brings the object closer by a stride of frames
             self._due += FRAMES_PER_STEP / (catch_ups.get_stride() or 1)
         catch_ups.stride = self._choose_stride(now_ns)
 

@@ -139,7 +139,7 @@ class HealthServer(Closeable):
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """Accepts connections, and keeps account of those that are open."""
+    """Accepts connections, and keeps a list of the open ones."""
 
     # a node that is started again finds connections of its last run on the port
     allow_reuse_address = True
@@ -197,7 +197,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
 
 def _hang_up(request: socket.socket) -> None:
-    """End a connection, so that its thread ends, too."""
+    """End a connection, and with it its thread."""
     with contextlib.suppress(OSError):
         request.shutdown(socket.SHUT_RDWR)
 

@@ -399,10 +399,10 @@ class Node:
         self.output.stats[masks.camera].end(received.frame, received.received_ns)
 
     def _serve(self, camera: str) -> Pipeline | None:
-        """Serve a new camera instead of one that has lost its place. Return None if the new one has lost its own."""
+        """Serve a new camera instead of one that has lost its slot. Return None if the new one has lost its own."""
         served = self.perception.pipelines
         names = self.cameras.frames.names
-        # the transport decides which cameras have a place; a pipeline goes only after its camera has lost it
+        # the transport decides which cameras have a slot; a pipeline is removed only after its camera has lost it
         while len(served) >= self._settings.tracker.max_cameras:
             lost = next((name for name in served if not names.has_place(name)), None)
             if lost is None:

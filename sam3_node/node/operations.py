@@ -122,7 +122,7 @@ def describe_change(request: Request, reply: Reply) -> dict[str, object] | None:
         return None
     # another session gives other epochs, so an old one would refuse the repeated request
     args = {name: value for name, value in request.args.items() if name not in ("epoch", "like_epoch")}
-    # what the node chose here depends on its load and cameras: a repetition has to be told
+    # what the node chose here depends on its load and cameras, so a replay needs it in the event
     if isinstance(reply.result, dict):
         args |= {name: reply.result[name] for name in ("camera", "stride") if name in reply.result}
     return args
@@ -436,13 +436,13 @@ def _where(perception: Perception, operation: ops.FindObjects) -> replies.Places
     found: list[replies.ObjectPlace] = []
     for pipeline in pipelines:
         silent_s = _silent_s(perception, pipeline)
-        for place in pipeline.where(operation.id, operation.label):
+        for item in pipeline.where(operation.id, operation.label):
             # no frame has shown it since, so it is older by the camera's silence
-            age_s = place.age_s
+            age_s = item.age_s
             if age_s is not None:
                 age_s = round(age_s + (silent_s or 0.0), 3)
-            found.append(replace(place, epoch=pipeline.epoch, silent_s=silent_s, age_s=age_s))
-    found.sort(key=lambda place: (not place.in_view, _or_default(place.age_s, math.inf)))
+            found.append(replace(item, epoch=pipeline.epoch, silent_s=silent_s, age_s=age_s))
+    found.sort(key=lambda item: (not item.in_view, _or_default(item.age_s, math.inf)))
     return replies.PlacesReply(objects=tuple(found))
 
 
@@ -502,9 +502,7 @@ def _add_exemplar(
     # the detector takes corners within the image, and a mark of each box: 1 for what is meant
     boxes = [make_frame_prompt(prompt) for prompt in operation.list_prompts()]
     corners = np.array([box.within(image.shape[:2])[1] for box in boxes]).tolist()
-    marks: Sequence[int] = [1] * len(corners)
-    if operation.labels is not None:
-        marks = operation.labels
+    marks: Sequence[int] = operation.labels if operation.labels is not None else [1] * len(corners)
     phrases = perception.add_exemplar(
         operation.name, image, place=view, boxes=corners, labels=marks, text=operation.text or ""
     )
@@ -512,7 +510,7 @@ def _add_exemplar(
 
 
 def _check_photo(perception: Perception, operation: ops.AddExemplar) -> None:
-    """Raise RequestError for a detector that takes no exemplars, and for a frame beside the photo."""
+    """Raise RequestError for a detector that takes no exemplars, and for a request with a frame and a photo."""
     require_exemplars(perception.detector)
     if (operation.camera, operation.seq, operation.epoch) != (None, None, None):
         raise RequestError("add_exemplar: expected boxes on a photo, or on a frame (camera, seq), found both")

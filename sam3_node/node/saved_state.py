@@ -196,9 +196,7 @@ def pack(snapshot: Snapshot, path: Path | None) -> Packed:
 
 def explain_failure(error: BaseException) -> SnapshotError:
     """Return the error that says why a snapshot could not be written."""
-    reason: object = error
-    if isinstance(error, OSError):
-        reason = error.strerror or error
+    reason: object = (error.strerror or error) if isinstance(error, OSError) else error
     return SnapshotError(
         f"the snapshot could not be written: {reason}; check the folder of snapshot.path and its free space"
     )
@@ -271,7 +269,7 @@ class Snapshots:
         self._automatic: _Pending | None = None
         self._requested: _Pending | None = None
         self._good_s = time.monotonic()
-        # the first one is due at once: a node that is killed early continues, too
+        # the first one is due at once, so that a node that is killed early also continues
         self._next_s = self._good_s
         self.failed: Mapping[str, int] = dict.fromkeys(REASONS, 0)
         """Number of automatic snapshots that could not be written, by reason."""
@@ -378,9 +376,7 @@ class Snapshots:
         if self.hand_over_state.waits:
             self.hand_over_state.check_idle()
         self._check_free()
-        path = None
-        if name is not None:
-            path = self._folder.make_path(name)
+        path = self._folder.make_path(name) if name is not None else None
         self._requested = self._take("named", path)
         return self._requested.number
 
@@ -475,9 +471,9 @@ class Snapshots:
             # after a named snapshot, ids begin again
             saved = saved._replace(snapshot=replace(saved.snapshot, kind="named"))
         restore_snapshot(self._perception, saved.snapshot, saved.source)
-        told = saved.describe().to_result()
-        self._status["restored"] = {"source": saved.source, **told}
-        self._output.publish_event(RESTORED, told)
+        described = saved.describe().to_result()
+        self._status["restored"] = {"source": saved.source, **described}
+        self._output.publish_event(RESTORED, described)
         # a named snapshot may be older than the counts of this run, which must not fall
         if saved.snapshot.kind != "named":
             for camera, stats in self._output.stats.items():

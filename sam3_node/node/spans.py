@@ -15,11 +15,11 @@ from ..types import MaskFrame
 OTEL = "otel"
 """The extra of this package that installs the SDK."""
 EXPORT_S = 2.0
-"""Seconds after which an export ends without an answer of the collector, and the last one at the node's end, too."""
+"""Seconds after which an export ends without an answer of the collector, also the last one at the node's end."""
 TRACES_PATH = "/v1/traces"
 """Path of traces at a collector, behind its base address."""
 MAX_REQUESTS_PER_S = 100
-"""Requests that get a span in a second. A flood of them would take the places of frames in the queue."""
+"""Requests that get a span in a second. A flood of them would displace the spans of frames in the queue."""
 MAX_REASON_CHARACTERS = 300
 """Characters of the exporter's words that reach the log."""
 
@@ -191,7 +191,7 @@ class FrameSpans(Closeable):
         ending.start()
         ending.join(EXPORT_S)
         if ending.is_alive():
-            # this ends the request in progress and refuses those that wait, so the SDK's threads end at once
+            # this ends the request in progress and refuses waiting ones, so the SDK's threads end at once
             self._exporter.shutdown()
             ending.join(EXPORT_S)
         self._counted.close()

@@ -56,7 +56,7 @@ class CameraStats:
     """Counts of one camera's frames (received = stepped + failed + skipped), and times of the last 1000 frames.
 
     Frames that were `too_old`, or whose clock was ahead of the node's, are among the skipped ones. Frames whose masks
-    were `withheld`, and those that took longer than `budget_ms` from their arrival, `over_budget`, are among the
+    were `withheld`, and frames that took longer than `budget_ms` from their arrival, `over_budget`, are among the
     stepped ones. `silent_s` returns the seconds since the camera's last frame arrived.
     `age` is the time from capture to the start of the frame's step. `latency` is the time from capture to the
     publication of the masks. If the camera's clock is not Unix time, both count from the frame's arrival. `arrival` is
@@ -155,7 +155,7 @@ class CameraStats:
         self._note(reason)
 
     def _end_step(self, frame: Frame, received_ns: int) -> None:
-        # from the arrival on, because a frame that waits is late, too
+        # from the arrival on, because a frame that waits is also late
         self._shedder.observe((time.time_ns() - received_ns) / 1e6)
         self.stepped += 1
         self.last_seq = frame.seq
@@ -213,9 +213,7 @@ class CameraStats:
         or negative. `masks_age_ms` is the age of this camera's newest masks.
         """
         silent_s = self._silent_s()
-        masks_age_ns = None
-        if self.origin_ns is not None:
-            masks_age_ns = time.time_ns() - self.origin_ns
+        masks_age_ns = time.time_ns() - self.origin_ns if self.origin_ns is not None else None
         error_age_s = None
         if self._last_error_s is not None:
             error_age_s = round(time.monotonic() - self._last_error_s, 3)

@@ -110,9 +110,7 @@ def _continue_after_take_over(
     token = str(origin.get("token"))
     node = str(origin.get("node"))
     # a confirmation that was lost is repeated; one that was answered needs no patience
-    patience_s = snapshots.confirm_s
-    if was_confirmed:
-        patience_s = 0.0
+    patience_s = 0.0 if was_confirmed else snapshots.confirm_s
     state = _confirm(source, security, token, node, patience_s)
     # the other node has begun to work again, so these ids may be its own
     works_on = state in ("expired", "cancelled", ANOTHER)

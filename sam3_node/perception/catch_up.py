@@ -41,12 +41,13 @@ log = logging.getLogger(__name__)
 MAX_DEVICE_SHARE = 1 / 16
 """Share of a GPU's memory that the features of one camera may take. Above it, older features go to the host."""
 MAX_WAY = 32
-"""Frames that stay between a pinned frame and the newest seconds. Fewer would make large steps of a way from it."""
+"""Frames that are kept between a pinned frame and the newest seconds, evenly spread. With fewer, an object that catches
+up from the pinned frame would move far between two of them."""
 MAX_CORRECTIONS = 4
 """Corrected objects that can catch up at a time. Each takes a row of memory; new objects have rows of their own."""
 MAX_DROPS = 2
-"""Frames beyond the span that a step drops at most, one more than it adds. Each costs time: objects that catch up are
-tracked on it first."""
+"""Frames older than the kept span that a step drops at most. It is one more than a step adds, so the cache shrinks.
+Objects that catch up are tracked on a frame before it is dropped, which takes time."""
 
 
 class CachedFrame(SavedState, eq=False):

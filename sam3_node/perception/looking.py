@@ -35,15 +35,16 @@ from .step import BASE, CAMERA, ObjectEvent, StepFrame
 from .surfaces import measure_surfaces
 
 MIN_PEAK = 0.5
-"""Cosine of a place's features and a view, below which nothing there is worth a click."""
+"""Cosine between the features at a location and a stored view, below which the location is not prompted."""
 REGION = 0.8
-"""Part of a peak's likeness down to which its neighbours belong to the same place."""
+"""Share of the peak's cosine down to which connected cells belong to the same region."""
 MAX_PLACES = 5
-"""Places of a frame that are compared, when something is looked for at once."""
+"""Regions of a frame that are prompted and compared for a request that searches one frame, such as `add_like`."""
 MIN_CELLS = 0.75
-"""Cells of the coarsest features that a mask covers at least, for its looks to say anything."""
+"""Cells of the coarsest feature map that a mask must cover to have an appearance. A smaller mask would have the
+features of what surrounds it."""
 COVERED = 0.3
-"""Share of a place that tracked objects cover, from which on it is not searched."""
+"""Share of a cell that tracked objects cover, above which the cell is not searched."""
 
 
 class LikePlace(NamedTuple):

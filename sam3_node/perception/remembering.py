@@ -28,41 +28,49 @@ from .step import BASE
 PICTURE_PX = 128
 """Longer side of a picture of an object, in pixels."""
 PICTURE_MARGIN = 0.2
-"""Part of an object's size that its picture shows around it."""
+"""Border that a picture shows around its object, as a share of the object's longer side."""
 PICTURE_QUALITY = 80
 """JPEG quality of pictures; a picture has 2 to 6 kB."""
 MARGIN = 0.12
-"""Similarity by which one object must be ahead of another. Else what came into view is ambiguous."""
+"""Lead in similarity (0 to 2, the sum of two cosines) that the best match must have over every other object. With a
+smaller lead, the match is ambiguous."""
 SAME_PLACE = 0.15
-"""Similarity that what stands where an object was seen last has ahead of what does not."""
+"""Similarity that is added for a candidate in the box where the object was seen last, times the IoU of the two
+boxes."""
 SIZE_RATIO = 1.3
-"""Ratio of two measured sizes up to which they may be of one object."""
+"""Largest ratio between the measured sizes in metres of a candidate and of an object that it may be."""
 MAX_SIDE_RATIO = 1.8
-"""Ratio of the longest side in the picture to the known one, up to which it may be that object, where no size in metres
-is known: the camera may have come nearer."""
+"""Largest ratio of a candidate's longer side in pixels to the object's known one. It is used where no size in metres is
+known. It is well above 1 because the camera may have come nearer."""
 MIN_SIDE_RATIO = 0.7
-"""The same from which on it may be that object. What is smaller is more often a part of it."""
+"""Smallest such ratio. A smaller candidate is more often a part of the object than the whole of it."""
 REACH_M = 0.3
-"""Distance by which an object may be elsewhere at once: positions are of the visible surface."""
+"""Distance in metres by which two positions of an object at rest may differ: a position is that of the visible part of
+the surface."""
 REACH_MPS = 2.0
-"""Speed with which objects are moved at most."""
+"""Largest speed in m/s at which an object is expected to be moved while it is out of view."""
 
 
 MAX_LOST = 1024
 """The largest tracker.remember, the lost objects in a state at most."""
 MAX_WAIT = 2
-"""Rounds for which a detection that may be an object that is away starts no new one."""
+"""Number of detection rounds for which a detection that is similar to an object out of view, but not surely that
+object, waits. Then it begins a new object."""
 HIDDEN_FRAMES = 3
-"""Frames in a row without a mask, from which on an object is searched for."""
+"""Frames in a row without a mask after which an object counts as out of view, and is searched for."""
 SHRINKING = 0.98
-"""Part of an object's size in the picture that stands on the next frame, if less of it is seen then."""
+"""Factor a frame by which the known width and height of an object in pixels shrink while only a smaller part is
+seen."""
 WHOLE_S = 1.0
-"""Time for which the last sighting of a whole object stands, when the frame's edge cuts it off."""
+"""Seconds for which the last view of the whole object is kept as its last sighting, when the frame's edge cuts the
+object off."""
 STRANGE_LOOKS = 2
-"""Looks in a row at something else, from which on a mask is that of another thing."""
+"""Views in a row that match none of the object's stored views, from which on its mask is taken for that of another
+object."""
 
 TURNED_LOOKS = 10
-"""Looks in a row at something else, from which on an object that never left the view has been turned."""
+"""Such views in a row after which an object that was never out of view counts as turned, so that its new views are
+stored."""
 
 
 class LookLimits(NamedTuple):
@@ -75,9 +83,11 @@ class LookLimits(NamedTuple):
 
 
 LIMITS = {"nano": LookLimits(1.75, 1.55)}
-"""Limits by the name of a model. 3 % of the pairs of different things in one real clip are above `sure`."""
+"""Thresholds by the name of a model. For nano, 3 % of the pairs of different objects in one real clip are above
+`sure`."""
 OTHER_LIMITS = LookLimits(1.65, 1.4)
-"""Limits of all other models, chosen with SAM 2 tiny, whose features tell more than those of nano"""
+"""Thresholds for all other models. They were chosen with SAM 2 tiny, whose features separate objects better than
+nano's."""
 
 
 class LastSighting(NamedTuple):

@@ -87,9 +87,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
         record.camera, record.seq = _subject.get()
         request_id = current_request_id()
         record.request_id = request_id
-        record.about = ""
-        if request_id:
-            record.about = f" [request {request_id}]"
+        record.about = f" [request {request_id}]" if request_id else ""
         now_s = time.monotonic()
         # counts of windows that have ended come before this line, in order of time
         self._report(now_s)
@@ -131,7 +129,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
 
 
 class _Output:
-    """The format of what this process prints beside its log: its ready line, notices and last error."""
+    """The format of what this process prints outside of its log: its ready line, notices and last error."""
 
     form: LogFormat = "text"
 
@@ -146,7 +144,7 @@ def use_format(form: LogFormat) -> None:
 
 
 def use_environment_format() -> None:
-    """Use the format of the environment until the settings are read, so that a fault of theirs has it, too."""
+    """Use the format of the environment until the settings are read, so that errors in them also have it."""
     use_format("json" if os.environ.get(FORMAT_VARIABLE) == "json" else "text")
 
 
@@ -250,9 +248,7 @@ def raise_descriptor_limit() -> int:
     Each connection of a peer takes a descriptor. At the usual limit of 1024, many peers would lock out a camera.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_DESCRIPTORS
-    if hard != resource.RLIM_INFINITY:
-        wanted = min(hard, MAX_DESCRIPTORS)
+    wanted = min(hard, MAX_DESCRIPTORS) if hard != resource.RLIM_INFINITY else MAX_DESCRIPTORS
     # a limit that is high enough stays as the administrator has set it
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return soft

@@ -85,16 +85,12 @@ class Watchdog(Closeable):
         self._told = False  # that the main loop hangs
         self._closed = threading.Event()
         # an abstract name of Linux begins with a zero byte, which a variable cannot hold
-        self._address = address
-        if address.startswith("@"):
-            self._address = "\0" + address[1:]
+        self._address = "\0" + address[1:] if address.startswith("@") else address
         self._socket: socket.socket | None = None
         if address:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         # systemd names the process that it watches; a child that inherited the variables is another one
-        limit_s = 0.0
-        if limit.isdigit() and pid in ("", str(os.getpid())):
-            limit_s = int(limit) / 1e6
+        limit_s = int(limit) / 1e6 if limit.isdigit() and pid in ("", str(os.getpid())) else 0.0
         if self._socket is not None and limit_s > 0:
             self._period_s = limit_s / KICKS_PER_LIMIT
             threading.Thread(target=self._kick, name="watchdog", daemon=True).start()

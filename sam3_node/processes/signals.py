@@ -101,7 +101,7 @@ def _run_after_signal(numbers: Sequence[int], react: Callable[[], None], name: s
     signal.set_wakeup_fd(writer)
 
     def wait() -> None:
-        while True:  # other signals that have a handler wake this thread, too
+        while True:  # other signals with a handler also wake this thread
             if os.read(reader, 1)[0] in numbers:
                 react()
 

@@ -198,9 +198,7 @@ class Group(Closeable):
         """Start one more member. Raises ProcessError when its command cannot be run."""
         if process.name in self._children:
             raise ProcessError(f"two processes are named {process.name!r}; names in a group must differ")
-        reports = None
-        if process.watchdog_s:
-            reports = self._open_reports(process)
+        reports = self._open_reports(process) if process.watchdog_s else None
         child = _Child(process, reports, self._open_folder(process) / "helpers")
         self._children[process.name] = child
         self._selector.register(child.pipe, selectors.EVENT_READ, child)
@@ -380,7 +378,7 @@ class Group(Closeable):
         }
         try:
             write_ended(child.helpers, ended)
-        except OSError as error:  # the disk may be full, which may have ended the helper, too
+        except OSError as error:  # the disk may be full, which may also have ended the helper
             self._print(f"cannot tell the node that {child.process.name} has ended: {error}")
 
     def _last_lines(self, name: str) -> str:
@@ -477,9 +475,7 @@ def _make_camera(settings: Settings, profile: Path, index: int, camera: CameraSe
     environment = {"SAM3_TRANSPORT__FRAMES": settings.transport.frames[index]}
     if settings.group.cameras:
         environment["SAM3_CAMERA"] = camera.model_dump_json()
-    name = "camera"
-    if settings.group.cameras:
-        name = camera.name
+    name = camera.name if settings.group.cameras else "camera"
     return _make_process(settings, profile, name, "camera", CAMERA_READY, environment)
 
 

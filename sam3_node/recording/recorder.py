@@ -288,9 +288,7 @@ class Recorder(SocketOwner):
                 self._report_progress(self._series)
 
     def _enforce_quota(self) -> None:
-        current = None
-        if self._series is not None:
-            current = self._series.files.paths[-1]
+        current = self._series.files.paths[-1] if self._series is not None else None
         for path in self._quota.enforce(current):
             self._print(f"deleted {path}: beyond record.max_total_gb or record.max_age_h")
 
@@ -427,9 +425,7 @@ def _choose_path(out: Path, is_event: bool = False) -> Path:
 
 def _check_folder(out: Path) -> None:
     """Create the folder of later files. Raises OutputError if nothing can be written there."""
-    folder = out
-    if out.suffix == ".mcap":
-        folder = out.parent
+    folder = out.parent if out.suffix == ".mcap" else out
     make_folder(folder)
     if not os.access(folder, os.W_OK):
         raise OutputError(f"cannot write into {folder}: expected a folder that may be written")

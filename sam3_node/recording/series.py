@@ -346,7 +346,7 @@ class RecordReport:
 
     def _follow(self, event: wire.Event) -> None:
         """Update the last stepped seq of the camera that an event is about."""
-        # a failed frame was stepped, too; a camera that is served again starts anew
+        # a failed frame also was a step; a camera that is served again starts anew
         camera = str(event.args.get("camera"))
         seq = event.args.get("seq")
         if event.op in (wire.SERVED, wire.DROPPED):

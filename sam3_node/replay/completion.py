@@ -82,7 +82,7 @@ class JobSession:
         missing = list_missing_outputs(job, summary)
         total = sum(summary.cameras.values())
 
-        # outputs take long, too: the user sees how far they are
+        # outputs also take long: the user sees how far they are
         def on_progress(kind: str, done: int) -> None:
             self.progress(f"writing {kind}", done, total)
             if is_interruptible and self.stop.is_set():
@@ -111,9 +111,7 @@ class JobSession:
     def _open_sources(self, summary: Summary, masks: MaskSource | None) -> Sources:
         """Return what outputs are made from. `masks` are the results of the shards by default."""
         job = self.schedule.job
-        recorded = None
-        if job.mode == "as-recorded":
-            recorded = self.schedule.recorded_masks
+        recorded = self.schedule.recorded_masks if job.mode == "as-recorded" else None
         return Sources(
             masks or partial(read_results, self.store),
             self.schedule.frames,
@@ -149,7 +147,7 @@ def job_session(
     """Open a job's first recording, and hold its folder for the length of the block.
 
     `again` deletes earlier results. `check` raises what refuses an unfinished job, before the folder belongs to the
-    job, so that a corrected one may use it. `marks` belong to the job's identity beside its fields. Raises ReplayError
+    job, so that a corrected one may use it. `marks` belong to the job's identity, as its fields do. Raises ReplayError
     if the folder has results of another job.
     """
     # hold the folder before the first look at its results, so that no other process changes them meanwhile

@@ -39,9 +39,10 @@ MAX_LABELS = 256
 TABLE = "objects.json"
 """Name of the file that lists a camera's objects."""
 
-# PNG's number of the colour type, and the place of its byte
+# PNG's number of the colour type of images with a palette
 _PALETTE_TYPE = 3
-_TYPE_PLACE = 25
+# offset in a PNG file of the byte with the colour type
+_TYPE_OFFSET = 25
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
@@ -51,8 +52,8 @@ def colours() -> Labels:
     The bits of the index are spread over the three channels, from each channel's top bit down.
     """
     bits = np.arange(256)[:, None] >> np.arange(9) & 1
-    places = bits.reshape(256, 3, 3)  # of the index, bit of a channel from its top one, channel
-    table: Labels = np.einsum("ibc,b->ic", places, [128, 64, 32]).astype(np.uint8)
+    split = bits.reshape(256, 3, 3)  # of the index, bit of a channel from its top one, channel
+    table: Labels = np.einsum("ibc,b->ic", split, [128, 64, 32]).astype(np.uint8)
     return table
 
 
@@ -96,9 +97,7 @@ def decode_labels(data: Buffer) -> AnyLabels:
         return labels
 
     # a palette's indices count, whatever their colours
-    opaque = None
-    if not is_palette(data):
-        opaque = find_opaque(pixels)
+    opaque = None if is_palette(data) else find_opaque(pixels)
     if opaque is not None:
         return opaque.astype(np.uint8)
     # OpenCV has turned the palette's indices into colours: look these up
@@ -110,7 +109,7 @@ def decode_labels(data: Buffer) -> AnyLabels:
 
 def is_palette(data: Buffer) -> bool:
     """Return True if a PNG has a palette."""
-    return len(data) > _TYPE_PLACE and data[_TYPE_PLACE] == _PALETTE_TYPE
+    return len(data) > _TYPE_OFFSET and data[_TYPE_OFFSET] == _PALETTE_TYPE
 
 
 def find_opaque(pixels: npt.NDArray[Any]) -> npt.NDArray[np.bool_] | None:
@@ -140,9 +139,7 @@ def read_mask(path: Path, value: int | None = None) -> Mask:
     """
     data, labels = _read_labels(path)
     if value is None:
-        pixels = labels != 0
-        if is_palette(data):
-            pixels = np.isin(labels, find_objects(labels))
+        pixels = np.isin(labels, find_objects(labels)) if is_palette(data) else labels != 0
         wanted = "an object"
     else:
         pixels = labels == value
@@ -254,7 +251,7 @@ def _describe(pixels: npt.NDArray[Any] | None) -> str:
 def _read_palette(data: bytes) -> Labels:
     # OpenCV gives no palette: take it from its chunk, which stands before the pixels
     start = data.find(b"PLTE")
-    if start < 0 or data[_TYPE_PLACE] != _PALETTE_TYPE:
+    if start < 0 or data[_TYPE_OFFSET] != _PALETTE_TYPE:
         raise WireError(
             "expected a palette, 8-bit or 16-bit grey PNG, or one with a transparent part, found one of full colour"
         )

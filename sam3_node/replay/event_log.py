@@ -46,7 +46,7 @@ WINDOW = 256
 
 
 class Step(NamedTuple):
-    """A frame to track on, with the fields that its masks message has beside the masks."""
+    """A frame to track on, with the fields of its masks message other than the masks."""
 
     frame: Frame
     received_ns: int
@@ -180,15 +180,9 @@ class _LogReader:
         self.last_seq[camera] = seq
         # recordings of earlier versions lack some of these
         withheld = args.has("withheld") and args.flag("withheld")
-        pose = None
-        if args.has("robot_pose"):
-            pose = read_pose(args.fields("robot_pose"))
-        joints = None
-        if args.has("joints"):
-            joints = read_joints(args.fields("joints"))
-        level = 0
-        if args.has("shed"):
-            level = convert(args.any("shed"), Shed, args.what).level
+        pose = read_pose(args.fields("robot_pose")) if args.has("robot_pose") else None
+        joints = read_joints(args.fields("joints")) if args.has("joints") else None
+        level = convert(args.any("shed"), Shed, args.what).level if args.has("shed") else 0
         return LoggedStep(camera, seq, withheld=withheld, robot=RobotState(pose, joints), shed_level=level)
 
     def read_masks(self, masks: MaskFrame) -> Iterator[LogEntry]:
@@ -289,7 +283,7 @@ def read_edit(event: Event) -> Edit:
             return convert(event.args, CatchUpEnded, what)
         change = read_operation(event.op, event.args)
     except (RequestError, WireError) as error:
-        # a replay of other cameras leaves it out, so its camera is told
+        # with its camera, because a replay of other cameras ignores it
         camera = event.args.get("camera")
         return Unreadable(event.op, str(error), camera if isinstance(camera, str) else None)
     assert isinstance(change, Change)

@@ -1,7 +1,7 @@
 """Defines a replay job: the recordings, the options, and the settings that the model is loaded with.
 
 A job is a plain value, so that it can be sent to other machines. Its settings are the recorded node's, overridden by
-those that the user set for the replay. `read_prompts` reads the objects to track from a file.
+what the user set for the replay. `read_prompts` reads the objects to track from a file.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ Strategy = Literal["forward", "bidirectional"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 STDIN = Path("-")
-"""Path that stands for standard input."""
+"""Path that means standard input."""
 MAX_OBJECTS_BYTES = 16 << 20
 """Size of the largest file with objects on frames. A larger one is refused."""
 NAMES = ("camera", "frame", "label", "box", "points", "labels", "mask", "value")
-"""Fields that an object in a file of prompts may have."""
+"""Fields that an object in a file of prompts (`--objects`) may have."""
 SECTIONS = ("model", "tracker", "detector", "engine", "spatial", "robot")
-"""The sections of the settings that masks depend on."""
+"""Sections of the settings on which masks depend. They identify a job."""
 
 Sections = dict[str, dict[str, Any]]
 """Settings by section and field."""
@@ -57,8 +57,8 @@ class ObjectOnFrame:
     (1 inside, 0 outside; all 1 when absent), a `box` (x0, y0, x1, y1), or both mark the object. Instead, `mask` may
     name an image file of the frame's size: pixels of this `value` (default: all nonzero pixels) are inside.
 
-    With `like`, the box is an exemplar, on the frame or on a `photo`. The detector looks for everything that is like
-    the boxes of 1 and unlike those of 0. What it finds gets the label.
+    With `like`, the box is an exemplar, on the frame or on a `photo`. `like` 1 marks an example of what to find, and
+    `like` 0 a counterexample. The detector searches for what resembles the examples. What it finds gets the label.
     """
 
     camera: str | None = None
@@ -80,7 +80,7 @@ class ObjectOnFrame:
 class Job:
     """Recordings to replay, how to replay them, and the outputs to write. Paths may be URLs.
 
-    `settings` are those that the user set, by section and field. They override the recording's own settings in
+    `settings` are what the user set, by section and field. They override the recording's own settings in
     `as-recorded`, and the defaults otherwise. `names` and `objects` select what to track. Without both, `every` repeats
     the recorded edits. `topics` are the cameras or topics to read; empty means all.
 
@@ -217,9 +217,7 @@ def settings_for(job: Job, description: Mapping[str, Any] | None) -> Settings:
     In `as-recorded`, device, data type and threads are the recorded node's: on a CPU the number of threads
     changes how sums are rounded. Raises ReplayError if the settings are not valid.
     """
-    base: Sections = {}
-    if description:
-        base = _recorded_sections(description, job)
+    base: Sections = _recorded_sections(description, job) if description else {}
     tree = {name: {**base.get(name, {}), **job.settings.get(name, {})} for name in SECTIONS}
 
     # the contents of calibration files are in the description or in the job
@@ -266,7 +264,7 @@ def _recorded_sections(description: Mapping[str, Any], job: Job) -> Sections:
     model = sections["model"]
     sections["model"] = {name: model[name] for name in ("name", "image_size") if name in model}
     del sections["engine"]
-    # names of the job replace those that the node detected
+    # names of the job replace the names that the node looked for
     if job.names or job.objects or job.everything:
         sections["detector"].pop("prompts", None)
     return sections
@@ -298,7 +296,7 @@ def _collect_facts(description: Mapping[str, Any]) -> dict[str, Any]:
     settings = description.get("settings", {})
     for section in SECTIONS:
         facts |= {f"{section}.{name}": value for name, value in settings.get(section, {}).items()}
-    # resolved values are compared under their own names; of places, the description has what they hold
+    # resolved values are compared under their own names; of paths, the description has what the files hold
     hidden = ("model.device", "model.dtype", "model.threads", "spatial.calibration", "engine.folder")
     shown = {name: value for name, value in facts.items() if name not in hidden}
     return {**shown, **description.get("versions", {})}
@@ -330,9 +328,7 @@ def read_prompts(path: Path) -> tuple[ObjectOnFrame, ...]:
 
 def _read_objects(what: str, folder: Path, content: Any) -> tuple[ObjectOnFrame, ...]:
     # TOML has no list at its top
-    entries: Any = content
-    if isinstance(content, dict):
-        entries = content.get("objects")
+    entries: Any = content.get("objects") if isinstance(content, dict) else content
     if not isinstance(entries, list) or not entries:
         raise ReplayError(f"{what}: expected a list of objects, or one named 'objects', found none")
     return tuple(
@@ -434,9 +430,7 @@ def _parse_object(fields: Fields, folder: Path) -> ObjectOnFrame:
         raise WireError(f"{fields.what}: expected some of {', '.join(NAMES)}, found {unknown[0]!r:.60}")
     check_parts(*map(fields.any, ("points", "box", "mask")))
     values = fields.read(_OBJECT)
-    mask = None
-    if "mask" in values:
-        mask = str(folder / values.pop("mask"))
+    mask = str(folder / values.pop("mask")) if "mask" in values else None
     return ObjectOnFrame(
         seq=values.pop("frame", None),
         label=clean_label(values.pop("label", "")),

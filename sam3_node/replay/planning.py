@@ -64,7 +64,7 @@ def check_request(schedule: Schedule) -> None:
 def skip_unknown_names(schedule: Schedule) -> UnknownNames | None:
     """Have a schedule look for the names that its detector knows, if there are any. Return the others.
 
-    Outputs number the names that are looked for, so those that are written later need this, too.
+    Outputs number the names that are looked for, so outputs that are written later also need this.
     """
     unknown = find_unknown_names(schedule.job.names, schedule.settings.detector)
     # without any name, the recorded edits would be repeated: a refused request is nearer to what was asked
@@ -126,7 +126,7 @@ def _check_part(schedule: Schedule) -> None:
     whole = replace(job, begin_ns=None, end_ns=None, start=0, stop=None, objects=())
     with Schedule(whole, schedule.path) as other:
         stamps_ns = [frame.capture_ns for frame in other.frames()]
-    # a part in a pause of the recording is told by the replay, which finds no frame
+    # the replay itself reports a part in a pause of the recording, where it finds no frame
     if not stamps_ns or _resolve(job.begin_ns, min(stamps_ns)) <= max(stamps_ns):
         return
     length_s = (max(stamps_ns) - min(stamps_ns)) / NANOSECONDS
@@ -407,7 +407,5 @@ def _describe_recording(plan: RecordingPlan) -> list[str]:
 
 
 def _format_bytes(size: int) -> str:
-    exponent = 0
-    if size:
-        exponent = min(int(math.log10(size) // 3), 4)
+    exponent = min(int(math.log10(size) // 3), 4) if size else 0
     return f"{size / 1000**exponent:.1f} {('B', 'kB', 'MB', 'GB', 'TB')[exponent]}"

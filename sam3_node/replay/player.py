@@ -100,7 +100,7 @@ class Player:
             foreseen = isinstance(error, Sam3NodeError)
             log.error("camera %s: frame %d failed: %s", frame.camera, frame.seq, error, exc_info=not foreseen)
             return None
-        # also of frames whose masks are not kept: they took time, too
+        # also of frames whose masks are not kept, because they took time
         self.stages_us.update(masks.stages_us)
         if frame.depth is not None or pipeline.finds_robot:
             self._count_depth(frame.camera, taken.problem)
@@ -121,7 +121,7 @@ class Player:
             self.counts[name] += 1
 
     def _edit_on(self, step: Step, masks: MaskFrame | None) -> MaskFrame | None:
-        """Make the edits of a step; return its masks with those that the edits return."""
+        """Make the edits of a step; return its masks together with the masks that the edits return."""
         for edit in step.edits:
             for prompted in self._edit(edit):
                 masks = masks and update_masks(masks, edit, prompted)
@@ -194,7 +194,7 @@ class Player:
             try:
                 added.append(carry_out(self._perception, addition))
             except CapacityError:
-                # every further mask would be refused, too
+                # every further mask would also be refused
                 break
         return added
 

@@ -86,14 +86,12 @@ class Schedule(Closeable):
         self.job = job
         self.path = path
         self.names = job.names
-        """Names to look for: the job's, without those that were skipped."""
+        """Names to look for: the job's, without skipped ones."""
         # before hours of work whose output could not be written
         for output in job.outputs:
             find_output(output).check(path)
         self.notes = event_log.Notes(job.allow_gaps)
-        self._files = [path]
-        if path.is_dir():
-            self._files = sorted(path.glob("*.mcap"), key=natural_order)
+        self._files = sorted(path.glob("*.mcap"), key=natural_order) if path.is_dir() else [path]
         self._recorded = _open_recorded(self._files)
         self._edits: FrameEdits | None = None
         if job.mode == "as-recorded" and not (self._recorded and self._recorded.has_actions()):
@@ -106,10 +104,10 @@ class Schedule(Closeable):
         # the first frames show the size of each camera's images, which objects must fit
         self._bag = open_bag(path, job.topics, job.span, job.depth_aligned)
         with closed_on_error(self):
-            self.objects = tuple(self._place_annotations(job.objects))
+            self.objects = tuple(self._find_annotated_frames(job.objects))
             check_extents(self.objects, islice(self.frames(), MAX_FIRST_FRAMES))
 
-    def _place_annotations(self, objects: Sequence[ObjectOnFrame]) -> Iterator[ObjectOnFrame]:
+    def _find_annotated_frames(self, objects: Sequence[ObjectOnFrame]) -> Iterator[ObjectOnFrame]:
         """Yield the objects, those of an annotation on the frame of its name.
 
         An annotation whose name is neither that of an image nor a number is on the first frame. So is the number 0.
@@ -323,9 +321,7 @@ class Schedule(Closeable):
 
     def count_frames(self) -> int | None:
         """Return the number of frames to step, or its upper limit; None if the recording's index does not tell."""
-        wanted = None
-        if self.job.stop is not None:
-            wanted = self.job.stop - self.job.start
+        wanted = self.job.stop - self.job.start if self.job.stop is not None else None
         # the index counts the frames of the whole recording, not of a span
         if not self.job.span.is_whole:
             return wanted
@@ -408,10 +404,8 @@ class FrameEdits:
 
         Return the number of skipped edits.
         """
-        places = [place for place in (*self.before, *self.on) if place[0] == camera and place[1] < seq]
-        skipped = [
-            edit for group in (self.before, self.on) for place in places for edit in group.pop(place, ())
-        ]
+        keys = [key for key in (*self.before, *self.on) if key[0] == camera and key[1] < seq]
+        skipped = [edit for group in (self.before, self.on) for key in keys for edit in group.pop(key, ())]
         # names stay in force on later frames, so the last ones are needed from the beginning on
         prompts = [edit for edit in skipped if isinstance(edit, SetPrompts)]
         if prompts:
@@ -442,9 +436,9 @@ def step_all_frames(
     begun = set[str]()
     episode = None
     for frame in frames:
-        place = frame.camera, frame.seq
+        key = frame.camera, frame.seq
         # taken out, because a seq comes again after a restart of the camera
-        yield from edits.before.pop(place, ())
+        yield from edits.before.pop(key, ())
         before = episode
         episode = bisect_right(episode_starts, frame.seq)
         if before not in (None, episode):
@@ -456,7 +450,7 @@ def step_all_frames(
         remaining = [item for item in remaining if item not in marked]
         indices[frame.camera] += 1
         on_frame: list[Edit] = [
-            *edits.on.pop(place, ()),
+            *edits.on.pop(key, ()),
             *(_make_add_edit(item, frame, notes) for item in marked),
         ]
         if everything and frame.camera not in begun:
@@ -486,9 +480,7 @@ def check_extents(objects: Sequence[ObjectOnFrame], frames: Iterable[Frame]) -> 
         for item in own:
             # only the first frame of its camera is compared: a camera keeps its size
             waiting.remove(item)
-            mask = None
-            if item.mask is not None:
-                mask = read_mask(Path(item.mask), item.value)
+            mask = read_mask(Path(item.mask), item.value) if item.mask is not None else None
             try:
                 FramePrompt(item.points, item.labels, item.box, mask).within((frame.height, frame.width))
             except RequestError as error:
@@ -538,13 +530,13 @@ def group_edits(log: Iterable[RecordedMasks | Event]) -> FrameEdits:
     last: dict[str, int] = {}
     for item in log:
         if isinstance(item, RecordedMasks):
-            place = item.masks.camera, item.masks.seq
-            last[place[0]] = place[1]
-            own = [edit for edit in pending if _applies_to(edit, place[0])]
+            key = item.masks.camera, item.masks.seq
+            last[key[0]] = key[1]
+            own = [edit for edit in pending if _applies_to(edit, key[0])]
             # most frames have no edit, and would fill the memory
             if own:
-                edits.before[place] += own
-            pending = [edit for edit in pending if not _applies_to(edit, place[0])]
+                edits.before[key] += own
+            pending = [edit for edit in pending if not _applies_to(edit, key[0])]
         elif item.op in CHANGES:
             edit = event_log.read_edit(item)
             frame = _find_prompted_frame(edit, last)

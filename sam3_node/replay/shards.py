@@ -62,7 +62,7 @@ LIMITS = ShardLimits()
 
 
 class Shards:
-    """The shards of one pass in a store: those that existed when this was created, and those added since."""
+    """The shards of one pass in a store: what existed when this was created, and what was added since."""
 
     def __init__(self, store: Store, folder: str = FIRST_PASS) -> None:
         self._store = store
@@ -277,9 +277,7 @@ def _rename(masks: MaskFrame, ids: dict[CameraObject, int], max_ids: Counter[str
     """Return the frame's masks with the ids of the stream. Objects not in `ids` yet `keep` theirs or get a new one."""
     instances = []
     for instance in masks.instances:
-        unused = instance.id
-        if not keep:
-            unused = max_ids[masks.camera] + 1
+        unused = instance.id if keep else max_ids[masks.camera] + 1
         new_id = ids.setdefault((masks.camera, instance.id), unused)
         max_ids[masks.camera] = max(max_ids[masks.camera], new_id)
         instances.append(replace(instance, id=new_id, world_id=None))

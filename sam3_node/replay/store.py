@@ -170,9 +170,7 @@ class Summary:
     def from_counts(cls, totals: ReplayCounts, job: Job, **others: Any) -> Self:
         """Build the summary of a job from counts. `others` are the fields that neither has."""
         frames = totals.counts["frames"]
-        frames_per_s = 0.0
-        if totals.work_s:
-            frames_per_s = round(frames / totals.work_s, 2)
+        frames_per_s = round(frames / totals.work_s, 2) if totals.work_s else 0.0
         return cls(
             bag=job.bags[0],
             mode=job.mode,
@@ -224,13 +222,13 @@ class HeldError(OutputError):
     """Raised when another process writes to the same store."""
 
 
-def open_store(place: str) -> Store:
+def open_store(location: str) -> Store:
     """Open the store of a folder or URL.
 
     Raises OutputError, or MissingExtraError if the package for the URL's protocol is not installed.
     """
-    path = local_path(place)
-    return UrlStore(place) if path is None else FolderStore(path)
+    path = local_path(location)
+    return UrlStore(location) if path is None else FolderStore(path)
 
 
 @contextmanager
@@ -274,11 +272,11 @@ def _limit_fetch(folder: Path) -> Any:
     return limit
 
 
-def local_path(place: str) -> Path | None:
+def local_path(location: str) -> Path | None:
     """Return the path of a local file or folder, also of a file:// URL; None for other URLs."""
-    protocol, mark, rest = place.partition("://")
+    protocol, mark, rest = location.partition("://")
     if not mark:
-        return Path(place)
+        return Path(location)
     if protocol not in LOCAL_PROTOCOLS:
         return None
     return Path(unquote(rest))
@@ -298,7 +296,7 @@ class FolderStore:
 
     def keep(self, paths: Sequence[Path]) -> None:
         """Store files and folders that were made in `folder` as values, named by their paths in it."""
-        # they are in their place already
+        # they are in the folder already
 
     def write(self, name: str, data: bytes) -> None:
         """Store a value, or replace it. After a crash, either the old or the new value is complete."""
@@ -469,17 +467,17 @@ class UrlStore:
 Store = FolderStore | UrlStore
 
 
-def check_protocol(place: str) -> None:
+def check_protocol(location: str) -> None:
     """Raise MissingExtraError for a URL whose protocol has no package here, ReplayError for an unknown protocol.
 
     Nothing is connected. Paths are not looked at.
     """
-    if local_path(place) is not None:
+    if local_path(location) is not None:
         return
     fsspec = require("fsspec", "cloud")
-    with _explain_protocol(place):
+    with _explain_protocol(location):
         # of a chain of protocols, such as simplecache::s3, the last one is that of the store
-        fsspec.get_filesystem_class(place.partition("://")[0].rpartition("::")[2])
+        fsspec.get_filesystem_class(location.partition("://")[0].rpartition("::")[2])
 
 
 def _open_file_system(url: str) -> tuple[Any, str]:

@@ -56,7 +56,7 @@ class RobotBody:
         self._origins = np.array([origin_of(joint) for joint in joints]).reshape(-1, 4, 4)
         self._positions = JointPositions(joints)
         self.joints = self._positions.names
-        """Names of the joints that a joint state gives, along the tree: those that move and mimic no other."""
+        """Names of the joints that a joint state gives, along the tree: joints that move and mimic no other."""
         self.known_joints = frozenset(joint.name for joint in joints)
         """Names of all joints of the URDF."""
         self._check_free(path, links, joints)

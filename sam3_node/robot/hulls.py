@@ -1,7 +1,7 @@
 """Convex hulls of few corners, as convex bodies of a robot.
 
 The robot's drawing projects and cuts each hull at each frame. `thin_hull` replaces a hull of many corners by one of
-few corners around it. This module imports nothing of the package, because the process that reads meshes uses it, too.
+few corners around it. This module imports nothing of the package, because the process that reads meshes also uses it.
 """
 
 from __future__ import annotations

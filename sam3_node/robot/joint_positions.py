@@ -40,7 +40,7 @@ class JointPositions:
         # a joint that mimics another has no position of its own
         free = [joint for joint in _sort_along_tree(joints) if joint.type in MOVING and joint.mimic is None]
         self.names = tuple(joint.name for joint in free)
-        """Names of the joints that a joint state gives: those that move and mimic no other, along the tree."""
+        """Names of the joints that a joint state gives, along the tree: joints that move and mimic no other."""
         self._free = free
         self._orders = self.names, tuple(joint.name for joint in free if joint.type != "prismatic")
         self._followed = {joint.name: self._follow(joint) for joint in joints}

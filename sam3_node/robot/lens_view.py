@@ -71,7 +71,7 @@ class LensView:
         if lens.model == "none":
             pixels = corners * (lens.fx, lens.fy) + (lens.cx, lens.cy)
         else:
-            # a lens bends straight edges, so points between the corners are projected, too
+            # a lens bends straight edges, so points between the corners are also projected
             steps = np.linspace(0, 1, EDGE_POINTS, endpoint=False)[:, None]
             edges = (corners[:, None] + steps * (np.roll(corners, -1, axis=0) - corners)[:, None]).reshape(
                 -1, 2

@@ -570,7 +570,7 @@ OPERATIONS: dict[str, type[AnyOperation]] = {kind.op: kind for kind in get_args(
 CHANGES = _names(Change)
 """Operations that change perception, whose requests the node publishes as events"""
 EPISODE_MARKS = _names(EpisodeRequest)
-"""Operations that mark episodes, whose requests the node publishes as events, too"""
+"""Operations that mark episodes, whose requests the node also publishes as events"""
 NODE_QUERIES = _names(NodeQuery)
 """Operations that are answered also while a step runs"""
 FOR_READERS = tuple(op for op, kind in OPERATIONS.items() if kind.is_for_readers)

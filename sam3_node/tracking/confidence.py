@@ -20,11 +20,16 @@ from .track_history import Bools, Departure, Floats, LevelSets, MaskSignals, Tra
 Floats32 = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 
-LEARN = 0.9  # confidence from which a mask becomes part of its track's history
-JUMP_AREA = 1.1  # departure of the log area, a factor of 3, that counts as a jump
-MAX_LOG = 3.0  # bound of features that are logarithms of ratios
-MAX_EVIDENCE = 6.0  # bound of the evidence of a frame in the running mean
-CARRY = 0.8  # share of the running mean that a frame keeps
+LEARN = 0.9
+"""Confidence from which a mask is added to its track's history."""
+JUMP_AREA = 1.1
+"""Change of the log area against the history that counts as a jump: a factor of 3."""
+MAX_LOG = 3.0
+"""Bound of features that are logarithms of ratios."""
+MAX_EVIDENCE = 6.0
+"""Bound of a frame's evidence before it enters the running mean."""
+CARRY = 0.8
+"""Weight of the earlier frames in the running mean of the evidence."""
 
 CALIBRATION = hashlib.sha256(repr((MASK_BIAS, JUMPED, sorted(MASK_WEIGHTS.items()))).encode()).hexdigest()[
     :16

@@ -34,6 +34,8 @@ Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 
 CONFIDENT_SCORE = 0.01
+"""Score above which a frame's memory may be attended to with `tracker.selection` confident, as in SAM 3's memory
+selection. The score is max(0, 2 * presence - 1) times the predicted IoU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +82,19 @@ def get_rule(name: str) -> SelectionRule:
 
 
 NO_FRAME = -1
-CONDITIONING_SLOTS = 8  # the bound where the reference would keep all conditioning frames
+"""Frame number of a slot that holds no memory."""
+CONDITIONING_SLOTS = 8
+"""Conditioning frames that are kept for weights whose configuration sets no limit. The reference would keep all."""
 CONDITIONING_POINTERS = 16
+"""Object pointers of conditioning frames that are kept for weights that attend to them longer than to the frames'
+memories."""
 ANCHOR_GAP = 5  # frames between two anchors, at least
 SURE_AREA = (0.8, 1.2)  # bounds of a sure mask's area over the median of its track
 SURE_SCORE = 0.8  # share of the median score of a track from which a mask is sure
 
 
 class Memories(NamedTuple):
-    """The memories that N objects attend to, in the order of the arguments of `MemoryRead`."""
+    """The memories that N objects attend to, in the order of the arguments of `MemoryAttention`."""
 
     memory: Tensor
     """[N, S, T, 64]; the first is the memory of the newest conditioning frame"""

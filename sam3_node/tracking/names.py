@@ -21,11 +21,12 @@ FEATURES = ("score", "rival", "other", "look", "thing", "agreement")
 """Logit of the detection's score; its margin to the best detection of the same phrase elsewhere, and to the best of
 another phrase in the same place; its margins to phrases of another look and of another thing (`Detection.margins`);
 and the share of the rounds in view in which a detection gave the object this name."""
-# IoU of boxes, from and below
 SAME_PLACE = 0.5
+"""IoU above which two boxes are of the same thing, so that another name there is a competing name."""
 ELSEWHERE = 0.3
+"""IoU below which two boxes are of different things, so that the same name there is a competing object."""
 LOWEST = -2.2
-"""Logit of the score of a rival that the detector did not find"""
+"""Logit of the score that is taken for a competing detection where the detector found none."""
 MAX_MARGIN = 4.0  # bound of margins, in logits
 MEMORY = 10  # detections after which older ones fade
 

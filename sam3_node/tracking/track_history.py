@@ -128,14 +128,23 @@ def _overlap(flat: Bools, visible: Bools) -> Floats:
 
 Ints = npt.NDArray[np.int64]
 
-AREAS = 15  # sure frames whose areas are remembered
-FREE_STEP = 3.0  # departure from the expected place, in sizes of the object a frame, that counts as motion
-FREE_GROWTH = 0.25  # change of log area a frame that counts as gradual
-MAX_HIDDEN = 8  # frames without a mask after which the tolerance for its place and size grows no more
-VELOCITY_GAIN = 0.5  # share of the newest displacement in the velocity
-FORGET = 0.8  # share of an offset that a sure frame leaves
-# share of an offset, and change of log area, that a frame with good evidence of its own takes back
+AREAS = 15
+"""Sure frames whose areas are kept. Their median is the expected area."""
+FREE_STEP = 3.0
+"""Distance from the predicted centre, in sizes of the object for each frame, up to which a mask has moved. Beyond it,
+the mask has jumped."""
+FREE_GROWTH = 0.25
+"""Change of the log area for each frame up to which a mask has grown or shrunk gradually. Beyond it, the area has
+jumped."""
+MAX_HIDDEN = 8
+"""Frames without a mask after which the tolerances for position and size grow no further."""
+VELOCITY_GAIN = 0.5
+"""Weight of the newest displacement in the running mean of the velocity."""
+FORGET = 0.8
+"""Factor by which a sure frame reduces the offset that a jump has left."""
 RECOVERY = 0.003
+"""Share of that offset, and change of the log area, by which a frame with good evidence of its own moves the history
+toward its mask."""
 
 
 class Departure(NamedTuple):
@@ -265,8 +274,11 @@ class TrackHistory(RowTables):
         self._last[rows] = np.concatenate([log_area[:, None], centre], axis=1)
 
 
-RIVAL_BOX_IOU = 0.7  # of the box of the object and of its box with a rival, at most
-MIN_RIVAL = 4  # cells; smaller regions are noise
+RIVAL_BOX_IOU = 0.7
+"""Largest IoU between the box of the object's mask and the box around the mask and another region, from which on that
+region is a look-alike."""
+MIN_RIVAL = 4
+"""Cells of the smallest region that can be a look-alike. Smaller ones are noise."""
 
 
 def has_rival(inside: Bools, around: Bools) -> bool:
@@ -300,35 +312,49 @@ def _median(values: Floats) -> Floats:
     return np.asarray(np.sort(values, axis=1)[:, AREAS // 2], np.float64)
 
 
-# shares of the box's sides, at each side: in a tight box, the mask of an object that moves shrinks away, and in a wide
-# one, a mask takes in what lies around it. The widest is tried first.
 BOX_MARGINS = (0.2, 0.1, 0.0)
-# growth of the log area over the last mask from which tighter boxes are tried, and loss in a frame that is a jump
+"""Margins that are added to the last mask's box at each side, as shares of its sides, the widest first. In a tight box
+the mask of a moving object shrinks; in a wide one the mask takes in the background."""
 STEP_GROWTH = log(1.2)
+"""Growth of the log area over the last mask, above which tighter boxes are tried."""
 STEP_LOSS = log(3)
-# log area above the track's bound from which a mask is withheld: of a shape like the prompt's, and of another
+"""Loss of log area in one frame, above which the mask has jumped."""
 BURST_ALIKE = log(2.5)
+"""Log area above the track's bound from which a mask is withheld, if its shape is like the prompt's."""
 BURST_OTHER = log(2)
-SURE_GROWTH = log(1.25)  # log area above the bound up to which a mask of another shape can be sure
-# rise of the bound's log area for each frame, at most: of masks that keep their shape, and of all others, which grow
-# rather because they take in the background
+"""The same for a mask of another shape, which has more often taken in the background."""
+SURE_GROWTH = log(1.25)
+"""Log area above the bound up to which a mask of another shape can be sure."""
 RISE_ALIKE = 0.06
+"""Largest rise of the bound's log area for each frame, for masks that keep their shape."""
 RISE_OTHER = 0.02
-# the same of an object that the image's edge has cut off since its prompt, n frames ago: MAX_ENTERING, and ENTERING
-# over n, because the area of what comes in at a constant speed grows as n to n ** 1.5
+"""The same for all other masks, whose growth is more often background that they take in."""
 MAX_ENTERING = 0.35
+"""The same for an object that the image's edge has cut off since its prompt."""
 ENTERING = 1.5
-FALL = 0.02  # fall of the bound for each frame, at most: an object that was half hidden appears again at once
-MIN_AREA = 16  # cells; the areas of smaller masks say nothing
-MIN_MARGIN = 2  # cells that the centre of a mask may lie outside of the last mask's box, at least
-MAX_GAP = 8  # frames without a mask after which tolerances grow no more
-ALIKE = 0.8  # IoU of two masks brought to one place, area and direction from which their shapes are alike
-# departure of the log area up to which the newest sure shape becomes the one to compare with
+"""Divided by the frames since the prompt, it also limits that rise: at constant speed, the visible area of an object
+that enters grows as n to n ** 1.5 in n frames."""
+FALL = 0.02
+"""Largest fall of the bound's log area for each frame. It is small, because an object that was half covered can appear
+again at once."""
+MIN_AREA = 16
+"""Cells of the smallest mask whose area says anything."""
+MIN_MARGIN = 2
+"""Smallest tolerance in cells by which a mask's centre may lie outside of the last mask's box."""
+MAX_GAP = 8
+"""Frames without a mask after which tolerances grow no further."""
+ALIKE = 0.8
+"""IoU of two masks, brought to one position, area and direction, from which their shapes are alike."""
 SAME_AREA = 0.15
-SHAPE_SIDE = 32  # cells of a stored shape
-SHAPE_SPAN = 2.5  # extent of a stored shape, in square roots of the mask's area
-MIN_QUALITY = 0.7  # share of the usual quality of the track's masks from which a mask is sure
-QUALITY_GAIN = 0.1  # share of the newest quality in the usual one
+"""Change of the log area up to which the newest sure shape becomes the reference shape."""
+SHAPE_SIDE = 32
+"""Side in cells of a stored shape."""
+SHAPE_SPAN = 2.5
+"""Side of the region that a stored shape covers, in square roots of the mask's area."""
+MIN_QUALITY = 0.7
+"""Share of the track's usual mask quality from which a mask is sure."""
+QUALITY_GAIN = 0.1
+"""Weight of the newest quality in the running mean of the usual one."""
 
 
 class SureHistory(RowTables):

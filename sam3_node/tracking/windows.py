@@ -38,39 +38,47 @@ Floats = npt.NDArray[np.float64]
 Logits = npt.NDArray[np.float32]
 
 MOST_WINDOWS = 4
-"""Objects of a camera that have windows. Each takes about as long as the frame with one object."""
+"""Objects of one camera that have an object crop. Each takes about as long as a frame with one object."""
 WIDTH = 2.5
-"""Sides of a window in longer sides of the object's first box."""
+"""Side of a crop, as a multiple of the longer side of the object's first box."""
 MAX_WIDTH = 1.5
-"""Sides of an object's first window in those of the frame, at most."""
+"""Largest side of an object's first crop, as a multiple of the frame's side."""
 MIN_SIZE_PX = 12.0
-"""Least size of an object in pixels that decides its window's size."""
+"""Smallest object size in pixels from which a crop's side is computed. A smaller object gets the crop of this size."""
 MAX_SIZE = 3.0
-"""Greatest size of an object in longer sides of the frame that decides its window's size."""
+"""Largest object size from which a crop's side is computed, as a multiple of the frame's longer side."""
 AGREED_IOU = 0.5
-"""IoU from which the masks of frame and window are averaged."""
+"""IoU of the masks from frame and crop, from which on their logits are averaged. Below it, the mask with the better
+score is used."""
 OUTSIDE_LOGIT = -10.0
-"""Logit of places that a window does not see."""
+"""Mask logit of pixels outside of the crop: surely background."""
 MOST_OVERRULED = 3
-"""Frames in a row on which the frame's mask stands against the window's, after which the window begins again."""
+"""Frames in a row on which the frame's mask is used instead of the crop's, after which the crop begins anew from it."""
 # optical flow
 FLOW_SIDE = 640
-"""Longer side in pixels of the grey image in which corners are followed. A larger one takes longer."""
+"""Longer side in pixels to which a frame is scaled down for optical flow. A larger image takes longer."""
 CORNERS = 120
+"""Corners of the last mask that are followed at most."""
 CORNER_QUALITY = 0.01
+"""Smallest quality of a corner, as a share of the best one's: `qualityLevel` of OpenCV's goodFeaturesToTrack."""
 CORNER_DISTANCE_PX = 3
+"""Smallest distance in pixels between two corners."""
 FLOW_WINDOW_PX = 21
+"""Side in pixels of the patch that optical flow compares around a corner."""
 FLOW_LEVELS = 4
+"""Levels of the image pyramid of optical flow."""
 MIN_CORNERS = 6
-"""Corners that return to their place, and those of the transform, from which it counts."""
+"""Corners that must be found again, and that must agree with the estimated motion. With fewer, the crop stays where it
+is."""
 RETURNED_PX = 1.0
-"""Greatest distance to its place at which a corner has returned."""
+"""Distance in pixels up to which a corner that is followed forward and back has returned to where it was. Others are
+dropped."""
 INLIER_PX = 3.0
-"""Greatest distance of a corner from where the transform takes it."""
+"""Distance in pixels from the estimated motion up to which a corner agrees with it."""
 INLIER_SHARE = 0.4
-"""Share of the corners near to the transform, from which it counts."""
+"""Share of the corners that must agree with the estimated motion."""
 SCALE_LIMITS = (0.85, 1.18)
-"""Bounds of a window's growth in a frame."""
+"""Smallest and largest factor by which a crop may change its size from one frame to the next."""
 
 
 @dataclass(frozen=True, slots=True)

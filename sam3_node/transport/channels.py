@@ -335,7 +335,7 @@ class NewestMasks:
             return self._masks.get(camera)
 
     def get_all(self) -> tuple[MaskFrame, ...]:
-        """Return the newest masks of every camera, those that came last at the end."""
+        """Return the newest masks of every camera, in the order of their arrival."""
         with self._arrived:
             return tuple(self._masks.values())
 

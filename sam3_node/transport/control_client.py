@@ -44,7 +44,7 @@ class ControlClient(sockets.SocketOwner):
         self._endpoint = endpoint
         self._timeout_ms = timeout_ms
         self._ids = itertools.count(1)
-        self._name = os.urandom(4).hex()  # of its requests, beside their numbers
+        self._name = os.urandom(4).hex()  # part of the ids of its requests, before their numbers
         self._turn = threading.Lock()
         self._watch: sockets.HandshakeWatch | None = None
         self._socket = self._make_socket()
@@ -238,7 +238,7 @@ class ControlClient(sockets.SocketOwner):
     def _poll(self, events: int, deadline_s: float) -> dict[Any, int]:
         """Wait until the socket has `events` or its monitor has some. Return the ready ones; an empty map at the
         deadline."""
-        # the monitor is polled, too: a refused key or a lost connection ends the wait at once
+        # polling the monitor as well lets a refused key or a lost connection end the wait at once
         poller = zmq.Poller()
         if events:
             poller.register(self._socket, events)

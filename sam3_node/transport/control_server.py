@@ -29,9 +29,9 @@ MAX_REQUESTS_PER_PEER = 32
 MAX_WAITING_BYTES = 24 << 20
 """Approximate memory of all waiting requests. Beyond it, the peer that takes most loses its newest ones."""
 OVERHEAD_BYTES = 1024
-"""Approximate memory of a waiting request beside its content."""
+"""Approximate memory in bytes of a waiting request, without its content."""
 ITEM_BYTES = 160
-"""Most memory of an unpacked value beside its bytes: an entry of a map with its key."""
+"""Most memory in bytes that an unpacked value takes in addition to its packed bytes: an entry of a map with its key."""
 QUEUE = 64
 """Replies that libzmq queues for each peer. A peer that does not read loses the others."""
 LARGE_BYTES = 1 << 20
@@ -144,20 +144,16 @@ class RequestQueue:
         self._pipe = WakePipe()
 
     def put(self, request: WaitingRequest) -> list[WaitingRequest]:
-        """Add a request. Return those that will not be taken: this one, or others that it displaced or superseded."""
+        """Add a request. Return what will not be taken: this one, or others that it displaced or superseded."""
         with self._changed:
             own = self._peers.get(request.peer[0])
-            superseded = None
-            if own is not None:
-                superseded = own.find_superseded(request)
+            superseded = own.find_superseded(request) if own is not None else None
             # a newer request may replace an older one even where the line is full
             if own is not None and superseded is None and len(own.requests) >= MAX_REQUESTS_PER_PEER:
                 return [request]
             # make room: the peer whose requests take most loses its newest ones, unless this peer would take more
             displaced: list[WaitingRequest] = []
-            freed = 0
-            if superseded is not None:
-                freed = superseded.cost
+            freed = superseded.cost if superseded is not None else 0
             own_cost = 0 if own is None else own.cost
             while self._cost + self._taken_cost + request.cost - freed > MAX_WAITING_BYTES:
                 if not self._peers:

@@ -1,6 +1,6 @@
 """Open sockets for cameras of other protocols: a subscriber of a server, and a hub that senders connect to.
 
-The sockets hand messages over unchanged, at most MAX_KEPT of those that wait. A reader that is slower than a flood gets
+The sockets hand messages over unchanged, at most MAX_KEPT at a time. A reader that is slower than a flood gets
 the newest messages, and the flood of one sender leaves the messages of the others. CONFLATE would keep one part only.
 """
 

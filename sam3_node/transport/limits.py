@@ -159,7 +159,7 @@ class ConnectionGuard:
 
     def _run(self) -> None:
         try:
-            # each round: learn who came and went, obey `cut_off_all`, then look at the bytes of those that stay
+            # each round: learn who came and went, obey `cut_off_all`, then look at the bytes of the others
             while self._read_events(self._choose_period()):
                 if self._cuts_all.is_set():
                     self._cuts_all.clear()
@@ -244,7 +244,7 @@ class ConnectionGuard:
             self.cut_off += _is_local(descriptor, shut_down=True)
 
     def _inspect(self) -> None:
-        """Cut off those that have sent most beyond their rate until the rest fits the budget; then look at memory."""
+        """Cut off the peers that sent most beyond their rate until the rest fits the budget; then look at memory."""
         now_s = time.monotonic()
         # what each open connection has sent beyond its rate since it was opened
         excess: dict[int, float] = {}
@@ -477,12 +477,8 @@ class Authenticator:
     def _answer(self, parts: list[bytes]) -> None:
         """Answer a question: version, id, domain, address, routing id, mechanism, credentials."""
         # a malformed question is answered like one without a key
-        request_id = b""
-        if len(parts) > 1:
-            request_id = parts[1]
-        address = "?"
-        if len(parts) > 3:
-            address = parts[3].decode("ascii", "replace")
+        request_id = parts[1] if len(parts) > 1 else b""
+        address = parts[3].decode("ascii", "replace") if len(parts) > 3 else "?"
         public = ""
         with contextlib.suppress(Exception):  # no question may end this thread
             if parts[5:6] == [b"CURVE"] and len(parts) == 7:
@@ -502,7 +498,7 @@ class Authenticator:
         self._socket.send_multipart([b"1.0", request_id, b"%d" % status, b"refused", b"", b""])
 
     def _find_refusal(self, public: str, key: Key | None) -> str | None:
-        """Return why a peer is refused; None if it is admitted. Its own connection is among those that are counted."""
+        """Return why a peer is refused; None if it is admitted. Its own connection is counted."""
         if key is not None and key.role not in CLIENT_ROLES:
             return f"the key {key} was refused: its role may not connect here"
         if key is not None:

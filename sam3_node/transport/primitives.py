@@ -24,7 +24,7 @@ class WakePipe:
 
     def wake(self) -> None:
         """Make the pipe readable. Any thread may call it."""
-        with suppress(BlockingIOError):  # a full pipe wakes the thread, too
+        with suppress(BlockingIOError):  # a full pipe also wakes the thread
             os.write(self._writer, b"\0")
 
     def clear(self) -> bool:

@@ -429,7 +429,7 @@ class Inbox(Generic[M]):
         # the usual case: one camera, without a look at the turns
         if len(self._items) == 1:
             return next(iter(self._items))
-        # the group whose turn was longest ago among those that wait, then the key of it whose turn was longest ago
+        # the waiting group whose turn was longest ago, then the key of it whose turn was longest ago
         waiting = set(self._groups.values())
         group = next(group for group in self._group_turns if group in waiting)
         return next(key for key in self._turns if self._groups.get(key) == group)

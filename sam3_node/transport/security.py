@@ -118,9 +118,7 @@ class ClientKeys(NamedTuple):
 
     def distrust(self, endpoint: str) -> AuthenticationError:
         """Return the error of a connection to a key that is no longer authorised."""
-        reason = ""
-        if self.server.public in self.folder.revoked():
-            reason = ": it was revoked"
+        reason = ": it was revoked" if self.server.public in self.folder.revoked() else ""
         return AuthenticationError(
             f"{endpoint} is not used: its key {self.server} is not authorised in {self.folder.path} any more{reason}"
         )

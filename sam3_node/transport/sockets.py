@@ -176,7 +176,7 @@ class SocketThread(SocketOwner):
         # the thread lives in the first process only, which uses the pipe
         if self._is_forked:
             return
-        # wake the thread and those that wait for it, and close what it used only after it has ended
+        # wake the thread and all that wait for it, and close what it used only after it has ended
         self._waker.wake()
         self._end()
         self._thread.join()
@@ -195,7 +195,7 @@ class SocketThread(SocketOwner):
         raise NotImplementedError
 
     def _end(self) -> None:
-        """Wake those that wait: the thread ends, or has failed."""
+        """Wake all waiting threads: this thread ends, or has failed."""
         with self._changed:
             self._changed.notify_all()
 
@@ -671,7 +671,7 @@ def connect_all(sockets: Iterable[tuple[Socket, str, ClientKeys | None]]) -> lis
 
     Raises TransportError for a malformed endpoint, and closes all then.
     """
-    # all or none: the stack closes those that were connected if a later one fails
+    # all or none: the stack closes connected ones if a later one fails
     with ExitStack() as stack:
         connected = [stack.enter_context(ReconnectingSocket(*socket)) for socket in sockets]
         stack.pop_all()

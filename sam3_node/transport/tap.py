@@ -44,9 +44,9 @@ MIN_RECONNECT_MS = 20
 MAX_RECONNECT_MS = 50
 """Longest time between two attempts."""
 OVERHEAD_BYTES = 1024
-"""Approximate memory of a waiting message beside its parts, or beside its joints."""
+"""Approximate memory in bytes of a waiting message, without its parts or joints."""
 JOINT_BYTES = 192
-"""Approximate memory of a joint of a waiting joint state, beside the characters of its name."""
+"""Approximate memory in bytes of a joint of a waiting joint state, without the characters of its name."""
 
 ROBOT_TOPICS = (*wire.ROBOT_ROOTS, wire.ACTIONS_ROOT)
 """Beginnings of the topics of the robot's endpoint that a recorder takes."""
@@ -216,7 +216,7 @@ class StreamTap(Receiver[list[memoryview]]):
         self._wanted: frozenset[bytes] = frozenset()  # empty: all topics
         if cameras:
             self._wanted = frozenset(frame_topics + mask_topics)
-        # one connection for each camera, one to the node, and one to the robot if it is recorded, too
+        # one connection for each camera, one to the node, and one to the robot if it is also recorded
         keys = security.frame_keys(frames)
         peers: list[tuple[str, Sequence[bytes], ClientKeys | None]]
         peers = [(endpoint, frame_topics, key) for endpoint, key in zip(frames, keys, strict=True)]

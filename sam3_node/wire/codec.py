@@ -68,9 +68,7 @@ def unpack(data: Buffer, *, what: str, limits: Limits | None = None) -> Any:
     if size > limits.total_bytes:
         raise WireError(f"{what}: expected at most {limits.total_bytes} bytes, found {size}")
     # each item has a byte and counts twice at most, so a small message cannot have too many
-    count = None
-    if 2 * size > limits.total_items:
-        count = _make_item_counter(what, limits.total_items)
+    count = _make_item_counter(what, limits.total_items) if 2 * size > limits.total_items else None
     try:
         # before anything is allocated: are all items there that the headers declare?
         _require_complete(data, size)
@@ -115,7 +113,7 @@ def _make_item_counter(what: str, max_items: int) -> Callable[[Any], Any]:
 
     def count_items(container: Any) -> Any:
         nonlocal items
-        # a map counts its pairs: its keys are items, too, and are bounded by the bytes
+        # a map counts its pairs: its keys are also items, and are bounded by the bytes
         items += 1 + len(container)
         if items > max_items:
             raise WireError(f"{what}: expected at most {max_items} items, found more")

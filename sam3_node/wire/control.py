@@ -208,11 +208,9 @@ def pack_reply(reply: Reply) -> bytes:
 
 def unpack_reply(data: Buffer) -> Reply:
     """Unpack a reply. Raises WireError for any other bytes."""
-    # the node's run comes with errors, too: it tells a restart
+    # errors also carry the node's run, because it tells a restart
     fields = open_message(data, "reply", _LIMITS, has_kind=False)
-    node = None
-    if fields.has("node"):
-        node = fields.text("node")
+    node = fields.text("node") if fields.has("node") else None
     if fields.flag("ok"):
         return Reply(fields.integer("id"), fields.any("result"), node=node)
     error = fields.fields("error")
@@ -274,8 +272,6 @@ def _about(message: Request | Event) -> dict[str, str]:
 def unpack_event(parts: Sequence[Buffer]) -> Event:
     """Unpack an event from the parts of a message. Raises WireError for any other input."""
     if len(parts) != 2 or parts[0] != EVENTS_TOPIC:
-        first = "none"
-        if parts:
-            first = describe(bytes(parts[0][:80]))
+        first = describe(bytes(parts[0][:80])) if parts else "none"
         raise WireError(f"event: expected 2 parts, the first {EVENTS_TOPIC!r}; found {len(parts)}, {first}")
     return Event(**open_message(parts[1], "event", _LIMITS).read(_EVENT))

@@ -141,7 +141,7 @@ def _to_floats(value: object, name: str) -> Floats:
     if _holds_text(value):
         raise RequestError(f"{name}: expected numbers, found {value!r:.80}")
     try:
-        # text and flags become arrays, too, and are no coordinates
+        # text and flags also become arrays, but are no coordinates
         array = np.asarray(value)
     except (ValueError, TypeError) as error:
         raise RequestError(f"{name}: expected numbers, found {value!r:.80}") from error

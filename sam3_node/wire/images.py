@@ -140,9 +140,7 @@ class _JpegFrame(NamedTuple):
 
     def scan_samples(self, body: bytes, what: str) -> int:
         """Return the samples of one scan. Raises WireError unless its header names components of this frame."""
-        count = 0
-        if body:
-            count = body[0]
+        count = body[0] if body else 0
         # the header names the components of this scan, each once, among those of the frame
         numbers = body[1 : 1 + 2 * count : 2]
         if len(body) != 4 + 2 * count or not count or not set(numbers) <= self.areas.keys():
@@ -199,7 +197,7 @@ def read_png_header(data: Buffer, what: str = "png") -> ImageHeader:
 def check_png_pixels(data: Buffer, what: str = "png") -> None:
     """Raise WireError if the compressed pixels of a PNG expand to more than its size, as libpng expands all of them.
 
-    Raises WireError as `read_png_header` does, too.
+    Raises WireError as `read_png_header` does.
     """
     header, row_bytes, parts = _read_png(data, what)
     left = row_bytes
@@ -286,7 +284,7 @@ def _read_png_frame(name: bytes, body: memoryview, what: str) -> tuple[ImageHead
 
 
 def _count_memory(width: int, height: int, coefficients: int = 0) -> int:
-    """Return the most bytes of decoding to BGR. `coefficients` are those that libjpeg holds until the last scan."""
+    """Return the most bytes of decoding to BGR. `coefficients` are what libjpeg holds until the last scan."""
     image_bytes = 3 * width * height
     # OpenCV copies the decoded image once, when the coefficients are gone
     return image_bytes + max(image_bytes, _COEFFICIENT_BYTES * coefficients)
@@ -306,9 +304,7 @@ def encode_image(image: Image, encoding: ColourEncoding, quality: int = 90) -> B
 
     if encoding == "mono8":
         return _flatten(cv2.cvtColor(image, cv2.COLOR_BGR2GRAY))
-    options = []
-    if encoding == "jpeg":
-        options = [cv2.IMWRITE_JPEG_QUALITY, quality]
+    options = [cv2.IMWRITE_JPEG_QUALITY, quality] if encoding == "jpeg" else []
     return _compress(image, encoding, options)
 
 
@@ -365,9 +361,7 @@ def encode_depth(image: DepthImage, encoding: DepthEncoding, scale_m: float, ali
     else:
         # little-endian on the wire, whatever the machine is
         raw = _flatten(image.astype("<u2", copy=False))
-        data = raw
-        if encoding == "z16+zstd":
-            data = codec.compress(raw)
+        data = codec.compress(raw) if encoding == "z16+zstd" else raw
     return Depth(width, height, encoding, scale_m, aligned, data)
 
 
@@ -389,9 +383,7 @@ def decode_depth(depth: Depth, max_pixels: int = MAX_FRAME_PIXELS) -> DepthImage
             raise WireError(f"{what}: expected a PNG of 16-bit grey, found another kind")
         return _decompress(depth.data, cv2.IMREAD_UNCHANGED, shape, "uint16", what)
     size = depth.width * depth.height * 2
-    raw = depth.data
-    if depth.encoding == "z16+zstd":
-        raw = codec.decompress(depth.data, size, what)
+    raw = codec.decompress(depth.data, size, what) if depth.encoding == "z16+zstd" else depth.data
     return _view_read_only(raw, np.dtype("<u2"), shape)
 
 
@@ -437,7 +429,7 @@ def check_photo(
 ) -> ImageHeader:
     """Return the header of a JPEG or PNG file that may be decoded.
 
-    max_memory: bytes that decoding may take; None for no limit beside `max_pixels`. Raises WireError as `decode_image`
+    max_memory: bytes that decoding may take; None for no limit but `max_pixels`. Raises WireError as `decode_image`
     does, and beyond `max_memory`.
     """
     what = "photo"

@@ -92,10 +92,8 @@ def _find_runs(mask: Mask) -> tuple[Integers, Integers]:
     height = mask.size[0]
     x0, y0, _, _ = mask.box
     rows, columns = mask.crop.shape
-    # a zero between columns separates their runs, unless the columns touch in the image, too
-    stride = rows
-    if rows != height:
-        stride = rows + 1
+    # a zero between columns separates their runs, unless the columns also touch in the image
+    stride = rows + 1 if rows != height else rows
     padded = np.zeros(columns * stride + 2, dtype=np.bool_)
     padded[1:-1].reshape(columns, stride)[:, :rows] = mask.crop.T
     # a run is from a change to ones to the next change to zeros
@@ -252,7 +250,7 @@ def read_mask(
     is_lazy: bool = False,
     max_bytes: int = _MAX_BYTES,
 ) -> Mask:
-    """Return the mask of a map, as `open_mask` does. Raises WireError for invalid maps, too."""
+    """Return the mask of a map, as `open_mask` does. Also raises WireError for invalid maps."""
     encoded = convert(fields.whole(), MaskMap, fields.what)
     return open_mask(encoded, fields.what, max_pixels, frame_size, area, is_lazy, max_bytes)
 

@@ -29,7 +29,7 @@ from sam3_node.engines.detector import (
 )
 from sam3_node.engines.engine_store import Manifest, StoredEngine
 from sam3_node.engines.export import export
-from sam3_node.engines.slot import GateClip, LoadedEngines, apply_thresholds
+from sam3_node.engines.slot import CheckClip, LoadedEngines, apply_thresholds
 from sam3_node.engines.specs import StageSpec
 from sam3_node.engines.tensorrt.runtime import TensorRTRun
 from sam3_node.engines.validation import Report, StageTime
@@ -180,7 +180,7 @@ def test_a_network_that_is_slower_than_torch_is_refused(frames: list[Image], tmp
     manifest = Manifest.model_construct(plans={})
     spec = specify_network(detector.model)
     engines = LoadedEngines(StoredEngine(tmp_path, manifest), {DETECT: run}, {DETECT: spec})
-    report = slot.compare(engines, GateClip(frames, {}))
+    report = slot.compare(engines, CheckClip(frames, {}))
     assert report.times == (StageTime(DETECT, pytest.approx(3.0), pytest.approx(2.0)),)
     refusal = apply_thresholds(report, EngineSettings()).refusal()
     assert "detect is slower here: 3 against 2 ms" in (refusal or "")

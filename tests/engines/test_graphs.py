@@ -138,14 +138,14 @@ def test_a_bank_is_gathered_straight_into_the_input_of_a_graph(any_width: bool) 
         if number == 11:
             for tracker in trackers:
                 tracker.remove(1)
-        for place in read._places.values():  # nothing of the step before may be read
+        for place in read._inputs.values():  # nothing of the step before may be read
             place.fill_(float("nan") if place.is_floating_point() else 1)
         with Copies() as copies:
             mine = trackers[0].step(pixels, prompts)
         theirs = trackers[1].step(pixels, prompts)
         assert mine.ids == theirs.ids
         assert torch.equal(mine.logits, theirs.logits)
-        now = {key: place.data_ptr() for key, place in read._places.items()}
+        now = {key: place.data_ptr() for key, place in read._inputs.items()}
         assert addresses.items() <= now.items(), "a captured address stays"
         assert not copies.targets & {address for (number, *_), address in addresses.items() if number == 1}
         addresses = now

@@ -22,7 +22,7 @@ from sam3_node.engines.slot import (
     LoadedEngines,
     TrackerSlot,
     check_tracker,
-    read_gate_clip,
+    read_check_clip,
     read_report,
     serve_tracker,
 )
@@ -111,7 +111,7 @@ def test_the_gate_judges_what_serves(settings: Settings, weights: Path, clip: Pa
     engines = loaded(settings)
     models = (load_tracker(str(weights), dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
     slots = [TrackerSlot(model, settings, CountedClock()) for model in models]
-    exact, rounded = (served.run_gate(engines, clip).tracks for served in slots)
+    exact, rounded = (served.check_accuracy(engines, clip).tracks for served in slots)
     assert exact.mean_iou == 1.0
     assert 0.5 < rounded.mean_iou < 1.0
 
@@ -157,7 +157,7 @@ def test_an_encoders_engine_gives_the_trunk_once_a_detector_shares_it(
     source = load_tracker(str(weights))
     served = slot(settings)
     engines = loaded(settings, source.stages)
-    report = served.run_gate(engines, clip)
+    report = served.check_accuracy(engines, clip)
     assert report.passed
     assert [row.output for row in report.outputs if row.stage == "encode"][-1] == "trunk"
     served.install(engines)
@@ -237,9 +237,9 @@ def test_an_fp8_encoder_is_explained_by_the_scales_stored_beside_it(
     encode = quantize.quantise_encoder(half, scales)
     stages = half.stages._replace(encode=lambda pixels: encode(pixels))
     engines = loaded(settings, stages, scales=quantisation.digest)
-    assert not slot(settings).run_gate(engines, clip).layers
+    assert not slot(settings).check_accuracy(engines, clip).layers
     quantisation.save(engines.stored)
-    report = slot(settings).run_gate(engines, clip)
+    report = slot(settings).check_accuracy(engines, clip)
     assert not report.passed
     assert f"encode.{first}" in dict(report.layers)
     assert quantize.Quantisation.load(loaded(settings, stages, plan=b"of other scales").stored) is None
@@ -249,7 +249,7 @@ def test_a_report_of_other_plans_or_a_damaged_one_is_ignored(
     settings: Settings, clip: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     engines = loaded(settings)
-    report = slot(settings).run_gate(engines, clip)
+    report = slot(settings).check_accuracy(engines, clip)
     other = engine_store.StoredEngine(
         engines.stored.folder, engines.stored.manifest.model_copy(update={"plans": {"encode": "0"}})
     )
@@ -333,7 +333,7 @@ SIDE = 256
 
 
 def test_prompts_are_boxes_of_the_objects_on_the_bundled_recording() -> None:
-    clip = read_gate_clip()
+    clip = read_check_clip()
     prompts = clip.prompts(SIDE)
     first = {item.id: item.mask.full() for item in truth()[0].instances if item.area}
     assert [prompt.object_id for prompt in prompts] == list(first)
@@ -348,10 +348,10 @@ def test_prompts_are_boxes_of_the_objects_on_the_bundled_recording() -> None:
 
 def test_frames_are_those_that_are_sampled_from_any_source(tmp_path: Path) -> None:
     sampled = list(sample_images(TABLETOP, CLIP_FRAMES, CLIP_STEP))
-    assert np.array_equal(read_gate_clip().frames, sampled)
+    assert np.array_equal(read_check_clip().frames, sampled)
     for number, image in enumerate(sampled[:3]):
         cv2.imwrite(str(tmp_path / f"{number}.png"), image)
-    clip = read_gate_clip(tmp_path)
+    clip = read_check_clip(tmp_path)
     assert np.array_equal(clip.frames, sampled[:3:CLIP_STEP])
     assert clip.prompts(SIDE) is None  # the reference looks for objects itself
 
@@ -359,4 +359,4 @@ def test_frames_are_those_that_are_sampled_from_any_source(tmp_path: Path) -> No
 def test_a_source_without_images_is_refused(tmp_path: Path) -> None:
     (tmp_path / "0.png").write_bytes(b"no image")
     with refuses(BagError, field="none"):
-        read_gate_clip(tmp_path)
+        read_check_clip(tmp_path)

@@ -187,7 +187,7 @@ PLOTS = (
     Plot(
         "bench-scaling-by-objects.png",
         "Time of a step by the number of objects",
-        """**Scaling by objects.** Time of a step in float32, median with minimum and maximum of five runs, beside
+        """**Scaling by objects.** Time of a step in float32, median with minimum and maximum of five runs, and that of
 transformers on the same frames. `small` is a tracker of SAM 3's class with 4.5 M parameters (`latency-step`).""",
         plot_scaling,
     ),

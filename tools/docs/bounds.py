@@ -140,7 +140,7 @@ INPUTS: tuple[Input, ...] = (
             Bound("wire.images.MAX_PHOTO_MEMORY", lambda value: f"{value / 1e6:g} MB to decode it"),
             Bound("wire.images.MAX_PHOTO_FILE", _megabytes),
         ),
-        "`bad_request`; nothing is decoded. Photos are decoded beside the main loop, one at a time",
+        "`bad_request`; nothing is decoded. Photos are decoded in a thread of their own, one at a time",
         ("node/test_photos.py::test_a_photo_of_many_pixels_is_refused_before_it_is_decoded",),
     ),
     Input(

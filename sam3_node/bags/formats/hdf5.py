@@ -129,7 +129,7 @@ class Hdf5Bag(samples.SampleReader):
         self._calls.close()
 
     def _payloads(self, stream: _Stream, first: int) -> Iterator[samples.Colour | samples.Joints | None]:
-        """Yield the images or joints of a stream from a row; None for those that cannot be read."""
+        """Yield the images or joints of a stream from a row; None for each that cannot be read."""
         while first < stream.rows:
             try:
                 rows = self._calls.call(

@@ -477,9 +477,7 @@ def _name(folder: Path) -> str:
 
 def _folders(path: Path) -> list[Path]:
     """Return the folders of colour images, in their natural order."""
-    root = path
-    if (path / _DAVIS).is_dir():
-        root = path / _DAVIS
+    root = path / _DAVIS if (path / _DAVIS).is_dir() else path
     if _pictures(root):
         return [root]
 

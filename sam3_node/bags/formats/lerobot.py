@@ -218,9 +218,7 @@ class _LayoutReader:
         path = self._root / EPISODES_V2
         first_row = 0
         lines = [line for line in _read_bytes(path).splitlines() if line.strip()]
-        size = 1000
-        if self._fields.has("chunks_size"):
-            size = _integer(self._fields, "chunks_size", 1)
+        size = _integer(self._fields, "chunks_size", 1) if self._fields.has("chunks_size") else 1000
         for line in lines[:MAX_EPISODES]:
             # each episode has files of its own, from their first rows on
             row = Fields(_parse_json(path, line), str(path))
@@ -281,9 +279,7 @@ class _LayoutReader:
             return value
 
         # not `str.format`, which would evaluate what a template from outside asks for
-        filled = ""
-        if isinstance(template, str):
-            filled = _FIELD.sub(replace, template)
+        filled = _FIELD.sub(replace, template) if isinstance(template, str) else ""
         path = Path(filled)
         if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in str(path):
             raise self._wrong(f"paths inside the dataset, found {template!r:.100}")
@@ -571,9 +567,7 @@ class _EpisodeReader:
         self._pictures: dict[str, ImageFeature] = {}
         # depth comes before the colour of its time
         for topic, image in sorted(pictures.items(), key=lambda item: item[1].depth is None):
-            absence = None
-            if image.is_video:
-                absence = _describe_absence(episode.videos[image.key].path)
+            absence = _describe_absence(episode.videos[image.key].path) if image.is_video else None
             if absence is None:
                 self._pictures[topic] = image
             else:

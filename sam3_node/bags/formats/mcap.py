@@ -174,9 +174,7 @@ class McapStream:
         places: list[int] | None = None
 
         # a summary names channels and chunks, so that chunks can be sorted, and skipped unread
-        summary = None
-        if sort_chunks or not span.is_whole:
-            summary = self.read_summary()
+        summary = self.read_summary() if sort_chunks or not span.is_whole else None
         if summary is not None and summary.channels and _lists_chunks(summary):
             schemas |= summary.schemas
             channels |= {number: _make_channel(item, schemas) for number, item in summary.channels.items()}
@@ -211,9 +209,7 @@ class McapStream:
         """Yield opcode and content of the records of these opcodes: up to the end of the data, or at `places`."""
         file.seek(len(MAGIC))
         # without places, each record begins where the previous one ended
-        starts: Iterable[int | None] = repeat(None)
-        if places is not None:
-            starts = places
+        starts: Iterable[int | None] = places if places is not None else repeat(None)
         for place in islice(starts, max_records):
             if place is not None:
                 file.seek(place)
@@ -281,9 +277,7 @@ class McapStream:
         is_cut_off = isinstance(error, self._end_of_file)
         if is_cut_off and self._reached == size:
             return f"{self.path} ends unfinished{after}: its recorder was killed, what it still held is lost"
-        state = f"is damaged ({str(error) or type(error).__name__})"
-        if is_cut_off:
-            state = "is cut off"
+        state = "is cut off" if is_cut_off else f"is damaged ({str(error) or type(error).__name__})"
         return f"{self.path} {state}: what follows byte {self._reached} of {size}{after} cannot be read"
 
 

@@ -512,7 +512,7 @@ class Rosbag2Sqlite(Closeable):
         """Description of what could not be read, once `messages` has ended; None if nothing was lost."""
         self._database = _open_sqlite(path)
 
-        # the journal of a killed recorder holds rows, too
+        # the journal of a killed recorder also holds rows
         files = (path, path.with_name(f"{path.name}-wal"))
         self._bytes = sum(file.stat().st_size for file in files if file.is_file())
 

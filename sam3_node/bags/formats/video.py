@@ -129,15 +129,11 @@ class Playback:
         # half a period of tolerance, so that rounding in the file is no loss
         self._declared_ns = _declared_ns(container, stream, period_ns) - period_ns // 2
 
-        number: int | None = 0
-        if self._begin_ns:
-            number = self._seek(container, stream, first_ns)
+        number: int | None = self._seek(container, stream, first_ns) if self._begin_ns else 0
         for frame in self._whole_frames(container, stream):
             # a frame without a time, or with an earlier one, follows the previous frame
             file_ns = _nanoseconds(frame.pts, frame.time_base)
-            stamp_ns = self._end_ns
-            if file_ns is not None:
-                stamp_ns = max(file_ns - first_ns, 0)
+            stamp_ns = max(file_ns - first_ns, 0) if file_ns is not None else self._end_ns
             if stamp_ns <= self._end_ns - period_ns:
                 stamp_ns = self._end_ns
 
@@ -205,9 +201,7 @@ def _declared_ns(container: Any, stream: Any, period_ns: int) -> int:
     if container.duration is None or len(container.streams) > 1:  # the other streams may be longer
         return 0
     # Matroska counts from 0, not from the first frame
-    offset = 0
-    if "matroska" in container.format.name:
-        offset = container.start_time or 0
+    offset = (container.start_time or 0) if "matroska" in container.format.name else 0
     return int(container.duration - offset) * 1000
 
 

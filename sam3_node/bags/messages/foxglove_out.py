@@ -121,7 +121,7 @@ def encode_annotations(masks: MaskFrame) -> Encoded:
 
 
 def encode_transforms(masks: MaskFrame) -> Encoded:
-    """Return foxglove.FrameTransforms: the poses of camera and gripper in the robot's base, those that are known."""
+    """Return foxglove.FrameTransforms: the known poses of camera and gripper in the robot's base."""
     poses = [pose for pose in (masks.camera_pose, masks.robot_pose) if pose is not None]
     transforms = [_transform(pose, masks) for pose in poses]
     return _encode(_kind("FrameTransforms")(transforms=transforms))

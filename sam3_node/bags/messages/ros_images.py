@@ -341,9 +341,7 @@ def make_lens(matrix: Sequence[float], name: str, coeffs: tuple[float, ...]) -> 
     if not all(map(math.isfinite, (*matrix, *coeffs))) or min(fx, fy) <= 0:
         raise ValueError(f"expected a lens with positive focal lengths, found {list(matrix)}, {list(coeffs)}")
     # without distortion the model does not matter, even if its name is unknown
-    model: str | None = "none"
-    if any(coeffs):
-        model = _MODELS.get(name)
+    model: str | None = _MODELS.get(name) if any(coeffs) else "none"
     if model is None:
         raise ValueError(f"expected a distortion model of {', '.join(filter(None, _MODELS))}, found {name!r}")
     if model == "none":
@@ -368,9 +366,7 @@ def _raw(message: Any, topic: str) -> Colour | Depth:
     if encoding in _PLANAR and (width % 2 or height % 2):
         raise ValueError(f"expected even sides, found {width} x {height}")
     layout = _ENCODINGS[encoding]
-    rows = height
-    if encoding in _PLANAR:
-        rows = height * 3 // 2
+    rows = height * 3 // 2 if encoding in _PLANAR else height
     image = _pixels(message, layout.kind, layout.channels, rows)
 
     # of 16 bits, keep the high byte
@@ -450,7 +446,7 @@ def _compressed(message: Any, topic: str) -> Colour | Depth | VideoPacket:
     is_depth = "16UC1" in format_ or _names_depth(topic)
     if is_depth and (recognise_still(data) is not None or is_depth_png(data)):
         return read_depth(data, topic, MILLIMETRE, _is_aligned(topic))
-    # video encoders write this type, too
+    # video encoders also write this type
     if recognise_still(data) is None and find_compression(data) is None:
         codec = _find_codec(format_)
         if codec is None:
@@ -549,7 +545,7 @@ def decode_rvl(data: Buffer) -> npt.NDArray[np.uint16]:
 
 
 def _read_rvl_numbers(data: Buffer) -> npt.NDArray[np.int64]:
-    """Return all numbers behind the size. The zeros that fill the last word are numbers, too."""
+    """Return all numbers behind the size. The zeros that fill the last word also count as numbers."""
     view = memoryview(data)[_RVL_SIZE.size :]
     words = np.frombuffer(view[: view.nbytes // 4 * 4], "<u4")
     nibbles = ((words[:, None] >> _SHIFTS) & 15).ravel().astype(np.int64)

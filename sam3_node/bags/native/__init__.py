@@ -36,7 +36,7 @@ RECORDING = "sam3_node.recording"
 """Metadata record at the end of a file: what was recorded, and what was lost."""
 COLOUR = "sam3_node.colour"
 """Metadata record before the first frame whose raw colour was compressed for the recording: {compression, quality,
-exact}. `exact` is false if the pixels are not those that the camera sent."""
+exact}. `exact` is false if the pixels differ from what the camera sent."""
 RECORDER = "sam3_node.recorder"
 """Metadata record at the beginning of files that `sam3-node record` itself made."""
 RING = "sam3_node.ring"

@@ -190,9 +190,7 @@ class RecordingReader:
 
     def robot(self, joints: bool = True) -> Iterator[RobotMessage]:
         """Yield the poses and, with `joints`, the joints that robots published, in the order of their arrival."""
-        topics = f"{ROBOT_POSES_ROOT}.*"
-        if joints:
-            topics = f"({ROBOT_POSES_ROOT}|{JOINTS_ROOT}).*"
+        topics = f"({ROBOT_POSES_ROOT}|{JOINTS_ROOT}).*" if joints else f"{ROBOT_POSES_ROOT}.*"
         return self._unpack_all(topics, _unpack_robot)
 
     def metadata(self) -> dict[str, list[dict[str, Any]]]:

@@ -53,7 +53,7 @@ MIN_GRASPS = 40
 IMAGES = "observation.images"
 STATE = "observation.state"
 ENVIRONMENT_STATE = "observation.environment_state"
-"""Key of what lerobot's policies read beside the robot's own state."""
+"""Key of what lerobot's policies read in addition to the robot's own state."""
 
 
 def pack_arrays(value: object, encode: Callable[[Array], Mapping[Any, Any]]) -> bytes:
@@ -137,7 +137,7 @@ def _decode(value: object, decode: Callable[[dict[Any, Any]], Any]) -> Any:
 
 def check_images(images: npt.ArrayLike, what: str, dimensions: int = 3) -> Image:
     """Return images in RGB order, uint8 [height, width, 3], or with up to `dimensions` dimensions, as an array."""
-    # raw pixels in the channels that the masks have, too
+    # raw pixels in as many channels as the masks have
     array = np.asarray(images)
     if array.dtype != np.uint8 or not 3 <= array.ndim <= dimensions or array.shape[-1] != 3:
         raise PolicyError(

@@ -398,17 +398,13 @@ class ObjectSlots:
             self.forget()
         self.camera = masks.camera
         self._newest = masks
-        held: Sequence[int] = ()
-        if masks.shed is not None:
-            held = masks.shed.held
-        # objects keep their slots; those that are left over look for an empty one, lower ids first
+        held: Sequence[int] = masks.shed.held if masks.shed is not None else ()
+        # objects keep their slots; the others look for an empty one, lower ids first
         waiting = {instance.id: instance for instance in sorted(masks.instances, key=lambda item: item.id)}
         for name, slot in zip(self.names, self._slots, strict=True):
             if slot.instance is not None and slot.instance.id in held:
                 continue  # not tracked on this frame: what is known of it is as old as it is
-            instance = None
-            if slot.instance is not None:
-                instance = waiting.get(slot.instance.id)
+            instance = waiting.get(slot.instance.id) if slot.instance is not None else None
             if instance is not None and name in (instance.label, ANY):
                 del waiting[instance.id]
             else:  # it is gone, or was renamed
@@ -429,7 +425,7 @@ class ObjectSlots:
         return not wanted
 
     def _fill(self, slot: _Slot, instance: Instance | None, masks: MaskFrame) -> None:
-        # an empty slot has a time, too: since then the object is known to be gone
+        # an empty slot also has a time: since then the object is known to be gone
         slot.instance = instance
         slot.origin_ns = masks.age_origin_ns
         slot.fitted = None

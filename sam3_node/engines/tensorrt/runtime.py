@@ -1,4 +1,4 @@
-"""TensorRT plans in the place of stages: they read and write torch's device tensors in the order of torch's stream.
+"""TensorRT plans that run as stages: they read and write torch's device tensors in the order of torch's stream.
 
 Each number of objects and memories has an execution context of its own, so that its shapes never change. The stages of
 a tracker run one after another, so that all their contexts share one block of memory.
@@ -94,7 +94,7 @@ class KernelCache:
 
 
 class TensorRTRun:
-    """A plan that runs in the place of a stage's module, for 1 to `max_objects` objects where the stage varies.
+    """A plan that runs instead of a stage's module, for 1 to `max_objects` objects where the stage varies.
 
     The caller owns the outputs. Each call takes them from torch's allocator, which costs microseconds, so that features
     kept for later frames are never overwritten. Within the capture of a CUDA graph the outputs, and so all addresses,
@@ -225,11 +225,11 @@ class TensorRTRun:
     def _configure(self) -> Any:
         """Return the configuration of a context: this class gives it memory, and it compiles all kernels at once.
 
-        The latter concerns TensorRT-RTX, whose kernels must exist when the gate runs and when graphs are captured.
+        The latter concerns TensorRT-RTX, whose kernels must exist before accuracy is checked and graphs captured.
         """
         api = self._library.api
         user_managed = api.ExecutionContextAllocationStrategy.USER_MANAGED
-        # plain TensorRT takes the strategy in the place of a configuration
+        # plain TensorRT takes the strategy instead of a configuration
         if not self._library.is_rtx:
             return user_managed
         config = self._engine.create_runtime_config()

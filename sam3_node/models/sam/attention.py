@@ -128,9 +128,7 @@ def _attend_by_torch(query: Tensor, key: Tensor, value: Tensor, regions: Regions
     if mask is not None:
         free -= mask.shape[-1]
     # with a weight of 1, the first region is like the second
-    first = regions.reduced
-    if weight == 1:
-        first = 0
+    first = 0 if weight == 1 else regions.reduced
     # a mask that reaches into the weighted keys
     if first > free:
         return _attend_biased(query, key, value, regions)

@@ -2,7 +2,7 @@
 
 RepViT has the tensor names of timm's `repvit_m1`, which the published configuration names as the backbone;
 `EdgeTamConfig` reads it as a `RepVitConfig`. The layers are as they are trained: convolutions with batch norms, side by
-side where they are added. `fold_norms` returns the same network with one convolution in the place of each of these.
+side where they are added. `fold_norms` returns the same network with one convolution for each of these.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from transformers import AutoModel, EdgeTamVideoConfig, EdgeTamVideoModel, PreTr
 from ...errors import ModelError
 from .algebra import with_weights
 
-EXPANSION = 2  # of the channels, within a block
-# the gate has a quarter of the channels, rounded to a multiple of 8
+EXPANSION = 2
+"""Factor by which a block widens its channels inside."""
 SQUEEZED = 4
+"""Divisor of the channels within a squeeze-and-excitation module: it has a quarter of them."""
 SQUEEZED_MULTIPLE = 8
+"""The reduced number of channels is rounded to a multiple of this, as in timm."""
 
 
 def fold_norms(network: RepVit) -> RepVit:
@@ -96,7 +98,7 @@ class _TokenMixer(nn.Module):
         small = self.conv1.fold()
         assert large.bias is not None
         assert small.bias is not None
-        # the 1 is the channel itself, which a 3x3 kernel has at its centre, too
+        # the 1 is the channel itself: it is added at the centre of the 3x3 kernel
         centre = F.pad(small.weight.double() + 1, (1, 1, 1, 1))
         return with_weights(large, large.weight.double() + centre, large.bias.double() + small.bias.double())
 
@@ -197,7 +199,7 @@ class RepVitConfig(PreTrainedConfig):  # type: ignore[misc]
         self.depths = list(depths)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the configuration of timm's network, which transformers reads, too."""
+        """Return the configuration of timm's network, as transformers reads it."""
         options = super().to_dict()
         sizes = {"embed_dim": options.pop("widths"), "depth": options.pop("depths")}
         return {**options, "model_type": TIMM, "architecture": ARCHITECTURE, "model_args": _FIXED | sizes}

@@ -95,9 +95,9 @@ class _Upscaling(nn.Module):
 
     def _phase_weight(self) -> Tensor:
         """Return the 3x3 convolution [4 O, C, 3, 3] whose outputs are the 2 x 2 pixels below each input pixel."""
-        weight = F.pad(self.map.weight, (0, 1, 0, 1))  # place 4 is 0
-        places = torch.tensor([3, 1, 4, 4, 2, 0], device=weight.device)  # of phase 0, then of phase 1
-        kernel = weight.index_select(2, places).index_select(3, places)
+        weight = F.pad(self.map.weight, (0, 1, 0, 1))  # index 4 is 0
+        taps = torch.tensor([3, 1, 4, 4, 2, 0], device=weight.device)  # of phase 0, then of phase 1
+        kernel = weight.index_select(2, taps).index_select(3, taps)
         phases: Tensor = kernel.unflatten(3, (2, 3)).unflatten(2, (2, 3)).permute(1, 2, 4, 0, 3, 5)
         return phases.flatten(0, 2)
 
@@ -105,7 +105,7 @@ class _Upscaling(nn.Module):
 class Sam2Encoder(nn.Module):
     """SAM 2's Hiera and its feature pyramid.
 
-    The 1x1 convolutions of the two fine levels are folded with those that feed the mask decoder. The position maps,
+    The 1x1 convolutions of the two fine levels are folded into the ones that feed the mask decoder. The position maps,
     which the tracker does not use, are omitted. This is exact up to rounding.
     """
 
@@ -155,7 +155,7 @@ class EdgeTamEncoder(nn.Module):
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Encode pixels [1, 3, S, S] into fine [1, C/8, 4h, 4w], middle [1, C/4, 2h, 2w] and top [1, C, h, w]."""
-        # the weights are channels-last, so the pixels have to be, too
+        # pixels have to be channels-last, because the weights are
         pixels = pixels.contiguous(memory_format=torch.channels_last)
         fine, middle, top, coarse = self.backbone(pixels)
         top = self.top(top) + F.interpolate(self.coarse(coarse), scale_factor=2.0)
@@ -227,8 +227,8 @@ class Sam1PromptEncoder(nn.Module):
             labels = F.pad(labels, (0, 1), value=NO_POINT)
         size = (self.input_image_size, self.input_image_size)
         # the reference moves points to the centres of pixels
-        place = self.shared_embedding(points + 0.5, size)
-        embedded = place.masked_fill(labels[..., None] == NO_POINT, 0) + self.labels[labels.long()]
+        position = self.shared_embedding(points + 0.5, size)
+        embedded = position.masked_fill(labels[..., None] == NO_POINT, 0) + self.labels[labels.long()]
         return embedded, None
 
 
@@ -273,7 +273,7 @@ class Sam1Encoder(WindowEncoder):
 class _Sam1Layer(WindowLayer):
     rows: Tensor
     columns: Tensor
-    key_place: Tensor
+    key_marks: Tensor
 
     def __init__(self, source: Any, windows: Tensor, order: Tensor, grid: int) -> None:
         super().__init__()
@@ -294,13 +294,13 @@ class _Sam1Layer(WindowLayer):
         )
         rows = cells // width
         columns = cells % width
-        places = torch.arange(width, device=order.device)
-        for name, place in (("rows", rows), ("columns", columns)):
+        positions = torch.arange(width, device=order.device)
+        for name, index in (("rows", rows), ("columns", columns)):
             # row p - q + width - 1 of a table belongs to the relative position p - q
-            self.register_buffer(name, place[:, None] - places + width - 1, persistent=False)
+            self.register_buffer(name, index[:, None] - positions + width - 1, persistent=False)
         # the marks of a key pick the query's products with the relative positions of its row and column
-        marks = torch.cat([rows[:, None] == places, columns[:, None] == places], dim=1)
-        self.register_buffer("key_place", marks.to(self.qkv.weight.dtype), persistent=False)
+        marks = torch.cat([rows[:, None] == positions, columns[:, None] == positions], dim=1)
+        self.register_buffer("key_marks", marks.to(self.qkv.weight.dtype), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attend(self.norm1(x))
@@ -311,12 +311,12 @@ class _Sam1Layer(WindowLayer):
         width = query.shape[-1]
         scale = width**-0.5
         if len(self.tables):
-            place = [
+            relative = [
                 (query @ table.T).gather(-1, index.expand(*query.shape[:2], -1, -1))
                 for table, index in zip(self.tables, (self.rows, self.columns), strict=True)
             ]
-            query = torch.cat([query * scale, *place], dim=-1)
-            key = torch.cat([key, self.key_place.expand(*key.shape[:2], -1, -1)], dim=-1)
+            query = torch.cat([query * scale, *relative], dim=-1)
+            key = torch.cat([key, self.key_marks.expand(*key.shape[:2], -1, -1)], dim=-1)
             # most fused operations want values as wide as keys
             value = F.pad(value, (0, query.shape[-1] - value.shape[-1]))
             # the queries are scaled already, and the relative positions have no scale

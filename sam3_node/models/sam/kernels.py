@@ -29,20 +29,22 @@ from .cudnn import attend_cudnn, has_cudnn
 from .probes import relative_error
 
 PROJECT_BLOCK = 64
-"""Tokens of a block of the projection."""
+"""Tokens that one program of the key projection processes."""
 PROJECT_WARPS = 8
+"""Warps of one program of the key projection."""
 PROJECT_PARTS = 4
-"""Programs that share the memories of one block of places, where objects are few."""
+"""Number of programs that divide the memories of one block of tokens among them. It is used while there are fewer than
+PROJECT_FILLED blocks, that is for few objects."""
 PROJECT_FILLED = 512
-"""Programs that keep a GPU busy."""
+"""Number of programs from which on the GPU is busy without dividing the work further."""
 ROTATE_BLOCK = 64
-"""Vectors of a block of the rotation."""
+"""Vectors that one program of the rotary encoding processes."""
 NORM_VALUES = 4096
-"""Values of a block of a norm."""
+"""Values that one program of a normalisation processes: rows times channels."""
 MAX_SPLITS = 8
-"""Largest number of parts of the keys."""
+"""Largest number of parts into which the keys are split, so that few objects fill the GPU."""
 CUDNN_QUERIES = 128
-"""Queries of a block of cuDNN's attention. One multiprocessor runs a block at a time."""
+"""Queries that one block of cuDNN's attention processes. A multiprocessor runs one block at a time."""
 MIN_FILLED = 0.8
 """Share of the multiprocessors that cuDNN's blocks must fill to be faster than ours, which split keys instead. On an
 H100, 2 or 4 objects fill 0.62, and 3, 6, 8, 12 or 16 fill 0.83 or more."""
@@ -63,11 +65,11 @@ class Launch(NamedTuple):
 
 
 LARGE = (Launch(128, 64, 8, 3), Launch(128, 64, 8, 2), Launch(64, 64, 4, 3), Launch(128, 128, 8, 2))
-"""Launches for 227 KB of shared memory, the fastest on an H100 first."""
+"""Launch settings for GPUs with 227 KB of shared memory a block, the fastest on an H100 first."""
 MIDDLE = (Launch(128, 64, 8, 2), Launch(64, 64, 4, 2), Launch(64, 64, 4, 3), Launch(128, 32, 8, 2))
-"""Launches for 163 KB. Their order is a guess: not measured."""
+"""Launch settings for GPUs with 163 KB of shared memory a block. Their order is a guess, not measured."""
 SMALL = (Launch(64, 32, 4, 2), Launch(64, 32, 4, 3), Launch(64, 64, 4, 1), Launch(128, 16, 8, 2))
-"""Launches for 99 KB. Their order is a guess: not measured."""
+"""Launch settings for GPUs with 99 KB of shared memory a block. Their order is a guess, not measured."""
 MIDDLE_MEMORY = ((8, 0), (8, 7))
 """Compute capabilities whose blocks have 163 KB of shared memory."""
 SMALL_MEMORY = ((8, 6), (8, 9), (12, 0), (12, 1))
@@ -91,14 +93,14 @@ def _rotate(
     inside = vector[:, None] < vectors
     position = vector // inner
     start = tl.program_id(1).to(tl.int64) * outer_stride + position * position_stride
-    place = x + (start + vector % inner * inner_stride)[:, None] + channel[None, :]
-    pairs = tl.reshape(tl.load(place, mask=inside, other=0.0), (BLOCK, WIDTH // 2, 2))
+    address = x + (start + vector % inner * inner_stride)[:, None] + channel[None, :]
+    pairs = tl.reshape(tl.load(address, mask=inside, other=0.0), (BLOCK, WIDTH // 2, 2))
     turn = rotation + position[:, None] * WIDTH + channel[None, :]
     turns = tl.reshape(tl.load(turn, mask=inside, other=0.0), (BLOCK, WIDTH // 2, 2))
     even, odd = tl.split(pairs.to(tl.float32))
     cos, sin = tl.split(turns)
     rotated = tl.join(even * cos - odd * sin, odd * cos + even * sin)
-    tl.store(place, tl.reshape(rotated, (BLOCK, WIDTH)).to(x.dtype.element_ty), mask=inside)
+    tl.store(address, tl.reshape(rotated, (BLOCK, WIDTH)).to(x.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -125,8 +127,8 @@ def _project_keys(
 ):  # fmt: skip
     """Project tokens to keys and rotate them, where a region has valid ones.
 
-    The first programs take one block of places each, of every `num_programs(2)`th whole memory: their keys turn alike.
-    The others take blocks of pooled tokens, then of pointers.
+    The first programs take one block of token positions each, of every `num_programs(2)`th whole memory: keys at one
+    position have the same rotation. The others take blocks of pooled tokens, then of pointers.
     """
     block = tl.program_id(0)
     item = tl.program_id(1).to(tl.int64)
@@ -143,21 +145,21 @@ def _project_keys(
     even_bias = tl.load(bias + 2 * half)
     odd_bias = tl.load(bias + 2 * half + 1)
 
-    place_blocks = tl.cdiv(memory_tokens, BLOCK)
-    if block < place_blocks:
-        place = block * BLOCK + offset
-        turn = rotation + (first_row + place[:, None]) * (2 * HALF) + 2 * half[None, :]
-        cos = tl.load(turn, mask=place[:, None] < memory_tokens, other=0.0)
-        sin = tl.load(turn + 1, mask=place[:, None] < memory_tokens, other=0.0)
+    position_blocks = tl.cdiv(memory_tokens, BLOCK)
+    if block < position_blocks:
+        position = block * BLOCK + offset
+        turn = rotation + (first_row + position[:, None]) * (2 * HALF) + 2 * half[None, :]
+        cos = tl.load(turn, mask=position[:, None] < memory_tokens, other=0.0)
+        sin = tl.load(turn + 1, mask=position[:, None] < memory_tokens, other=0.0)
         for begin in range(part * memory_tokens, full, tl.num_programs(2) * memory_tokens):
-            inside = (place < memory_tokens) & (begin + place < full)
+            inside = (position < memory_tokens) & (begin + position < full)
             _project_block(
-                x, out, item * tokens, full_start + begin + place, inside,
+                x, out, item * tokens, full_start + begin + position, inside,
                 even_weight, odd_weight, even_bias, odd_bias, cos, sin, WIDTH, HALF, BLOCK,
             )  # fmt: skip
     elif part == 0:
         pooled_blocks = tl.cdiv(full_start, BLOCK)
-        rest = block - place_blocks
+        rest = block - position_blocks
         is_pooled = rest < pooled_blocks
         token = tl.where(is_pooled, rest * BLOCK, pointer_start + (rest - pooled_blocks) * BLOCK) + offset
         inside = token < tl.where(is_pooled, pooled, pointer_start + pointers)
@@ -241,7 +243,7 @@ def _attend(
     key += item * tokens * WIDE
     value += item * tokens * WIDTH
 
-    # blocks are counted in this order: whole ones of pooled keys, of full ones, then those that need a mask
+    # blocks are counted in this order: whole ones of pooled keys, of full ones, then blocks that need a mask
     pooled = tl.load(counts + item * 3)
     full = tl.load(counts + item * 3 + 1)
     pointers = tl.load(counts + item * 3 + 2)
@@ -295,15 +297,15 @@ def _layer_norm(
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     column = tl.arange(0, WIDE)
     inside = (row[:, None] < rows) & (column[None, :] < WIDTH)
-    place = row[:, None] * WIDTH + column[None, :]
-    values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    offset = row[:, None] * WIDTH + column[None, :]
+    values = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)
     mean = tl.sum(values, 1) / WIDTH
     centred = tl.where(column[None, :] < WIDTH, values - mean[:, None], 0.0)
     inverse = tl.rsqrt(tl.sum(centred * centred, 1) / WIDTH + eps)
     scale = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
     shift = tl.load(bias + column, mask=column < WIDTH, other=0.0).to(tl.float32)
     normed = centred * inverse[:, None] * scale[None, :] + shift[None, :]
-    tl.store(out + place, normed.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + offset, normed.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -314,15 +316,15 @@ def _normalise_channels(
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.arange(0, CHANNELS)
     start = tl.program_id(1).to(tl.int64) * CHANNELS * pixels
-    place = start + channel[:, None] * pixels + pixel[None, :]
+    offset = start + channel[:, None] * pixels + pixel[None, :]
     inside = pixel[None, :] < pixels
-    values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    values = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)
     inverse = tl.rsqrt(tl.sum(values * values, 0) / CHANNELS + eps)
     scale = tl.load(weight + channel).to(tl.float32)
     shift = tl.load(bias + channel).to(tl.float32)
     normed = values * inverse[None, :] * scale[:, None] + shift[:, None]
     active = 0.5 * normed * (1.0 + tl.erf(normed * 0.7071067811865476))
-    tl.store(out + place, active.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + offset, active.to(out.dtype.element_ty), mask=inside)
 
 
 @torch.library.custom_op("sam3_node::layer_norm", mutates_args=())
@@ -408,7 +410,7 @@ def project_keys(
     starts: list[int],
     table: list[int],
 ) -> Tensor:
-    """Project tokens x [N, T, W] to keys [N, T, D], rotated; those that are not valid stay undefined.
+    """Project tokens x [N, T, W] to keys [N, T, D], rotated; keys that are not valid stay undefined.
 
     weight [D, W], bias [D]. rotation: float32 [R, D / 2, (cos, sin)]. rows: int32 [1 or N, reduced], the row of the
     rotation table of each token of the first region. table: the row of a memory's first token, the number of its

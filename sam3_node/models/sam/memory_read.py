@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ...errors import ModelError, require
 from .algebra import apply_linear, apply_mlp, apply_norm, fold_linear, join_linear, rotate
 from .attention import FULL_FROM, Attention, Regions
-from .memory_write import find_latent_places
+from .memory_write import find_latent_positions
 from .stages import CompilableStage, ReadLimits
 
 ReadMethod = Literal["exact", "pooled", "sparse"]
@@ -29,10 +29,10 @@ ReadMethod = Literal["exact", "pooled", "sparse"]
 """
 METHODS = get_args(ReadMethod)
 MIN_TOKENS = 1024
-"""Tokens of an image from which a model counts as large on a GPU: our kernels are worth compiling, and cuDNN's plans
-worth their time. nano has 256, SAM 2 4096, SAM 3 5184."""
+"""Tokens of an image from which a model counts as large on a GPU, so that compiling our kernels and planning with cuDNN
+pay. nano has 256 tokens, SAM 2 has 4096, SAM 3 has 5184."""
 POOL = 2
-"""Side of the square of tokens that is averaged."""
+"""Side in tokens of the squares that `tracker.read` "pooled" averages; "sparse" keeps one token of as many."""
 
 
 class Tokens(NamedTuple):
@@ -75,7 +75,7 @@ class MemoryTokens(nn.Module):
         attention = source.memory_attention
         rotation = self._make_table(_rotation(attention, reference, attention.position_ids))
         if self.compressed:
-            latents = find_latent_places(source, _rotation(attention, reference, attention.position_ids_k))
+            latents = find_latent_positions(source, _rotation(attention, reference, attention.position_ids_k))
             position = latents.position
             self.memory_rows = range(len(rotation), len(rotation) + len(position))
             rotation = torch.cat([rotation, latents.rotation])
@@ -86,8 +86,8 @@ class MemoryTokens(nn.Module):
             self.memory_rows = range(self.area)
         # [num_maskmem, T, 64]: position in the image plus age in frames; the last row is for conditioning frames
         temporal = source.memory_temporal_positional_encoding.detach().float().reshape(-1, 1, self.channels)
-        place = position + temporal
-        self.register_buffer("memory_position", place.to(reference.dtype), persistent=False)
+        encoding = position + temporal
+        self.register_buffer("memory_position", encoding.to(reference.dtype), persistent=False)
         self.register_buffer("rotation", rotation, persistent=False)
 
     memory_rows: range
@@ -121,33 +121,33 @@ class MemoryTokens(nn.Module):
         valid: Tensor | None,
         dtype: torch.dtype,
     ) -> Tokens:
-        """Make the tokens, in `dtype`, from the arguments of `MemoryRead`."""
+        """Make the tokens, in `dtype`, from the arguments of `MemoryAttention`."""
         count, slots = memory.shape[:2]
         # the newest prompted frame comes first, and stays whole
         full = slots if self.method == "exact" else 1
-        place = self.memory_position[offset]
-        places = [place[:, :full]]
+        encoding = self.memory_position[offset]
+        encodings = [encoding[:, :full]]
         values = [memory[:, :full]]
         rows = offset.new_empty(1, 0)
         if slots > full:
             reduce = self._pool if self.method == "pooled" else self._choose
-            value, position, rows = reduce(memory[:, full:].to(dtype), place[:, full:])
-            places = [position, *places]
+            value, reduced, rows = reduce(memory[:, full:].to(dtype), encoding[:, full:])
+            encodings = [reduced, *encodings]
             values = [value, *values]
         content = [*(value.flatten(1, 2) for value in values), pointers.reshape(count, -1, self.channels)]
-        where = [*(place.flatten(1, 2) for place in places), self._pointer_place(pointer_age)]
+        encoded = [*(each.flatten(1, 2) for each in encodings), self._encode_pointer_age(pointer_age)]
         joined = torch.cat(content, dim=1).to(dtype)
         mask = self._mask(valid, slots - full, full, pointers.shape[1], rows.shape[1])
-        # the softmax sees one average in the place of the four tokens that it stands for
+        # the softmax sees one average for the four tokens that it stands for
         weight = POOL * POOL if self.method == "pooled" else 1
         return Tokens(
-            torch.cat(where, dim=1).add_(joined),  # keys know place and time, values do not
+            torch.cat(encoded, dim=1).add_(joined),  # keys have position and time, values do not
             joined,
             rows,
             Regions(rows.shape[1], full * self.memory_tokens, weight, mask),
         )
 
-    def _pool(self, memory: Tensor, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _pool(self, memory: Tensor, encoding: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Average memories [N, S, hw, 64] and their positions.
 
         Return both [N, S, hw / 4, 64], and their rows of the rotation table [1, S * hw / 4].
@@ -155,14 +155,14 @@ class MemoryTokens(nn.Module):
         pooled = self.area // POOL**2
         # the table holds `area` rows of tokens and the row of pointers before the rows of pooled tokens
         rows = torch.arange(pooled, device=memory.device).add_(self.area + 1).repeat(memory.shape[1])
-        return self._average(memory), self._average(place), rows[None]
+        return self._average(memory), self._average(encoding), rows[None]
 
     def _average(self, x: Tensor) -> Tensor:
         """Average x [..., hw, C] over squares of tokens; return [..., hw / 4, C]."""
         square = x.unflatten(-2, (self.height // POOL, POOL, self.width // POOL, POOL))
         return square.mean(dim=(-4, -2)).flatten(-3, -2)
 
-    def _choose(self, memory: Tensor, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _choose(self, memory: Tensor, encoding: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Keep the K tokens of each memory [N, S, hw, 64] that differ most from their mean.
 
         Return them and their positions, [N, S, K, 64], and their rows of the rotation table [N, S * K].
@@ -172,7 +172,7 @@ class MemoryTokens(nn.Module):
         unlike = (memory - memory.mean(dim=2, keepdim=True)).square().sum(dim=-1)
         chosen = unlike.topk(kept, dim=-1).indices  # [N, S, K]
         index = chosen[..., None].expand(-1, -1, -1, memory.shape[-1])
-        return memory.gather(2, index), place.gather(2, index), chosen.flatten(1)
+        return memory.gather(2, index), encoding.gather(2, index), chosen.flatten(1)
 
     def _make_table(self, rotation: Tensor) -> Tensor:
         nothing = rotation.new_tensor([1.0, 0.0]).expand(1, rotation.shape[1], 2)
@@ -182,15 +182,15 @@ class MemoryTokens(nn.Module):
             table.append(self._average(rotation.flatten(1)).unflatten(-1, (-1, 2)))
         return torch.cat(table)
 
-    def _pointer_place(self, age: Tensor) -> Tensor:
+    def _encode_pointer_age(self, age: Tensor) -> Tensor:
         """Return the temporal encoding of pointers, [N, P * tokens, 64]; zeros if the weights have none."""
         count, pointers = age.shape
         if self.pointer_time is None:
             return self.memory_position.new_zeros(count, pointers * self.pointer_tokens, self.channels)
         # a pointer is cut into tokens of a memory's width, which share one age
         phase = _sine_1d(age / (self.max_pointers - 1), self.hidden)
-        place = self.pointer_time(phase.to(self.memory_position.dtype))
-        return place.repeat_interleave(self.pointer_tokens, dim=1)
+        encoding = self.pointer_time(phase.to(self.memory_position.dtype))
+        return encoding.repeat_interleave(self.pointer_tokens, dim=1)
 
     def _mask(
         self, valid: Tensor | None, reduced: int, full: int, pointers: int, tokens: int
@@ -213,9 +213,9 @@ class MemoryTokens(nn.Module):
         return torch.cat(masks, dim=1)[:, None]
 
 
-def _rotation(attention: Any, reference: Tensor, places: Tensor) -> Tensor:
-    """Return the rotary encoding of places [T, 2], float32 [T, D / 2, (cos, sin)]."""
-    cos, sin = attention.rotary_emb(reference, places)  # [1, T, D], each value occurs twice
+def _rotation(attention: Any, reference: Tensor, positions: Tensor) -> Tensor:
+    """Return the rotary encoding of positions [T, 2], float32 [T, D / 2, (cos, sin)]."""
+    cos, sin = attention.rotary_emb(reference, positions)  # [1, T, D], each value occurs twice
     return torch.stack([cos[0, :, ::2], sin[0, :, ::2]], dim=-1)
 
 
@@ -238,7 +238,7 @@ class Attend(Protocol):
         """Attend in `layer` with x [1 or N, hw, C], which is normed; return [N, hw, 64]."""
 
 
-class MemoryRead(CompilableStage):
+class MemoryAttention(CompilableStage):
     """The memory attention of a transformers tracker: of SAM 3, SAM 2 or EdgeTAM."""
 
     image_position: Tensor
@@ -399,7 +399,7 @@ class _PlainAttend:
 
 
 class _KernelAttend:
-    """Attention of which our kernels project and rotate the keys, those that are valid alone."""
+    """Attention whose valid keys our kernels project and rotate."""
 
     def __init__(self, tokens: Tokens, maker: MemoryTokens) -> None:
         objects, keys = tokens.keys.shape[:2]
@@ -407,7 +407,7 @@ class _KernelAttend:
         self.table = maker.rotation
         self.rotation = maker.rotation[: maker.area]
         self.rows = tokens.rows.to(torch.int32)
-        self.places = [maker.memory_rows.start, maker.memory_tokens, maker.area]
+        self.layout = [maker.memory_rows.start, maker.memory_tokens, maker.area]
         self.counts = tokens.regions.count_valid(objects, keys, tokens.keys.device)
 
     def project_own(self, layer: ReadLayer, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -424,7 +424,7 @@ class _KernelAttend:
         project = layer.key
         starts = tokens.regions.starts
         key = project_keys(
-            tokens.keys, project.weight, project.bias, self.table, self.rows, self.counts, starts, self.places
+            tokens.keys, project.weight, project.bias, self.table, self.rows, self.counts, starts, self.layout
         )
         query = _rotate(apply_linear(layer.query, x), self.rotation)
         query = query.expand(key.shape[0], -1, -1)

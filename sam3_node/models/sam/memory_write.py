@@ -26,13 +26,15 @@ from .algebra import (
 )
 from .vit import side
 
-# turn a mask prompt in 0..1 into logits
 MASK_SCALE = 20.0
+"""Factor that turns a mask prompt in 0..1 into logits, as in the reference. With MASK_BIAS they are -10 and 10."""
 MASK_BIAS = -10.0
-MIN_ROW = 32  # channels from which torch's layer norm is faster than several passes
+"""Offset added after MASK_SCALE."""
+MIN_ROW = 32
+"""Channels from which torch's layer norm over rows of channels is faster than computing it in several passes."""
 
 
-class MemoryWrite(nn.Module):
+class MemoryEncoder(nn.Module):
     """Turns features and masks into memories: the memory encoder, and the embedding of an object out of view."""
 
     from_logits: Tensor
@@ -201,7 +203,7 @@ class Perceiver(nn.Module):
         self.norm = perceiver.layer_norm
 
     def forward(self, memory: Tensor) -> Tensor:
-        """Compress memories [N, hw, 64] to [N, T, 64]: first the latents without a place, then the windows' latents."""
+        """Compress memories [N, hw, 64] to [N, T, 64]: the latents without a position first, then the windows'."""
         x = self.latents.expand(memory.shape[0], -1, -1)  # len() would fix the size in an export
         for layer in self.layers:
             x = layer(x, memory, self.position, self.free, self._cut)
@@ -235,10 +237,10 @@ class _PerceiverLayer(nn.Module):
         query = apply_linear(layer.q_proj, x)
         key = apply_linear(layer.k_proj, memory)
         value = apply_linear(layer.v_proj, memory)
-        # the latents without a place attend to the whole memory, the others to their own window
+        # the latents without a position attend to the whole memory, the others to their own window
         whole = _attend(query[:, :free], key + position, value + position)
-        placed = query[:, free:]
-        local = _attend(placed.flatten(0, 1)[:, None], cut(key), cut(value)).view_as(placed)
+        positioned = query[:, free:]
+        local = _attend(positioned.flatten(0, 1)[:, None], cut(key), cut(value)).view_as(positioned)
         return apply_linear(layer.o_proj, torch.cat([whole, local], dim=1))
 
     def _attend_latents(self, x: Tensor, free: int) -> Tensor:
@@ -246,7 +248,7 @@ class _PerceiverLayer(nn.Module):
         first = x[:, :free]
         value = apply_linear(layer.v_proj, x)
         whole = _attend(apply_linear(layer.q_proj, first), apply_linear(layer.k_proj, first), value[:, :free])
-        # a latent with a place attends to itself alone, which returns its value
+        # a latent with a position attends to itself alone, which returns its value
         return apply_linear(layer.o_proj, torch.cat([whole, value[:, free:]], dim=1))
 
 
@@ -258,8 +260,8 @@ def _apply_mlp(mlp: Any, x: Tensor) -> Tensor:
     return apply_linear(mlp.down_proj, apply_linear(mlp.up_proj, mlp.layer_norm(x), "gelu"))
 
 
-class LatentPlaces(NamedTuple):
-    """Positions and rotations of the tokens of a compressed memory, for the memory read."""
+class LatentPositions(NamedTuple):
+    """Positions and rotations of the tokens of a compressed memory, for memory attention."""
 
     position: Tensor
     """float32 [T, 64], added to the keys"""
@@ -267,23 +269,23 @@ class LatentPlaces(NamedTuple):
     """float32 [T, D / 2, (cos, sin)], of the projected keys"""
 
 
-def find_latent_places(source: Any, rotation: Tensor) -> LatentPlaces:
-    """Return the places of the tokens that `Perceiver` returns.
+def find_latent_positions(source: Any, rotation: Tensor) -> LatentPositions:
+    """Return the positions of the tokens that `Perceiver` returns.
 
-    rotation: [W, D / 2, (cos, sin)], of the W windows. Latents without a place have no position, and are not rotated.
+    rotation: [W, D / 2, (cos, sin)], of the W windows. Latents without a position are not rotated.
     Raises ModelError where the configuration has another number of windows.
     """
     perceiver = source.spatial_perceiver
     free = perceiver.num_latents_1d
-    placed = perceiver.num_latents_2d
-    side = math.isqrt(placed)
-    if not free or side * side != placed or len(rotation) != placed:
+    positioned = perceiver.num_latents_2d
+    side = math.isqrt(positioned)
+    if not free or side * side != positioned or len(rotation) != positioned:
         raise ModelError(
-            f"EdgeTAM: expected latents without a place, and as many with one as keys are rotated ({len(rotation)}, "
-            f"in a square); found {free} and {placed}"
+            f"EdgeTAM: expected latents without a position, and as many with one as keys are rotated ({len(rotation)}, "
+            f"in a square); found {free} and {positioned}"
         )
     position = _sine(perceiver, side, side, rotation.device)
-    return LatentPlaces(
+    return LatentPositions(
         torch.cat([position.new_zeros(free, position.shape[1]), position]),
         # a cosine of 1 and a sine of 0 rotate nothing
         torch.cat([rotation.new_tensor([1.0, 0.0]).expand(free, rotation.shape[1], 2), rotation]),

@@ -1,4 +1,4 @@
-"""Judge an operation by its error beside float32, as probes of GPU operations do before they serve."""
+"""Judge an operation by its error against float32, as probes of GPU operations do before they serve."""
 
 import math
 
@@ -11,7 +11,7 @@ PROBE_ERROR = 0.02
 def relative_error(found: Tensor, expected: Tensor) -> float:
     """Return |found - expected| / |expected|, by the norms of all values; values that are not finite count as infinite.
 
-    Random values make it a test of every element: one that was never written, or of another place, shows.
+    Random values make it a test of every element: one that was never written, or at a wrong index, shows.
     """
     error = (found.double() - expected.double()).norm() / expected.double().norm()
     value = error.item()

@@ -1,7 +1,7 @@
 """Run the four stages of every frame (encode, read, decode, remember) as functions of tensors, and SAM's mask decoder.
 
 An engine may replace each stage of `Stages`, which tracks objects without prompts. Prompts always use the torch modules
-`Decoder` and `MemoryWrite`.
+`Decoder` and `MemoryEncoder`.
 
 The mask decoder (arXiv 2304.02643, 2408.00714) equals transformers' on the same weights, arranged for many objects on
 one image. SAM 1 cannot tell whether the object is in view, so it always says that it is. Attention between few tokens
@@ -22,9 +22,10 @@ from torch import Tensor, nn
 
 from ...errors import ModelError
 from .algebra import apply_linear, apply_norm, join_linear, make_linear
-from .memory_write import MemoryWrite
+from .memory_write import MemoryEncoder
 
-IN_VIEW_LOGIT = 10.0  # presence logit of weights that cannot tell
+IN_VIEW_LOGIT = 10.0
+"""Presence logit for weights without a presence head, which cannot say that an object is out of view."""
 
 
 class MaskDecoder(nn.Module):
@@ -72,7 +73,7 @@ class MaskDecoder(nn.Module):
     def decode_all(
         self, image: Tensor, fine: Tensor, middle: Tensor, prompt: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Decode as `forward` does, to all masks: the single one first, then those that compete."""
+        """Decode as `forward` does, to all masks: the single one first, then the alternatives."""
         tokens = torch.cat([self.output_tokens.expand(prompt.shape[0], -1, -1), prompt], dim=1)
         queries = tokens
         pixels = image.flatten(2).transpose(1, 2)
@@ -139,8 +140,8 @@ def _group(features: Tensor, height: int, width: int, levels: int) -> Tensor:
     rows = [height] + [2] * levels
     columns = [width] + [2] * levels
     split = features.view(count, channels, *rows, *columns)
-    places = [2 + level + axis * (levels + 1) for level in range(levels + 1) for axis in (0, 1)]
-    return split.permute(0, *places, 1).reshape(count, -1, channels)
+    axes = [2 + level + axis * (levels + 1) for level in range(levels + 1) for axis in (0, 1)]
+    return split.permute(0, *axes, 1).reshape(count, -1, channels)
 
 
 class _TwoWayLayer(nn.Module):
@@ -165,8 +166,8 @@ class _TwoWayLayer(nn.Module):
         self, queries: Tensor, pixels: Tensor, tokens: Tensor, position: Tensor
     ) -> tuple[Tensor, Tensor]:
         # in the first layer the queries are the tokens, and the sum would double them
-        placed = queries if self.first else queries + tokens
-        query, key = self.own_query_key(placed).chunk(2, dim=-1)
+        positioned = queries if self.first else queries + tokens
+        query, key = self.own_query_key(positioned).chunk(2, dim=-1)
         attended = self.own_out(_attend(query, key, self.own_value(queries), self.own_heads))
         # the reference has no skip connection here in the first layer
         queries = self.norm1(attended if self.first else queries + attended)
@@ -314,11 +315,11 @@ class Stages(NamedTuple):
     """(pixels [1, 3, S, S]) -> the tensors of `Features`"""
     read: Run
     """(top [1, C, h, w], memory [N, M, T, 64], offset int64 [N, M], pointers [N, P, C], pointer_age float32 [N, P],
-    valid bool [N, M + P] or None) -> [N, C, h, w], see `MemoryRead`"""
+    valid bool [N, M + P] or None) -> [N, C, h, w], see `MemoryAttention`"""
     decode: Run
     """(top [N, C, h, w], fine, middle) -> the tensors of `Decoded`"""
     remember: Run
-    """(top [1, C, h, w], logits [N, 4h, 4w], presence [N]) -> [N, T, 64], see `MemoryWrite`"""
+    """(top [1, C, h, w], logits [N, 4h, 4w], presence [N]) -> [N, T, 64], see `MemoryEncoder`"""
 
 
 class Features(NamedTuple):
@@ -458,7 +459,7 @@ class Decoder(nn.Module):
         if points.ndim == 2:
             points = points[None]
             labels = labels[None]
-        # in float32, because half precision would round the places
+        # in float32, because half precision would round the positions
         embedded, _ = self.prompt_encoder(points[None].float(), labels[None], None, None)
         return embedded[0].to(self.position.dtype), self._dense(logits)
 
@@ -490,7 +491,7 @@ class Decoder(nn.Module):
 
 
 class NoMemory(nn.Module):
-    """The place of a stage that weights without memory modules do not have."""
+    """Stands for a stage that weights without memory modules do not have."""
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Raise ModelError."""
@@ -555,7 +556,7 @@ class FollowDecode(CompilableStage):
 class FollowRemember(CompilableStage):
     """The memory encoder for objects without a prompt."""
 
-    def __init__(self, write: MemoryWrite) -> None:
+    def __init__(self, write: MemoryEncoder) -> None:
         super().__init__()
         self.write = write
 

@@ -20,8 +20,8 @@ from ..pixels import normalise_frame
 from .algebra import KERNEL_DEVICES
 from .cudnn import has_cudnn
 from .encoder import Sam3Encoder, build_encoder
-from .memory_read import MemoryRead, ReadMethod
-from .memory_write import MemoryWrite
+from .memory_read import MemoryAttention, ReadMethod
+from .memory_write import MemoryEncoder
 from .stages import Decoded, Decoder, Features, FollowDecode, FollowRemember, NoMemory, Stages
 from .vit import WindowedViT, side
 
@@ -102,8 +102,8 @@ class TrackerModel(nn.Module):
         self.num_maskmem: int = source.num_maskmem
         self.max_conditioning: int = source.config.max_cond_frame_num
         self.max_pointers: int = source.config.max_object_pointers_in_encoder
-        self.read_stage = MemoryRead(source)
-        self.remember_stage = MemoryWrite(source)
+        self.read_stage = MemoryAttention(source)
+        self.remember_stage = MemoryEncoder(source)
         self.memory_tokens: int = self.read_stage.tokens.memory_tokens
         return self.read_stage, FollowRemember(self.remember_stage)
 

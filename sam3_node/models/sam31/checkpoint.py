@@ -16,19 +16,24 @@ from ..weight_files import quiet_transformers
 from .source import MODEL, TRUNK, ModelSizes, Source, original_name
 
 POINTS = f"{MODEL}.interactive_sam_prompt_encoder.point_embeddings"
+"""Prefix of the checkpoint's tensors with the embeddings of prompt points."""
 POINT_KINDS = 4
-"""Kinds of points, each in a tensor of its own: outside, inside, two corners."""
+"""Number of kinds of prompt points, each with an embedding of its own: outside, inside, top-left corner of a box,
+bottom-right corner."""
 IMAGE_SIZE = 1008
+"""Side of the model's input in pixels, for a checkpoint without the rotary tables that tell it."""
 WINDOW = 24
-"""Sides of the image in pixels and of a window in tokens, of a file that does not tell them."""
+"""Side in tokens of the ViT's attention windows, for a checkpoint without rotary tables."""
 STAGES = 4
-"""Layers that attend to the whole image, the last of as many equal parts; of a file that does not tell them."""
+"""Number of equal stages of the ViT, for a checkpoint without rotary tables. The last layer of each stage attends to
+the whole image, the others to windows."""
 HEAD_WIDTH = 64
-"""Channels of one of the ViT's heads, of a file that does not tell them."""
+"""Channels of one attention head of the ViT, for a checkpoint without rotary tables."""
 
 _PROJECTION = re.compile(r"\.([qkv])_proj\.")
+"""Matches the projections of queries, keys and values, which transformers stores apart."""
 _JOINED = re.compile(r"\.attn\.qkv\.|\.in_proj_")
-"""Queries, keys and values that are one tensor in the file."""
+"""Matches tensors of the checkpoint that stack the projections of queries, keys and values."""
 
 
 def read_sizes(tensors: Mapping[str, Tensor], name: str) -> ModelSizes:

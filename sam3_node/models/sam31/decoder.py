@@ -139,6 +139,6 @@ def embed_grid(frequencies: Tensor, grid: int) -> Tensor:
     # exact to float64, whatever the model's dtype
     centres = (torch.arange(grid, device=frequencies.device, dtype=torch.float64) + 0.5) / grid
     rows, columns = torch.meshgrid(centres, centres, indexing="ij")
-    places = 2 * torch.stack([columns, rows], dim=-1).flatten(0, 1) - 1
-    phase = 2 * torch.pi * places @ frequencies.double()
+    positions = 2 * torch.stack([columns, rows], dim=-1).flatten(0, 1) - 1
+    phase = 2 * torch.pi * positions @ frequencies.double()
     return torch.cat([phase.sin(), phase.cos()], dim=-1).T

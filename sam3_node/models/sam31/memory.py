@@ -1,6 +1,6 @@
 """SAM 3.1's memories: one for a group of objects, written from the masks of all slots and read by all of them at once.
 
-A memory holds the masks' tokens, and beside them the tokens of the image that it was written from: [T, 2C]. The read
+A memory joins the tokens of the masks and those of the image that it was written from: [T, 2C]. The read
 makes its queries and keys of both. Pointers of all slots are tokens of their own, and a free slot's is zero.
 """
 
@@ -27,19 +27,20 @@ from ..sam.stages import CompilableStage, ReadLimits
 from .source import HEADS, MAX_POINTERS, Source
 
 SCALE = 2.0
+"""Factor by which the memory encoder scales mask probabilities, so that 0..1 becomes -1..1 with BIAS."""
 BIAS = -1.0
-"""Turn a probability into what the memory encoder takes: -1 outside, 1 inside."""
-PLACE = 0.1
-"""Share of the position map that the read adds to the image's tokens, as in the reference."""
+"""Offset added after SCALE: -1 is outside of the mask, 1 is inside."""
+POSITION_SHARE = 0.1
+"""Factor of the positional encoding that memory attention adds to the image tokens. The value is the reference's."""
 THETA = 10000.0
 """Base of the rotary encoding's periods."""
 
 
-class GroupRead(CompilableStage):
+class GroupMemoryAttention(CompilableStage):
     """The memory attention of a group: queries of the image, keys of its memories' masks and images."""
 
     position: Tensor
-    place: Tensor
+    memory_position: Tensor
     rotation: Tensor
 
     def __init__(self, source: Source) -> None:
@@ -51,10 +52,10 @@ class GroupRead(CompilableStage):
         self.slots = sizes.slots
         self.memory_tokens = sizes.grid**2
         position = make_sine(sizes.grid, sizes.hidden, read.time.device)  # [hw, C]
-        self.register_buffer("position", (PLACE * position).to(dtype), persistent=False)
+        self.register_buffer("position", (POSITION_SHARE * position).to(dtype), persistent=False)
         # [num_maskmem, hw, C]: position in the image plus age in frames
-        place = position + read.time.detach().double().flatten(1, 2)
-        self.register_buffer("place", place.to(dtype), persistent=False)
+        encoding = position + read.time.detach().double().flatten(1, 2)
+        self.register_buffer("memory_position", encoding.to(dtype), persistent=False)
         rotation = make_rotation(sizes.grid, sizes.hidden // HEADS, read.time.device)
         self.register_buffer("rotation", rotation.to(_exact(dtype)), persistent=False)
         self.pointer_time = read.pointer_time
@@ -106,23 +107,23 @@ class GroupRead(CompilableStage):
         image = _to_rows(top)  # [1, hw, C]
         memory = memory.to(top.dtype)
         tokens = pointers.to(top.dtype).unflatten(-1, (self.slots, self.hidden)).flatten(1, 2)
-        place = self.place[offset].flatten(1, 2)  # [G, M * T, C]
-        time = self._pointer_place(pointer_age)
+        encoding = self.memory_position[offset].flatten(1, 2)  # [G, M * T, C]
+        time = self._encode_pointer_age(pointer_age)
         mask = self._mask(valid, memory.shape[1], pointers.shape[1])
         x = image + self.position
         for layer in self.layers:
-            x = layer(x, image, memory, tokens, place, time, self.rotation, mask)
+            x = layer(x, image, memory, tokens, encoding, time, self.rotation, mask)
         out = apply_norm(self.norm, x).expand(groups, -1, -1)
         return out.transpose(1, 2).unflatten(2, top.shape[-2:])
 
-    def _pointer_place(self, age: Tensor) -> Tensor:
+    def _encode_pointer_age(self, age: Tensor) -> Tensor:
         """Return the temporal encoding [G, P * slots, C] of pointers; all slots of a frame share it."""
         # pairs of channels share a period, as in the reference
         half = self.hidden // 2
         pairs = torch.arange(half, device=age.device).div(2, rounding_mode="floor").to(self.rotation.dtype)
         phase = age[..., None].to(pairs.dtype) / (MAX_POINTERS - 1) / THETA ** (2 * pairs / half)
         waves = torch.cat([phase.sin(), phase.cos()], dim=-1)
-        return self.pointer_time(waves.to(self.place.dtype)).repeat_interleave(self.slots, dim=1)
+        return self.pointer_time(waves.to(self.memory_position.dtype)).repeat_interleave(self.slots, dim=1)
 
     def _mask(self, valid: Tensor | None, memories: int, pointers: int) -> Tensor | None:
         """Return the mask of all keys, bool [G, 1, 1, M * T + P * slots]: True for those to attend to."""
@@ -165,7 +166,7 @@ class _ReadLayer(nn.Module):
         image: Tensor,
         memory: Tensor,
         pointers: Tensor,
-        place: Tensor,
+        encoding: Tensor,
         time: Tensor,
         rotation: Tensor,
         mask: Tensor | None,
@@ -181,7 +182,7 @@ class _ReadLayer(nn.Module):
         )
         query = rotate(query.unflatten(-1, (HEADS, -1)), rotation)
         masks = memory[..., : x.shape[-1]].flatten(1, 2)
-        key = apply_linear(self.key, memory.flatten(1, 2)).add_(place)
+        key = apply_linear(self.key, memory.flatten(1, 2)).add_(encoding)
         # a memory's tokens have the same rotation at any age
         spread = key.unflatten(-1, (HEADS, -1)).unflatten(1, (-1, rotation.shape[0]))
         key = torch.cat(
@@ -204,7 +205,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> T
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2).flatten(2)
 
 
-class GroupWrite(CompilableStage):
+class GroupMemoryEncoder(CompilableStage):
     """The memory encoder: writes one memory from the masks of all slots."""
 
     to_logits: Tensor
@@ -253,7 +254,7 @@ class GroupWrite(CompilableStage):
         return _resize(probabilities.mul(SCALE).add_(BIAS), 16 * self.grid)
 
     def forward(self, top: Tensor, logits: Tensor, presence: Tensor, prompted: Tensor) -> Tensor:
-        """Encode the memory [G, T, 2C] of G groups: the masks' tokens, and beside them the image's.
+        """Encode the memory [G, T, 2C] of G groups: the masks' tokens, then the image's.
 
         top [1, C, h, w] is the image's. logits [G, slots, 4h, 4w], presence [G, slots]: a free slot has logits 0 and
         presence -10. prompted: bool [G, slots], True for masks that a prompt gave on this frame.
@@ -271,7 +272,7 @@ class GroupWrite(CompilableStage):
         rows = apply_linear(self.embed, _to_rows(x)).add_(apply_linear(self.feature_projection, image))
         for block in self.fuser:
             rows = block(rows, top.shape[-2:])
-        absent = (presence <= 0).to(rows.dtype) @ self.absent  # free slots, too
+        absent = (presence <= 0).to(rows.dtype) @ self.absent  # also free slots
         rows = rows + absent[:, None]
         return torch.cat([rows, image.expand_as(rows)], dim=-1)
 
@@ -289,11 +290,11 @@ def _exact(dtype: torch.dtype) -> torch.dtype:
 def make_sine(grid: int, channels: int, device: torch.device) -> Tensor:
     """Return the sine position map [hw, C] of a grid, float64."""
     half = channels // 2
-    places = torch.arange(1, grid + 1, device=device, dtype=torch.float64)
+    positions = torch.arange(1, grid + 1, device=device, dtype=torch.float64)
     # the reference adds this, lest an empty axis divide by 0
-    places = places / (places[-1] + 1e-6) * 2 * torch.pi
+    positions = positions / (positions[-1] + 1e-6) * 2 * torch.pi
     pairs = torch.arange(half, device=device, dtype=torch.float64).div(2, rounding_mode="floor")
-    phase = places[:, None] / 10000.0 ** (2 * pairs / half)
+    phase = positions[:, None] / 10000.0 ** (2 * pairs / half)
     # even channels are sines, odd ones cosines
     waves = torch.stack([phase[:, 0::2].sin(), phase[:, 1::2].cos()], dim=-1).flatten(1)
     rows = waves[:, None].expand(-1, grid, -1)
@@ -305,8 +306,8 @@ def make_rotation(grid: int, channels: int, device: torch.device) -> Tensor:
     """Return the rotary encoding [hw, D / 2, (cos, sin)] of a grid's tokens, float64."""
     steps = torch.arange(0, channels // 2, 2, device=device, dtype=torch.float64)
     frequencies = THETA ** (-steps / (channels // 2))
-    places = torch.arange(grid * grid, device=device)
-    across = (places % grid).double()[:, None] * frequencies
-    down = places.div(grid, rounding_mode="floor").double()[:, None] * frequencies
+    tokens = torch.arange(grid * grid, device=device)
+    across = (tokens % grid).double()[:, None] * frequencies
+    down = tokens.div(grid, rounding_mode="floor").double()[:, None] * frequencies
     phase = torch.cat([across, down], dim=1)
     return torch.stack([phase.cos(), phase.sin()], dim=-1)

@@ -13,7 +13,7 @@ from ..sam.stages import Stages
 from ..sam.tracker_model import TrackerModel
 from ..sam.vit import WindowedViT
 from .decoder import PromptDecoder, VideoDecoder
-from .memory import GroupRead, GroupWrite
+from .memory import GroupMemoryAttention, GroupMemoryEncoder
 from .source import MAX_CONDITIONING, MAX_POINTERS, NUM_MASKMEM, Source
 
 ROWS_A_CALL = {"encode": 1, "read": 2, "decode": 4, "remember": 4}
@@ -41,7 +41,7 @@ class Sam31Encoder(nn.Module):
 
 
 class Sam31Model(TrackerModel):
-    """The stages of SAM 3.1's tracker. An object has a slot of a group, and groups take the place of objects."""
+    """The stages of SAM 3.1's tracker. An object has a slot of a group, and groups take the role of objects."""
 
     def _declare(self, source: Source, has_memory: bool) -> Capabilities:
         assert has_memory, "a checkpoint without memory modules is refused"
@@ -59,8 +59,8 @@ class Sam31Model(TrackerModel):
         self.encode_stage = Sam31Encoder(source)
         self.decode_stage = PromptDecoder(source)
         self.video_stage = VideoDecoder(source)
-        self.read_stage = GroupRead(source)
-        self.remember_stage = GroupWrite(source)
+        self.read_stage = GroupMemoryAttention(source)
+        self.remember_stage = GroupMemoryEncoder(source)
         self.memory_channels = 2 * source.sizes.hidden
         self.num_maskmem = NUM_MASKMEM
         self.max_conditioning = MAX_CONDITIONING

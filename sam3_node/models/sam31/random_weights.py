@@ -17,11 +17,13 @@ from .model import Sam31Model
 from .source import TRUNK, ModelSizes, Source, original_name
 
 PRESENCE_WEIGHT = 8.0
+"""Factor of the weights of the presence head. With PRESENCE_BIAS, most objects are in view and some are not."""
 PRESENCE_BIAS = 3.0
-"""Of the heads of presence: some objects go out of view, most stay."""
+"""Bias of the presence head, a logit."""
 IOU_WEIGHT = 0.1
+"""Factor of the weights of the head that predicts the IoU. With IOU_BIAS, predictions stay within 0..1."""
 IOU_BIAS = 0.7
-"""Of the heads of predicted IoU, which stays between 0 and 1."""
+"""Bias of the head that predicts the IoU."""
 MASK_GAIN = 6.0
 """Factor of the masks' heads, for logits of a trained model's size."""
 FUSER_SCALE = 0.7
@@ -29,6 +31,7 @@ FUSER_SCALE = 0.7
 VECTOR_SIGMA = 0.5
 """Standard deviation of embeddings."""
 BIAS_SIGMA = 0.1
+"""Standard deviation of all other biases."""
 
 
 def small_sizes(image_size: int = 112, hidden: int = 64) -> ModelSizes:

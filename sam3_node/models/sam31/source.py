@@ -22,12 +22,15 @@ from transformers.models.sam3_tracker_video.modeling_sam3_tracker_video import (
 )
 
 HEADS = 8
-"""Attention heads of the mask decoders and of the memory read; the file does not tell it."""
+"""Attention heads of the mask decoders and of memory attention. The checkpoint does not contain this number."""
 VIT_EPS = 1e-5
 """Added to the variance by the ViT's norms, as in Meta's code."""
 NUM_MASKMEM = 7
+"""Temporal encodings of memories: one for each of the six newest frames, one for all conditioning frames."""
 MAX_CONDITIONING = 4
+"""Conditioning frames that a group attends to at most: the newest ones."""
 MAX_POINTERS = 16
+"""Object pointers that a read attends to at most."""
 
 
 class ModelSizes(NamedTuple):

@@ -45,7 +45,7 @@ RENAMED = tuple(
         (r"^model\.22\.cv2\.(\d+)\.", r"heads.\1.boxes."),
         (r"^model\.22\.cv3\.(\d+)\.", r"heads.\1.embeddings."),
         (r"^model\.22\.cv4\.(\d+)\.", r"heads.\1.contrast."),
-        # before the general patterns of cv1 and cv2, which would match these names, too
+        # before the general patterns of cv1 and cv2, which would also match these names
         (r"\.m\.(\d+)\.cv1\.", r".blocks.\1.first."),
         (r"\.m\.(\d+)\.cv2\.", r".blocks.\1.second."),
         (r"\.cv1\.", ".enter."),
@@ -155,7 +155,7 @@ class _Inert:
 
 
 def _foreign_names(path: Path) -> list[str]:
-    """Return the classes and functions in the pickle, without those that torch itself needs for tensors."""
+    """Return the classes and functions in the pickle, except what torch itself needs for tensors."""
     try:
         return get_unsafe_globals_in_checkpoint(path)
     except (

@@ -1,4 +1,4 @@
-"""Find objects by name with YOLO-World version 2 (arXiv 2401.17270). The names are input vectors beside each image.
+"""Find objects by name with YOLO-World version 2 (arXiv 2401.17270), from an image and vectors of the names.
 
 A YOLOv8 backbone, the paper's vision-language path-aggregation network as re-parameterised for version 2 (text-guided
 layers, no image-pooling attention), and heads that compare every pixel with every phrase. Maps are [B, C, h, w]; text
@@ -184,7 +184,7 @@ class TextGuidedCspLayer(CspLayer):
         super().__init__(channels, out, depth, residual=False, extra=1)
         self.attention = MaxSigmoidAttention(out // 2, text_channels, head_channels)
 
-    def forward(self, x: Tensor, text: Tensor) -> Tensor:  # type: ignore[override]  # takes the text, too
+    def forward(self, x: Tensor, text: Tensor) -> Tensor:  # type: ignore[override]  # also takes the text
         """Map [B, channels, h, w] and text [B, K, D] to [B, out, h, w]."""
         links = self.chain(x)
         links.append(self.attention(links[-1], text))

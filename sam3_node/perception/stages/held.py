@@ -35,17 +35,19 @@ STILL_M = 0.02
 LIFT_M = 0.03
 """Height by which an object was lifted that counts as held."""
 LIFT_SHARE = 0.3
-"""Share of its size by which an object with a doubtful mask must be lifted further: a part that stayed behind would be
-near."""
+"""Share of its size by which an object with a doubtful mask must be lifted in addition to LIFT_M. It tells a lifted
+object from one of which a part stayed behind."""
 LOOKS_UP = 0.3
-"""Least z in the base of a camera's axis from which the base may hang from the ceiling: most cameras look down."""
+"""z component, in the base, of the camera's viewing direction, above which the base may hang from the ceiling. Most
+cameras of an upright base look down."""
 LEFT_M = 0.05
-"""Least way in the gripper of an object that has left it. The part of a surface that is seen changes, and so moves the
-position of a held object."""
+"""Distance in metres from its place in the gripper from which an object has left it. The position of a held object also
+changes, because the visible part of its surface does."""
 LEFT_FRAMES = 3
 """Frames in a row that must show that an object has left the gripper."""
 SURE_WEIGHT = 3
-"""Frames with a doubtful mask that count like one with a sure mask, when they show that an object has left."""
+"""Weight of a frame with a sure mask, against 1 of a frame with a doubtful one, where frames are counted that show that
+the object has left the gripper."""
 REACH_M = 0.3
 """Largest distance of an object that is held from the origin of the gripper's frame, which may be the flange."""
 SAME_M = 0.005
@@ -53,15 +55,17 @@ SAME_M = 0.005
 MAX_SIZE_M = 0.2
 """Longest side of an object that doubtful masks may show as held. A larger one needs a sure mask."""
 NEAR_M = 0.02
-"""Largest distance, beside half of its size, of an object's points from where the gripper has it."""
+"""Distance in metres, in addition to half the object's size, up to which a point counts as at the place where the
+gripper would hold the object."""
 NEAR_SHARE = 0.2
-"""Least share of a doubtful mask's points that are near there."""
+"""Share of a doubtful mask's points that must be that near for the object to count as held."""
 EMPTY_M = 0.01
-"""Depth behind an object's place of rest from which on the place is empty. Thinner objects need a sure mask."""
+"""Metres by which measured depth must lie behind the place where an object rested for that place to be empty. Thinner
+objects need a sure mask."""
 LOOK_PX = 3
-"""Half the side in pixels of the square at a place whose depth is looked at."""
+"""Half the side in pixels of the square around a location whose median depth is compared."""
 SLIP_MPS = 0.005
-"""Growth of the standard deviation of a hidden object's place in the gripper."""
+"""Speed in m/s at which the standard deviation of a held, hidden object's position grows, because it may slip."""
 DIGITS = 6
 """Digits of positions in metres: a micrometre."""
 

@@ -23,17 +23,21 @@ from ..stage import Clock, Stage
 from ..step import StepFrame
 
 EVERY = 3
-"""Frames from one search to the next while something has just left. A search takes half as long as a detection."""
+"""Frames from one search to the next while an object has been out of view for less than RECENT_FRAMES. A search takes
+half as long as a detection."""
 SLOW_EVERY = 15
-"""The same when all that is away has been away for RECENT_FRAMES: a return is noticed a second later then."""
+"""Frames from one search to the next once all objects out of view have been so for longer. At 15 Hz, a return is
+noticed up to a second later."""
 RECENT_FRAMES = 150
-"""Frames out of view up to which an object has just left: ten seconds at 15 Hz."""
+"""Frames out of view below which searches run every EVERY frames: ten seconds at 15 Hz."""
 AT_ONCE = 3
-"""Objects that are searched for on one frame. Three take half as long again as one."""
+"""Objects that one search looks for. Three take half as long again as one."""
 SAME_IOU = 0.3
-"""IoU of the boxes at which an object is found on two frames in a row, from which on it is there."""
+"""IoU of the boxes found on two searched frames in a row, from which on they confirm each other and the object is
+tracked again."""
 MAX_OVERLAP = 0.3
-"""Share of a mask that objects in view may cover."""
+"""Largest share of a candidate's mask that tracked objects may cover. Above it, the candidate belongs to one of
+them."""
 
 
 class RecallState(SavedState):
@@ -85,7 +89,7 @@ class RecallObjects(Stage):
         self._last_id = sought[-1]
         tentative_id = self._tentative_id
         self._tentative_id = 0
-        # masks of what is away cover nothing: they may be on the very thing that is searched for
+        # masks of objects out of view must not cover anything: they may lie on the object that is searched for
         scene = FrameLooks.from_step(step, away)
         decoded = self._propose(scene, sought)
         if decoded is None:
@@ -100,7 +104,7 @@ class RecallObjects(Stage):
             report(step, verdict, self._memory)
         if verdict.kind != "known" or found is None:
             return
-        # found once is not found: it must be there on the next frame, too
+        # a single search may be wrong: the next frame must show the object at the same location
         object_id = verdict.ids[0]
         x0, y0, x1, y1 = self._tentative_box
         near = measure_overlap_of_boxes((x0, y0, x1, y1), found.box) >= SAME_IOU
@@ -108,7 +112,7 @@ class RecallObjects(Stage):
             self._tentative_id = object_id
             self._tentative_box = list(found.box)
             return
-        # it goes on there; what has its mask meanwhile must let it go
+        # it is tracked there again, and objects whose masks covered it lose these masks
         self._told_ids = set()
         report(step, verdict, self._memory)
         changed = self._clear(step, decoded, index, [i for i in away if i != object_id])

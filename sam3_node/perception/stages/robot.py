@@ -25,17 +25,20 @@ from ..surfaces import NOISE_PER_M
 log = logging.getLogger(__name__)
 
 GROWTH = 1.2
-"""A place of more than this many times the area of the whole object has been left: the object has moved."""
+"""Factor by which the visible and the covered part together may exceed the area of the whole object. Above it, the
+object has moved, and the covered part is dropped from its last location."""
 MAX_TOLD = 16
-"""Lines that the log gets of joints that do not fit. A robot may send other names each time."""
+"""Lines about joints that do not fit which are logged at most. A robot may send other names each time."""
 FAR_PERCENTILE = 90
 """Percentile of the depths under an object's mask that counts as its far side: masks leak onto what is behind."""
 BEHIND_M = 0.02
-"""Distance behind an object's far side from which on a point is not of the object, beside three times its noise."""
+"""Metres behind an object's far side from which on a point does not belong to it, in addition to three times the depth
+noise."""
 OPEN_SHARE = 0.2
-"""Least share of an object's place that the robot leaves open, for depth there to tell that the object has gone."""
+"""Share of an object's last location that the robot must leave uncovered for depth there to show that the object is
+gone."""
 COVERED_VALUE = 127
-"""Value of 255 above which the robot fills most of a pixel of low resolution."""
+"""Value of 0..255 above which the robot covers most of a pixel in a mask of low resolution."""
 
 
 class Places:

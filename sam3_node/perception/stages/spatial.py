@@ -27,7 +27,8 @@ MAX_AGE_S = 1.0
 FARTHEST_M = 20.0
 """Largest distance and size of an object at which the unit of depth is not doubted."""
 WIDEST = 5.0
-"""Times of its distance that an object's longest side may have: a camera with 136 degrees sees no more."""
+"""Largest ratio of an object's longest side to its distance. A camera with a field of view of 136 degrees sees no
+larger one."""
 MIN_POSITIONS = 3
 """Positions that a velocity needs."""
 DIGITS = 6

@@ -26,23 +26,24 @@ from ..surfaces import NOISE_PER_M, Bools, trim_ends
 PERIOD_S = 1.0
 """Time between two measurements."""
 MOVED = 0.01
-"""Metres, or parts of a unit quaternion, by which a camera must differ to count as moved."""
+"""Change of the camera's pose above which the camera has moved: in metres, and in components of the unit quaternion."""
 POINTS = 1200
-"""Points of the image that are looked at, about."""
+"""Approximate number of depth pixels that are sampled."""
 MIN_POINTS = 100
-"""Points that a table has at least."""
+"""Number of points that a plane needs to be a table."""
 FAR_M = 2.5
-"""Depth up to which points are looked at."""
+"""Depth in metres beyond which points are ignored."""
 TRIES = 60
-"""Triples of points that are tried. With a third of the points on the table, 1 time in 10 none lies on it."""
+"""Random triples of points that RANSAC tries. If a third of the points lie on the table, 1 run in 10 finds no triple on
+it."""
 LEVEL = 0.8
-"""Smallest part of the normal along the base's z: the table is tilted by 37 degrees at most."""
+"""Smallest z component of a table's unit normal in the base: a table is tilted by 37 degrees at most."""
 NOISE_M = 0.002
 """Least noise of a depth."""
 GATE = 3.0
-"""Times of its noise up to which a point belongs to the plane."""
+"""Distance from the plane, in standard deviations of depth noise, up to which a point is an inlier."""
 REFITS = 3
-"""Least-squares fits, each on the points of the one before."""
+"""Least-squares fits after RANSAC, each on the inliers of the one before."""
 TILTED_SHARE = 0.5
 """Share of the points that a plane which is not level needs to be named as the likely table."""
 UNIT_TOLERANCE = 1e-3

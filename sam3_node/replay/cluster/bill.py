@@ -57,7 +57,7 @@ class BagResult:
     worker_s: float = 0.0
     """Seconds that workers spent on it in all runs, including lost workers and failed attempts."""
     losses: int = 0
-    """Number of workers lost in all runs, with those that were interrupted, as spot machines are."""
+    """Number of workers lost in all runs, including interrupted ones, as spot machines are."""
     notes: list[str] = field(default_factory=list)
 
     def after(self, earlier: BagResult) -> BagResult:
@@ -187,9 +187,7 @@ class UsageReport:
         """Return the report as rows of a table. The row `waiting` has the time that workers were idle."""
         all_bags = [*self.bags, *self.others]
         busy_s = sum(bag.worker_s for bag in all_bags)
-        cost = ""
-        if self.price_per_hour is not None:
-            cost = f"{'cost':>9}"
+        cost = f"{'cost':>9}" if self.price_per_hour is not None else ""
         rows: list[tuple[str, ...]] = [("", f"{'frames':>8}", f"{'worker s':>10}", cost, "")]
         rows += [self._make_row(bag.bag, bag.frames, bag.worker_s, _describe_state(bag)) for bag in all_bags]
         rows.append(self._make_row("waiting", "", max(self.held_s - busy_s, 0.0), ""))

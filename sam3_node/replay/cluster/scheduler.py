@@ -171,7 +171,7 @@ def run_many(
 
     A lost worker is replaced up to `retries` times, and its job continues from its last complete shard. An error in one
     recording does not end the others; the report has it. After `stop` is set, workers write what they have done, and
-    the same call continues from there, as it does after a kill. The report counts the runs of an `earlier` one, too;
+    the same call continues from there, as it does after a kill. The report also counts the runs of an `earlier` one;
     `save` gets it every SAVE_S, for the case that this process is killed. Raises ReplayError if jobs cannot be split
     like this, if there is no cluster or no GPU in it, or if workers do not start; MissingExtraError without Ray.
     """
@@ -214,9 +214,7 @@ def _choose_resources(ray: Any, address: str, workers: int | None, gpus: float |
     # a cluster elsewhere is taken to have GPUs, because it may start machines with them on demand
     cluster_gpus = ray.cluster_resources().get("GPU", 0.0)
     if gpus is None:
-        gpus = 0.0
-        if cluster_gpus or address != LOCAL:
-            gpus = 1.0
+        gpus = 1.0 if cluster_gpus or address != LOCAL else 0.0
     if workers is None and gpus and not cluster_gpus:
         raise ReplayError(
             "expected GPUs in the cluster, found none: give the number of --workers if the cluster starts machines on "
@@ -393,8 +391,8 @@ def _has_token() -> bool:
     mode = os.environ.get(AUTH_MODE)
     if mode is not None:
         return mode.lower() == "token"
-    places = (os.environ.get("RAY_AUTH_TOKEN"), os.environ.get("RAY_AUTH_TOKEN_PATH"))
-    return any(places) or (Path.home() / ".ray" / "auth_token").is_file()
+    sources = (os.environ.get("RAY_AUTH_TOKEN"), os.environ.get("RAY_AUTH_TOKEN_PATH"))
+    return any(sources) or (Path.home() / ".ray" / "auth_token").is_file()
 
 
 def _init_ray(ray: Any, address: str, workers: int) -> None:
@@ -455,7 +453,7 @@ class PoolTask:
     begun_s: float | None = None
     """Time when the current attempt began, None between attempts."""
     losses: int = 0
-    """Number of workers lost, also while they started, and of those that were interrupted."""
+    """Number of workers lost, including those interrupted or lost while they started."""
     failures: int = 0
     """Number of workers lost while they worked on it."""
     progress: TaskProgress = NOT_STARTED
@@ -478,7 +476,7 @@ class _WorkerHandle:
     ready_s: float | None = None
 
     def call_control(self, method: str) -> Any:
-        """Call a method that a worker carries out beside its task."""
+        """Call a method that a worker carries out while its task runs."""
         return getattr(self.actor, method).options(concurrency_group="control").remote()
 
 
@@ -492,7 +490,7 @@ class WorkerPool(Closeable):
     def __init__(self, ray: Any, max_workers: int, gpus: float, retries: int) -> None:
         self._ray = ray
         self._retries = retries
-        # Ray restarts and repeats nothing by itself, and answers control calls beside a running task
+        # Ray restarts and repeats nothing by itself, and answers control calls while a task runs
         remote = ray.remote(
             num_cpus=1, num_gpus=gpus, max_restarts=0, max_task_retries=0, concurrency_groups={"control": 1}
         )
@@ -522,7 +520,7 @@ class WorkerPool(Closeable):
         return self._threads.submit(self._run, task)
 
     def stop(self) -> None:
-        """Have all workers write what they have done, and end those that still start."""
+        """Have all workers write what they have done, and end workers that still start."""
         self._stopping.set()
         starting = [worker for worker in self._workers if worker.ready_s is None]
         for worker in starting:

@@ -40,7 +40,7 @@ def write_coco(
     have a `video_id`, images a `frame_index`. `tracks` are objects. Additional fields are `seq` and `capture_ns` of a
     frame, `instance_id`, which is the object's id on its camera, and `score` in 0..1. `confidence`, `name_confidence`
     (null where unknown) and `doubtful` say how far the mask and the name can be trusted. `file_name` is the path of the
-    frame's image beside the JSON file; without a name it is the place RECORDING#CAMERA/SEQ. An object without a mask on
+    frame's image beside the JSON file; without a name it is RECORDING#CAMERA/SEQ. An object without a mask on
     a frame has no annotation there. pycocotools loads each image on its own.
     """
     cameras = NumberTable[str]()
@@ -235,9 +235,7 @@ class _Video:
 
 def _find_video(runs: list[_Video], frame: MaskFrame) -> _Video:
     """Return the video of a frame among those of its camera. A new one begins after a restart or change of size."""
-    last = None
-    if runs:
-        last = runs[-1]
+    last = runs[-1] if runs else None
     if last is None or frame.seq <= last.last_seq or (frame.width, frame.height) != (last.width, last.height):
         last = _Video(frame.camera, frame.width, frame.height)
         runs.append(last)

@@ -83,11 +83,11 @@ def write_lerobot(
             ) from error
 
 
-def _link(path: Path, place: Path) -> None:
+def _link(path: Path, target: Path) -> None:
     try:
-        os.link(path.resolve(), place)  # behind the links of a download cache
+        os.link(path.resolve(), target)  # behind the links of a download cache
     except OSError:
-        shutil.copyfile(path, place)
+        shutil.copyfile(path, target)
 
 
 class _DatasetWriter:
@@ -140,14 +140,14 @@ class _DatasetWriter:
         tables = {episode.table for episode in self._episodes}
         for name in COPIED:
             for path in sorted((root / name).rglob("*")):
-                self._place(path).parent.mkdir(parents=True, exist_ok=True)
+                self._find_target(path).parent.mkdir(parents=True, exist_ok=True)
                 if not path.is_file() or path in tables or (root / EPISODES_V3) in path.parents:
                     continue
                 # files of meta are changed afterwards: a link would change the original
                 if (root / "meta") in path.parents:
-                    shutil.copyfile(path, self._place(path))
+                    shutil.copyfile(path, self._find_target(path))
                 else:
-                    _link(path, self._place(path))
+                    _link(path, self._find_target(path))
 
     def write_tables(self) -> None:
         """Write the tables of rows."""
@@ -159,8 +159,8 @@ class _DatasetWriter:
             self._write_table(table, row)
 
     def _write_table(self, table: Path, row: int) -> None:
-        self._place(table).parent.mkdir(parents=True, exist_ok=True)
-        count = self._tables.call("begin_copy", table, target=self._place(table))
+        self._find_target(table).parent.mkdir(parents=True, exist_ok=True)
+        count = self._tables.call("begin_copy", table, target=self._find_target(table))
         while count:
             added: dict[str, list[dict[str, Any]]] = {}
             for camera in self._cameras:
@@ -172,7 +172,7 @@ class _DatasetWriter:
             row += count
             count = self._tables.call("append_copy", table, added=added)
 
-    def _place(self, path: Path) -> Path:
+    def _find_target(self, path: Path) -> Path:
         return self._target / path.relative_to(self._layout.root)
 
     def _find_episode(self, table: Path, row: int) -> Episode | None:
@@ -278,13 +278,13 @@ class _DatasetWriter:
     def _write_episodes_v3(self) -> None:
         prefix = f"stats/{self._described}/"
         for path in sorted((self._layout.root / EPISODES_V3).glob("*/*.parquet")):
-            self._place(path).parent.mkdir(parents=True, exist_ok=True)
+            self._find_target(path).parent.mkdir(parents=True, exist_ok=True)
             columns = self._tables.call("list_columns", path)
             names = [name.removeprefix(prefix) for name in columns if name.startswith(prefix)]
 
-            # the copy goes batch by batch; the numbers of its episodes are read beside it
+            # the copy goes batch by batch; the numbers of its episodes are read on the way
             done = 0
-            count = self._tables.call("begin_copy", path, target=self._place(path))
+            count = self._tables.call("begin_copy", path, target=self._find_target(path))
             while count:
                 rows = self._tables.call(
                     "read_rows", path, columns=["episode_index"], first=done, count=count

@@ -24,9 +24,7 @@ class Mcap(OutputFormat):
     def write(cls, folder: Path, sources: Sources, progress: Progress) -> None:
         """Write the recording. With frames, each masks come after their frame. Raw colour becomes JPEG."""
         is_described = False
-        frames = sources.frames
-        if not cls.has_frames:
-            frames = _no_frames
+        frames = sources.frames if cls.has_frames else _no_frames
         with RecordingWriter(folder / "masks.mcap") as bag:
             for count, (masks, frame) in enumerate(join_frames(sources.masks, frames), start=1):
                 image = compress_frame(frame)

@@ -15,9 +15,9 @@ Progress = Callable[[int], None]
 Doubtful = Literal["marked", "drawn", "left-out"]
 """The treatment of doubtful objects in outputs.
 
-marked    all outputs have them, and say which they are; those that cannot (`hides_doubt`) have none
-drawn     also those that cannot say it have them
-left-out  none of those that others train on and measure with (`is_label`) has them
+marked    all outputs have them, and say which they are; outputs that cannot (`hides_doubt`) have none
+drawn     also outputs that cannot say it have them
+left-out  outputs that others train on and measure with (`is_label`) have none
 """
 
 

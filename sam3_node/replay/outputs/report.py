@@ -99,9 +99,7 @@ def _draw_picture(masks: MaskFrame, frame: Frame) -> str | None:
 def _describe_point(index: int, instance: Instance, recorded: Mapping[int, Instance]) -> tuple[Any, ...]:
     """Return a point of a track: frame, state, score, confidence, doubt, and IoU with the recorded mask of its id."""
     state = _STATE_LETTERS.get(instance.state, instance.state[0])
-    confidence = None
-    if instance.confidence is not None:
-        confidence = round(instance.confidence, 3)
+    confidence = round(instance.confidence, 3) if instance.confidence is not None else None
     iou = None
     before = recorded.get(instance.id)
     if before is not None:

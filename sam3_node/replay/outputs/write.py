@@ -58,7 +58,7 @@ def join_outputs(out: Path, kind: str, parts: Sequence[Path]) -> str:
 @contextmanager
 def _replace_when_complete(out: Path, kind: str, written: list[Path]) -> Iterator[Path]:
     """Provide a folder whose content is moved to `out` at the end of the block, unless the block fails."""
-    # the folder lies in `out`, so that moving its content is a rename; a link in its place is never followed
+    # the folder lies in `out`, so that moving its content is a rename; a link of its name is never followed
     partial_folder = out / f".{kind}.partial"
     try:
         if partial_folder.is_symlink():

@@ -108,9 +108,9 @@ def write_yolo(
         elif part is None:
             counts.gap_pictures += 1
         else:
-            place = PurePosixPath(name)
+            picture_path = PurePosixPath(name)
             lines = [dataset.describe(item, counts) for item in frame.instances if item.mask.crop.size]
-            dataset.add(part, f"{place.parent.name}-{place.name}", picture, lines)
+            dataset.add(part, f"{picture_path.parent.name}-{picture_path.name}", picture, lines)
             counts.pictures[part] += 1
     dataset.finish()
     return counts.describe()
@@ -211,7 +211,7 @@ class _Dataset:
         for kind in ("images", "labels"):
             for part in SPLITS:
                 (folder / kind / part).mkdir(parents=True)
-        # text in JSON is text in YAML, too; paths count from the folder of the file
+        # text in JSON is also text in YAML; paths count from the folder of the file
         names = json.dumps(list(classes), ensure_ascii=False)
         text = f"train: images/train\nval: images/val\nnc: {len(classes)}\nnames: {names}\n"
         (folder / _DATA).write_text(text, encoding="utf-8")
@@ -271,7 +271,7 @@ def _connect(rings: Sequence[Points]) -> Points:
         return rings[0]
     from scipy.spatial import cKDTree
 
-    # of each pixel that is not connected yet: its ring, its distance to those that are, and the nearest of them
+    # of each pixel that is not connected yet: its ring, its distance to connected pixels, and the nearest of them
     rest = np.concatenate(rings[1:])
     owner = np.repeat(np.arange(1, len(rings)), [len(ring) for ring in rings[1:]])
     distance = np.full(len(rest), np.inf)
@@ -288,8 +288,8 @@ def _connect(rings: Sequence[Points]) -> Points:
         best = int(np.argmin(distance))
         added = rings[owner[best]]
         start = int(np.flatnonzero((added == rest[best]).all(axis=1))[0])
-        place = int(np.flatnonzero((merged == nearest[best]).all(axis=1))[0])
-        way = [merged[: place + 1], np.roll(added, -start, axis=0), added[start : start + 1], merged[place:]]
+        cut = int(np.flatnonzero((merged == nearest[best]).all(axis=1))[0])
+        way = [merged[: cut + 1], np.roll(added, -start, axis=0), added[start : start + 1], merged[cut:]]
         merged = np.concatenate(way)
         left = owner != owner[best]
         rest = rest[left]
@@ -300,7 +300,7 @@ def _connect(rings: Sequence[Points]) -> Points:
 
 
 def _drop_straight(ring: Points) -> Points:
-    """Drop pixels between two steps of the same direction, which the straight line between the others has, too."""
+    """Drop pixels between two steps of the same direction, which also lie on the straight line between the others."""
     before = ring - np.roll(ring, 1, axis=0)
     after = np.roll(ring, -1, axis=0) - ring
     return ring[(before != after).any(axis=1)] if len(ring) > 1 else ring
@@ -326,9 +326,9 @@ def join_yolo(folder: Path, parts: Sequence[Path]) -> str:
             split = own_split
             if validation:
                 split = "val" if part in validation else "train"
-            place = dataset.folder / "images" / split / f"{part.name}-{path.name}"
-            _link(path, place)
-            _copy_labels(_label_path(path), _label_path(place), numbers)
+            target = dataset.folder / "images" / split / f"{part.name}-{path.name}"
+            _link(path, target)
+            _copy_labels(_label_path(path), _label_path(target), numbers)
             counts[split] += 1
     dataset.finish()
     how = "each is split by time"
@@ -347,22 +347,22 @@ def _choose_validation(parts: Sequence[Path]) -> set[Path]:
     return set(parts[-max(1, round(len(parts) * VALIDATION_SHARE)) :])
 
 
-def _link(path: Path, place: Path) -> None:
+def _link(path: Path, target: Path) -> None:
     try:
-        os.link(path, place)
+        os.link(path, target)
     except OSError:
-        shutil.copyfile(path, place)
+        shutil.copyfile(path, target)
 
 
 def _label_path(picture: Path) -> Path:
     return picture.parents[2] / "labels" / picture.parent.name / f"{picture.stem}.txt"
 
 
-def _copy_labels(path: Path, place: Path, numbers: Mapping[str, str]) -> None:
+def _copy_labels(path: Path, target: Path, numbers: Mapping[str, str]) -> None:
     """Copy a file of labels with other numbers of classes."""
     lines = path.read_text(encoding="utf-8").splitlines()
     pairs = (line.partition(" ") for line in lines)
-    place.write_text("".join(f"{numbers[number]} {rest}\n" for number, _, rest in pairs), encoding="utf-8")
+    target.write_text("".join(f"{numbers[number]} {rest}\n" for number, _, rest in pairs), encoding="utf-8")
 
 
 def _read_names(folder: Path) -> list[str]:
