@@ -30,6 +30,7 @@ MAX_DESCRIBED = 60
 """Characters of a value in an error message."""
 _LARGEST = sys.float_info.max
 _BINARY = (bytes, bytearray, memoryview)
+_Record = inspect.StructType | inspect.DataclassType | inspect.TypedDictType
 
 # numbers: NaN and the infinite lie outside of all bounds
 Natural = Annotated[int, Meta(ge=0, le=MAX_INT)]
@@ -192,7 +193,7 @@ def _find(path: str | None, value: object, kind: type) -> WrongField:
 
 
 def _field(info: inspect.Type, name: str) -> inspect.Type:
-    if isinstance(info, inspect.StructType):
+    if isinstance(info, _Record):
         for field in info.fields:
             if field.encode_name == name:
                 return field.type
@@ -287,6 +288,8 @@ def describe_type(info: inspect.Type, found: object = None) -> str:
         inspect.BoolType: "true or false",
         inspect.BytesType: "binary data",
         inspect.StructType: "a map",
+        inspect.DataclassType: "a map",
+        inspect.TypedDictType: "a map",
         inspect.DictType: "a map",
     }
     return names.get(type(info), "another value")
