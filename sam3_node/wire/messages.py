@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from .. import types
 from ..errors import WireError
-from ..schema.fields import MAX_ITEMS, NAME, Finite, Natural, convert, describe, to_plain
+from ..schema.fields import MAX_ITEMS, NAME, Finite, Natural, Plain, convert, describe, to_plain
 from ..schema.values import MaskMap
 from . import codec
 from .body import Body
@@ -136,16 +136,16 @@ def pack_frame(frame: types.Frame) -> list[types.Buffer]:
     check_colour(frame.colour, frame.encoding, frame.width, frame.height)
     header = _FRAME.to_map(frame)
     # the parts come in the order in which wire version 1 has them
-    intrinsics = header.pop("intrinsics", None)
-    depth = header.pop("depth", None)
-    times = header.pop("times", None)
-    if intrinsics is not None:
-        header["intrinsics"] = to_plain(intrinsics)
+    for part in ("intrinsics", "depth", "times"):
+        header.pop(part, None)
+    if frame.intrinsics is not None:
+        header["intrinsics"] = to_plain(frame.intrinsics)
+    depth = frame.depth
     if depth is not None:
         check_depth(depth)
         header["depth"] = _DEPTH.to_map(depth)
-    if times:
-        header["times"] = dict(times)
+    if frame.times:
+        header["times"] = dict(frame.times)
     parts: list[types.Buffer] = [frame_topic(frame.camera), _FRAME.pack(header), frame.colour]
     if depth is not None:
         parts.append(depth.data)
@@ -212,7 +212,7 @@ _ACTION = Body(
 )
 
 
-def pose_fields(pose: types.FramePose) -> dict[str, Any]:
+def pose_fields(pose: types.FramePose) -> Plain:
     """Return the fields of a pose. Raises WireError for a quaternion that is not of length 1."""
     check_quaternion(pose.quaternion_xyzw)
     check_name(pose.frame, "frame")
@@ -227,7 +227,7 @@ def read_pose(fields: codec.Fields) -> types.FramePose:
     return pose
 
 
-def joints_fields(joints: types.JointState) -> dict[str, Any]:
+def joints_fields(joints: types.JointState) -> Plain:
     """Return the fields of a joint state."""
     check_name(joints.robot, "robot")
     return _JOINTS.to_map(joints) | {"positions": dict(joints.positions)}
@@ -314,7 +314,7 @@ def unpack_masks(parts: Sequence[types.Buffer], lazy: bool = False) -> types.Mas
     return masks
 
 
-def _pack_instance(instance: types.Instance, encoding: types.MaskEncoding) -> dict[str, Any]:
+def _pack_instance(instance: types.Instance, encoding: types.MaskEncoding) -> Plain:
     fields = _INSTANCE.to_map(instance)
     fields["mask"] = encode_mask(instance.mask, encoding)
     return fields
