@@ -97,9 +97,9 @@ def convert(value: object, kind: type[T], what: str) -> T:
         raise WireError(f"{what}: expected fewer levels of nesting, found more") from error
 
 
-def to_plain(value: msgspec.Struct) -> dict[str, Any]:
+def to_plain(value: msgspec.Struct) -> dict[str, object]:
     """Return a value of the schema as plain values; what has its default is left out, if its class omits defaults."""
-    plain: dict[str, Any] = msgspec.to_builtins(value, builtin_types=_BINARY, enc_hook=_to_builtin)
+    plain: dict[str, object] = msgspec.to_builtins(value, builtin_types=_BINARY, enc_hook=_to_builtin)
     return plain
 
 
