@@ -23,6 +23,7 @@ from .compatibility import compatibility_table
 from .errors import error_table
 from .fields import instance_table, mask_frame_table
 from .operations import operation_table, place_table, reply_table
+from .ros import left_out_table
 from .tables import code, output_table, table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -185,6 +186,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "bounds": bounds_table,
     "mask-frame": mask_frame_table,
     "instance": instance_table,
+    "ros2-left-out": left_out_table,
     "layers": layer_diagram,
     "cli": command_reference,
     "compatibility": compatibility_table,
