@@ -25,9 +25,7 @@ from .errors import SettingsError, did_you_mean
 from .files import read_regular
 from .types import ColourEncoding, Delivery, MaskEncoding
 
-Table = Mapping[str, object]
-"""A table of TOML, or settings of another layer. A model of pydantic is built of it, which checks it."""
-Layers = Mapping[str, Table]
+Layers = Mapping[str, Mapping[str, object]]
 
 MAX_TOML_BYTES = 4 << 20
 """Size of the largest TOML file that is read: profiles, calibrations, recipes. A larger one is refused."""
@@ -637,7 +635,7 @@ def _format_value(value: object) -> str:
     return str(value)
 
 
-def read_toml(path: Path) -> Table:
+def read_toml(path: Path) -> Mapping[str, object]:
     """Parse a TOML file. Raises SettingsError that names the file and the position of the fault."""
     try:
         return tomllib.loads(read_regular(path, MAX_TOML_BYTES).decode())
@@ -648,14 +646,14 @@ def read_toml(path: Path) -> Table:
         raise SettingsError(f"{path} is not valid TOML: {error}") from error
 
 
-def load_settings(profile: Path | None = None, overrides: Table | None = None) -> Settings:
+def load_settings(profile: Path | None = None, overrides: Mapping[str, object] | None = None) -> Settings:
     """Build the tree from a TOML profile, the environment and `overrides` ({"model.name": "nano", …}).
 
     Relative paths in the profile start at its folder; other relative paths start at the working directory.
     Raises SettingsError that names each wrong field as section.field, and the layer that set it.
     """
     # from the lowest layer to the highest, each with the name that errors give it
-    layers: dict[str, Table] = {}
+    layers: dict[str, Mapping[str, object]] = {}
     if profile is not None:
         layers[f"in {profile}"] = _place_texts(read_toml(profile), profile.absolute().parent)
     layers |= {"in the environment": _environment(), "on the command line": _nest(overrides or {})}
@@ -681,7 +679,7 @@ def _check_endpoints(settings: Settings) -> None:
             )
 
 
-def _environment() -> Table:
+def _environment() -> Mapping[str, object]:
     _check_variables(os.environ)
     try:
         source = EnvSettingsSource(Settings, env_prefix=PREFIX, env_nested_delimiter=DELIMITER)  # type: ignore[arg-type]
@@ -717,7 +715,7 @@ def _find_service_links(variables: Set[str]) -> Set[str]:
     return {variable for variable in variables if services and links.fullmatch(variable)}
 
 
-def _nest(overrides: Table) -> Table:
+def _nest(overrides: Mapping[str, object]) -> Mapping[str, object]:
     tree: dict[str, dict[str, object]] = {}
     for path, value in overrides.items():
         section, _, name = path.partition(".")
@@ -725,7 +723,7 @@ def _nest(overrides: Table) -> Table:
     return tree
 
 
-def _merge(layers: Layers) -> Table:
+def _merge(layers: Layers) -> Mapping[str, object]:
     tree: dict[str, object] = {}
     for layer in layers.values():
         for section, fields in layer.items():

@@ -36,7 +36,7 @@ MAX_OPEN = 8
 """Number of Parquet files that stay open for their next rows. A dataset's cameras may be read side by side."""
 
 
-class Request(TypedDict):
+class CallRequest(TypedDict):
     """A call: the name of a function, the bytes of the path, and further arguments."""
 
     function: str
@@ -76,7 +76,7 @@ def main() -> None:
             connection.send_bytes(_answer(msgpack.unpackb(connection.recv_bytes())))
 
 
-def _answer(request: Request) -> bytes:
+def _answer(request: CallRequest) -> bytes:
     """Return the reply to a request, packed."""
     # whatever a library raises, the caller gets a reply, and this process answers the next request
     try:

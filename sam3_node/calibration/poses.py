@@ -358,7 +358,7 @@ def _check_columns(names: Sequence[str]) -> None:
     raise ValueError(f"expected the columns {_COLUMNS}; found {', '.join(names)[:200]}{''.join(hints[:1])}")
 
 
-class _Row(TypedDict, total=False):
+class _PoseRow(TypedDict, total=False):
     """An entry of a table, with the image or the time that it belongs to, before its check."""
 
     image: str
@@ -369,7 +369,7 @@ class _Row(TypedDict, total=False):
     rotation_vector_rad: list[Decimal | int]
 
 
-def _read_row(number: int, names: Sequence[str], cells: Sequence[str], unit: Unit) -> _Row:
+def _read_row(number: int, names: Sequence[str], cells: Sequence[str], unit: Unit) -> _PoseRow:
     """Return one row as an entry. Raises ValueError that names the line and the column."""
     if any(cells[len(names) :]):
         raise ValueError(
@@ -385,7 +385,7 @@ def _read_row(number: int, names: Sequence[str], cells: Sequence[str], unit: Uni
             raise ValueError(f"line {number}, column {key}: {error}") from error
 
     # which image the pose belongs to
-    entry: _Row = {}
+    entry: _PoseRow = {}
     if "image" in row:
         entry["image"] = row["image"]
     for key, unit_ns in (("stamp_ns", 1), ("stamp_s", 10**9)):

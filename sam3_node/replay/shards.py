@@ -27,7 +27,7 @@ from ..geometry import mask_intersection
 from ..types import Instance, MaskFrame
 from ..wire import masks_topic, pack_masks, unpack_masks
 from .player import Player
-from .store import WORK, ReplayCounts, Store, Totals
+from .store import WORK, ReplayCounts, Store, StoredCounts
 
 FIRST_PASS = f"{WORK}/parts"
 """Folder of the forward pass."""
@@ -48,14 +48,14 @@ class Cursor(NamedTuple):
     """Position of a replay: the number of completed actions, and the `ReplayCounts` until then."""
 
     actions: int
-    totals: Totals
+    totals: StoredCounts
 
 
 class _Shard(msgspec.Struct):
     """The map of a shard."""
 
     actions: int
-    tally: Totals
+    tally: StoredCounts
     masks: list[tuple[str, bytes]]
 
 

@@ -47,7 +47,7 @@ KEPT_FREE_BYTES = 256 << 20
 """Bytes that a recording from a URL leaves free where it is copied to. A larger one is refused or given up."""
 
 
-class Totals(TypedDict, total=False):
+class StoredCounts(TypedDict, total=False):
     """`ReplayCounts` as they are stored with a shard. Those of the first versions lack some."""
 
     counts: dict[str, int]
@@ -73,7 +73,7 @@ class ReplayCounts:
     """The notes of a Player."""
 
     @classmethod
-    def from_totals(cls, totals: Totals) -> Self:
+    def from_totals(cls, totals: StoredCounts) -> Self:
         """Return the counts that were stored with a shard."""
         return cls(
             Counter(totals.get("counts", {})),
@@ -105,7 +105,7 @@ class ReplayCounts:
                 )
         return lines
 
-    def to_totals(self) -> Totals:
+    def to_totals(self) -> StoredCounts:
         """Return the counts as `from_totals` takes them."""
         return {
             "counts": dict(self.counts),

@@ -245,7 +245,7 @@ _DEPTH_LATER = (
 )
 DEPTH_FIELDS = (*_DEPTH_FIRST, *_DEPTH_LATER.split())
 """All fields of an instance that need depth."""
-_INSTANCE = Body(
+INSTANCE = Body(
     types.Instance,
     "instance",
     order="id label score box area state age frames_since_seen mask position_m frame extent_m confidence doubtful "
@@ -257,8 +257,9 @@ _INSTANCE = Body(
         "area": Natural,
     },
 )
-_Instances: Any = Annotated[tuple[_INSTANCE.inner, ...], Meta(max_length=MAX_ITEMS)]  # type: ignore[name-defined]
-_MASKS = Body(
+"""The map of an instance."""
+_Instances: Any = Annotated[tuple[INSTANCE.inner, ...], Meta(max_length=MAX_ITEMS)]  # type: ignore[name-defined]
+MASKS = Body(
     types.MaskFrame,
     "masks",
     order="camera seq capture_ns clock received_ns published_ns stages_us skipped width height model prompts instances "
@@ -276,7 +277,7 @@ _take_fields = attrgetter(*types.Instance.__struct_fields__)
 
 def pack_masks(masks: types.MaskFrame, encoding: types.MaskEncoding = "bits+zstd") -> list[bytes]:
     """Return the parts of the message."""
-    body = _MASKS.to_map(masks)
+    body = MASKS.to_map(masks)
     # parts of other types than msgpack's
     body["stages_us"] = dict(masks.stages_us)
     body["instances"] = [_pack_instance(instance, encoding) for instance in masks.instances]
@@ -292,7 +293,7 @@ def pack_masks(masks: types.MaskFrame, encoding: types.MaskEncoding = "bits+zstd
         body["camera_pose"] = pose_fields(masks.camera_pose)
     if masks.robot_pose is not None:
         body["robot_pose"] = pose_fields(masks.robot_pose)
-    return [masks_topic(masks.camera), _MASKS.pack(body)]
+    return [masks_topic(masks.camera), MASKS.pack(body)]
 
 
 def unpack_masks(parts: Sequence[types.Buffer], lazy: bool = False) -> types.MaskFrame:
@@ -300,7 +301,7 @@ def unpack_masks(parts: Sequence[types.Buffer], lazy: bool = False) -> types.Mas
 
     With `lazy`, each mask is decoded when its pixels are first used. Damage in them raises WireError only then.
     """
-    message = _open_body(parts, _MASKS)
+    message = _open_body(parts, MASKS)
     _check_topic(parts[0], masks_topic(message.camera), "masks")
     for pose in (message.camera_pose, message.robot_pose):
         if pose is not None:
@@ -310,12 +311,12 @@ def unpack_masks(parts: Sequence[types.Buffer], lazy: bool = False) -> types.Mas
     message.instances = _read_instances(message.instances, size, lazy)
     if message.robot_mask is not None:
         message.robot_mask = open_mask(message.robot_mask, "masks: robot_mask", frame_size=size)
-    masks: types.MaskFrame = _MASKS.build(message)
+    masks: types.MaskFrame = MASKS.build(message)
     return masks
 
 
 def _pack_instance(instance: types.Instance, encoding: types.MaskEncoding) -> Plain:
-    fields = _INSTANCE.to_map(instance)
+    fields = INSTANCE.to_map(instance)
     fields["mask"] = encode_mask(instance.mask, encoding)
     return fields
 

@@ -25,6 +25,7 @@ from .fields import instance_table, mask_frame_table
 from .operations import operation_table, place_table, reply_table
 from .ros import left_out_table
 from .tables import code, output_table, table
+from .wire import masks_instance_table, masks_table
 
 ROOT = Path(__file__).resolve().parents[2]
 _TEST = ROOT / "tests" / "test_layers.py"
@@ -184,6 +185,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "replies": reply_table,
     "outputs": output_table,
     "bounds": bounds_table,
+    "masks-message": masks_table,
+    "masks-instance": masks_instance_table,
     "mask-frame": mask_frame_table,
     "instance": instance_table,
     "ros2-left-out": left_out_table,

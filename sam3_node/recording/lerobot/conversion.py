@@ -19,7 +19,7 @@ from ...wire import decode_image
 from ...wire.images import encode_image
 from .dataset import INDICES, DatasetFolder, EpisodeFiles, EpisodeRecord
 from .episodes import RecordedEpisode, find_episodes, read_index
-from .forms import Cells, EpisodeSource, Feature, Features, Picture, VideoInfo
+from .forms import Cells, EpisodeSource, Feature, Features, PictureCell, VideoInfo
 from .masks import FEATURE, OBJECTS_FEATURE, CameraMasks, encode_picture, name_numbers
 from .rows import SampledValues, choose_rows, measure_fps
 from .statistics import NamedStats, PixelStatistics, describe_numbers, name_pixel_stats
@@ -394,7 +394,7 @@ class _RowTable:
         self._numbers.setdefault(key, []).append(values)
 
 
-def _make_cell(data: bytes) -> Picture:
+def _make_cell(data: bytes) -> PictureCell:
     return {"bytes": data, "path": None}
 
 

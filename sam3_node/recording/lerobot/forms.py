@@ -33,7 +33,7 @@ Cells = dict[str, object]
 """A row of a table, by the names of the columns, which follow from the dataset's features."""
 
 
-class Picture(TypedDict):
+class PictureCell(TypedDict):
     """A cell of a table that is a picture. `path` would be that of a file of its own."""
 
     bytes: bytes

@@ -31,7 +31,7 @@ class _Runs(TypedDict):
     counts: str
 
 
-class _Image(TypedDict):
+class _ImageRow(TypedDict):
     """A frame in COCO's form."""
 
     id: int
@@ -57,7 +57,7 @@ class _Region(TypedDict):
     segmentation: _Runs
 
 
-class _Annotation(_Region):
+class _AnnotationRow(_Region):
     """An object's mask on a frame, in COCO's form."""
 
     id: int
@@ -68,7 +68,7 @@ class _Annotation(_Region):
     instance_id: int
 
 
-class _Track(TypedDict):
+class _TrackRow(TypedDict):
     """An object in COCO's form."""
 
     id: int
@@ -167,7 +167,7 @@ def _write_rows(file: TextIO, name: str, rows: Iterable[Mapping[str, object]], b
 
 def _make_images(
     masks: Iterator[MaskFrame], cameras: NumberTable[str], recording: str, names: Iterable[str | None]
-) -> Iterator[_Image]:
+) -> Iterator[_ImageRow]:
     last_index: dict[str, int] = {}
     # `names` may be endless
     for number, (frame, name) in enumerate(zip(masks, names, strict=False), start=1):
@@ -191,7 +191,7 @@ def _make_annotations(
     tracks: NumberTable[tuple[str, int]],
     labels: NumberTable[str],
     progress: Callable[[int], None],
-) -> Iterator[_Annotation]:
+) -> Iterator[_AnnotationRow]:
     # `image` is the id that `_make_images` gives the frame: both go through the same masks
     count = 0
     for image, frame in enumerate(masks, start=1):
@@ -235,7 +235,7 @@ def _encode_runs(instance: Instance) -> _Runs:
     return {"size": mask["size"], "counts": mask["data"].decode("ascii")}
 
 
-def _make_tracks(cameras: NumberTable[str], tracks: NumberTable[tuple[str, int]]) -> Iterator[_Track]:
+def _make_tracks(cameras: NumberTable[str], tracks: NumberTable[tuple[str, int]]) -> Iterator[_TrackRow]:
     for (camera, object_id), number in tracks:
         yield {"id": number, "video_id": cameras[camera], "instance_id": object_id}
 

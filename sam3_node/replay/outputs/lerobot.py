@@ -22,7 +22,7 @@ from ...bags.formats.lerobot import EPISODES_V3, INFO, Episode, is_lerobot, read
 from ...bags.isolated import IsolatedCalls
 from ...bags.samples import split_selection
 from ...errors import BagError, ReplayError, find_version, install_advice
-from ...recording.lerobot.forms import Feature, MaskNames, Picture
+from ...recording.lerobot.forms import Feature, MaskNames, PictureCell
 from ...recording.lerobot.masks import (
     CHANNELS,
     FEATURE,
@@ -171,9 +171,9 @@ class _DatasetWriter:
         self._place(table).parent.mkdir(parents=True, exist_ok=True)
         count = self._tables.call("begin_copy", table, target=self._place(table))
         while count:
-            added: dict[str, list[Picture]] = {}
+            added: dict[str, list[PictureCell]] = {}
             for camera in self._cameras:
-                images: list[Picture] = []
+                images: list[PictureCell] = []
                 for number in range(row, row + count):
                     image = self._draw(camera, number, self._find_episode(table, number))
                     images.append({"bytes": image, "path": None})

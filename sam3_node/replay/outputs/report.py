@@ -32,19 +32,19 @@ Point = tuple[int, str, float, float | None, int, float | None]
 """A point of a track: frame, state, score, confidence, doubt, and IoU with the recorded mask of its id."""
 
 
-class _Track(TypedDict):
+class _TrackGraph(TypedDict):
     """The graph of an object."""
 
     points: list[Point]
     label: str
 
 
-class _Camera(TypedDict):
+class _CameraGraphs(TypedDict):
     """The graphs of a camera."""
 
     frames: list[tuple[int, float]]
     """seq, and seconds since the first frame"""
-    objects: dict[int, _Track]
+    objects: dict[int, _TrackGraph]
 
 
 class ReportPage(OutputFormat):
@@ -60,7 +60,7 @@ class ReportPage(OutputFormat):
         count = sum(1 for _ in sources.masks())
         stride = max(1, math.ceil(count / REPORT_POINTS))
         shown = {index * count // REPORT_PICTURES for index in range(REPORT_PICTURES)}
-        cameras: dict[str, _Camera] = {}
+        cameras: dict[str, _CameraGraphs] = {}
         pictures = []
         first_ns = dict[str, int]()
         model = ""
