@@ -227,7 +227,7 @@ def _find_entry(name: str, found: object, info: inspect.DictType) -> tuple[str, 
 
 
 def _fits(value: object, info: inspect.Type) -> bool:
-    """Return False for a number or text that is surely not of a type."""
+    """Return False for a number, text or record that is surely not of a type."""
     if isinstance(info, inspect.UnionType):
         return any(_fits(value, one) for one in info.types)
     if isinstance(info, inspect.LiteralType):
@@ -241,6 +241,11 @@ def _fits(value: object, info: inspect.Type) -> bool:
         number: Any = value
         low, high = _bounds(info)
         return math.isfinite(number) and bool(low <= number <= high) and number != info.gt
+    if isinstance(info, _Record):
+        try:
+            msgspec.convert(value, info.cls)
+        except msgspec.ValidationError:
+            return False
     return True
 
 

@@ -245,7 +245,7 @@ _DEPTH_LATER = (
 )
 DEPTH_FIELDS = (*_DEPTH_FIRST, *_DEPTH_LATER.split())
 """All fields of an instance that need depth."""
-INSTANCE = Body(
+_INSTANCE = Body(
     types.Instance,
     "instance",
     order="id label score box area state age frames_since_seen mask position_m frame extent_m confidence doubtful "
@@ -257,8 +257,7 @@ INSTANCE = Body(
         "area": Natural,
     },
 )
-"""The map of an instance."""
-_Instances: Any = Annotated[tuple[INSTANCE.inner, ...], Meta(max_length=MAX_ITEMS)]  # type: ignore[name-defined]
+_Instances: Any = Annotated[tuple[_INSTANCE.inner, ...], Meta(max_length=MAX_ITEMS)]  # type: ignore[name-defined]
 MASKS = Body(
     types.MaskFrame,
     "masks",
@@ -316,7 +315,7 @@ def unpack_masks(parts: Sequence[types.Buffer], lazy: bool = False) -> types.Mas
 
 
 def _pack_instance(instance: types.Instance, encoding: types.MaskEncoding) -> Plain:
-    fields = INSTANCE.to_map(instance)
+    fields = _INSTANCE.to_map(instance)
     fields["mask"] = encode_mask(instance.mask, encoding)
     return fields
 

@@ -173,7 +173,7 @@ class _EpisodeConverter:
         known = names
         if self._dataset.episodes:
             feature = self._dataset.episodes[0].features.get(key)
-            known = (feature and feature["names"]) or names
+            known = (feature and feature.get("names")) or names
         if sorted(known) != sorted(names):
             return names, sampled
         columns = [names.index(name) for name in known]

@@ -372,7 +372,7 @@ def _shorten(feature: Feature | None) -> str:
     if feature is None:
         return "none"
     parts = [f"{feature['dtype']} of shape {feature['shape']}"]
-    if names := feature["names"]:
+    if names := feature.get("names"):
         parts.append(f"names {', '.join(names)[:200]}")
     return ", ".join(parts)
 

@@ -23,7 +23,7 @@ class Feature(TypedDict):
 
     dtype: str
     shape: list[int]
-    names: list[str] | None
+    names: NotRequired[list[str] | None]
     info: NotRequired[VideoInfo]
 
 
