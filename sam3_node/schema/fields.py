@@ -188,7 +188,7 @@ def _find(path: str | None, value: object, kind: type) -> WrongField:
             info = _item(info, index)
         elif isinstance(info, inspect.DictType):
             # msgspec does not say which entry of a map is wrong
-            name, found, info = _find_entry(name, found, info)
+            name, found, info = _find_record(name, found, info) or _find_entry(name, found, info)
     return WrongField(name, describe_type(info, found), found, _field_names(_without_none(info)))
 
 
@@ -214,6 +214,18 @@ def _item(info: inspect.Type, index: int) -> inspect.Type:
     return inspect.AnyType()
 
 
+def _find_record(name: str, found: object, info: inspect.DictType) -> tuple[str, object, inspect.Type] | None:
+    """Return the first entry of a map of records that is wrong, as `_find_entry` does; None for other maps."""
+    kind = info.value_type
+    if isinstance(kind, _Record) and isinstance(found, Mapping):
+        for key, value in found.items():
+            try:
+                msgspec.convert(value, kind.cls)
+            except msgspec.ValidationError:
+                return f"{name}.{key}", value, kind
+    return None
+
+
 def _find_entry(name: str, found: object, info: inspect.DictType) -> tuple[str, object, inspect.Type]:
     """Return the name and the value of the first entry of a map that is wrong, and the type that it should have."""
     if not isinstance(found, Mapping):
@@ -227,7 +239,7 @@ def _find_entry(name: str, found: object, info: inspect.DictType) -> tuple[str, 
 
 
 def _fits(value: object, info: inspect.Type) -> bool:
-    """Return False for a number, text or record that is surely not of a type."""
+    """Return False for a number or text that is surely not of a type."""
     if isinstance(info, inspect.UnionType):
         return any(_fits(value, one) for one in info.types)
     if isinstance(info, inspect.LiteralType):
@@ -241,11 +253,6 @@ def _fits(value: object, info: inspect.Type) -> bool:
         number: Any = value
         low, high = _bounds(info)
         return math.isfinite(number) and bool(low <= number <= high) and number != info.gt
-    if isinstance(info, _Record):
-        try:
-            msgspec.convert(value, info.cls)
-        except msgspec.ValidationError:
-            return False
     return True
 
 
