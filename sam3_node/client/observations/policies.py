@@ -208,8 +208,8 @@ def as_gr00t(
     state: Mapping[str, npt.ArrayLike],
     language: str | Mapping[str, str],
     name: str = "objects",
-    flat: bool,
-) -> Gr00tObservation | FlatGr00tObservation: ...
+    flat: Literal[True],
+) -> FlatGr00tObservation: ...
 
 
 def as_gr00t(
