@@ -25,7 +25,7 @@ from .errors import SettingsError, did_you_mean
 from .files import read_regular
 from .types import ColourEncoding, Delivery, MaskEncoding
 
-Layers = Mapping[str, Mapping[str, Any]]
+Layers = Mapping[str, Mapping[str, object]]
 
 MAX_TOML_BYTES = 4 << 20
 """Size of the largest TOML file that is read: profiles, calibrations, recipes. A larger one is refused."""
@@ -633,7 +633,7 @@ def _format_value(value: object) -> str:
     return str(value)
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> Mapping[str, object]:
     """Parse a TOML file. Raises SettingsError that names the file and the position of the fault."""
     try:
         return tomllib.loads(read_regular(path, MAX_TOML_BYTES).decode())
@@ -644,14 +644,14 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path} is not valid TOML: {error}") from error
 
 
-def load_settings(profile: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:
+def load_settings(profile: Path | None = None, overrides: Mapping[str, object] | None = None) -> Settings:
     """Build the tree from a TOML profile, the environment and `overrides` ({"model.name": "nano", …}).
 
     Relative paths in the profile start at its folder; other relative paths start at the working directory.
     Raises SettingsError that names each wrong field as section.field, and the layer that set it.
     """
     # from the lowest layer to the highest, each with the name that errors give it
-    layers: dict[str, dict[str, Any]] = {}
+    layers: dict[str, Mapping[str, object]] = {}
     if profile is not None:
         layers[f"in {profile}"] = _place_texts(read_toml(profile), profile.absolute().parent)
     layers |= {"in the environment": _environment(), "on the command line": _nest(overrides or {})}
@@ -677,7 +677,7 @@ def _check_endpoints(settings: Settings) -> None:
             )
 
 
-def _environment() -> dict[str, Any]:
+def _environment() -> Mapping[str, object]:
     _check_variables(os.environ)
     try:
         source = EnvSettingsSource(Settings, env_prefix=PREFIX, env_nested_delimiter=DELIMITER)  # type: ignore[arg-type]
@@ -713,16 +713,16 @@ def _find_service_links(variables: Set[str]) -> Set[str]:
     return {variable for variable in variables if services and links.fullmatch(variable)}
 
 
-def _nest(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    tree: dict[str, dict[str, Any]] = {}
+def _nest(overrides: Mapping[str, object]) -> Mapping[str, object]:
+    tree: dict[str, dict[str, object]] = {}
     for path, value in overrides.items():
         section, _, name = path.partition(".")
         tree.setdefault(section, {})[name] = value
     return tree
 
 
-def _merge(layers: Layers) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
+def _merge(layers: Layers) -> Mapping[str, object]:
+    tree: dict[str, object] = {}
     for layer in layers.values():
         for section, fields in layer.items():
             # a section is merged field by field; a higher layer replaces a whole field

@@ -25,6 +25,7 @@ from sam3_node.schema.operations import OPERATIONS
 from sam3_node.settings import Settings, load_settings
 from sam3_node.types import Instance, MaskFrame
 from sam3_node.wire import decode_mask, pack_masks
+from sam3_node.wire.messages import MASKS
 from tests.support.command_line import command_parser
 from tests.support.node_rig import Rig
 from tests.support.pages import Code, block_with, blocks, shown
@@ -37,6 +38,7 @@ from tools.docs.errors import ADVICE, error_classes
 from tools.docs.fields import list_members
 from tools.docs.operations import WORDS
 from tools.docs.pages import PARTS, generated_names, outdated
+from tools.docs.wire import MASKS_WORDS
 
 MAX_README_LINES = 120
 README = ROOT / "README.md"
@@ -288,6 +290,7 @@ def test_every_field_of_masks_is_in_the_tables() -> None:
     for kind in (MaskFrame, Instance):
         assert {member.name for member in list_members(kind)} >= {part.name for part in fields(kind)}
         assert not [part.name for part in fields(kind) if f"| `{part.name}` |" not in page]
+    assert set(MASKS.names) >= MASKS_WORDS.keys()
 
 
 def test_the_restart_example_adds_its_object_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,11 +7,12 @@ memory and processor time (`isolated_calls`). If it ends, the call raises BagErr
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, TypedDict
 
 import msgpack
 
@@ -26,6 +27,13 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "ARROW_I
 _NO_PLUGINS = {"HDF5_PLUGIN_PRELOAD": "::", "HDF5_USE_FILE_LOCKING": "FALSE"}
 # bytes of a reply above which it is refused
 _MAX_REPLY = 1 << 30
+
+
+class _Answer(TypedDict, total=False):
+    """The reply to a request: the value, or what went wrong."""
+
+    value: Any
+    error: str
 
 
 class IsolatedCalls(Closeable):
@@ -69,16 +77,14 @@ class IsolatedCalls(Closeable):
             child.wait()
             self._pipe.close()
 
-    def _request(self, function: str, path: Path | str, arguments: dict[str, Any]) -> Any:
+    def _request(self, function: str, path: Path | str, arguments: Mapping[str, object]) -> Any:
         request = msgpack.packb(
             {"function": function, "path": os.fsencode(path), "arguments": arguments}, default=os.fspath
         )
         try:
             self._pipe.send_bytes(request)
             data = self._pipe.recv_bytes(_MAX_REPLY)
-            reply: dict[str, Any] = msgpack.unpackb(
-                data, strict_map_key=False, unicode_errors="surrogateescape"
-            )
+            reply: _Answer = msgpack.unpackb(data, strict_map_key=False, unicode_errors="surrogateescape")
         except (OSError, EOFError, ValueError):
             self.close()
             if isinstance(path, Path):

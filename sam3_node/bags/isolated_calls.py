@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypedDict
 
 import msgpack
 
@@ -36,6 +36,34 @@ MAX_OPEN = 8
 """Number of Parquet files that stay open for their next rows. A dataset's cameras may be read side by side."""
 
 
+class CallRequest(TypedDict):
+    """A call: the name of a function, the bytes of the path, and further arguments."""
+
+    function: str
+    path: bytes
+    arguments: dict[str, object]
+
+
+class HdfDataset(TypedDict):
+    """What is known of a dataset of HDF5."""
+
+    shape: list[int]
+    type: str
+    item_bytes: int
+    stored_bytes: int
+
+
+HdfAttributes = dict[str, str | int | float | bool]
+"""The attributes of a group that are single numbers or texts."""
+
+
+class HdfContent(TypedDict):
+    """Groups and datasets of an HDF5 file, by their paths."""
+
+    attributes: dict[str, HdfAttributes]
+    datasets: dict[str, HdfDataset]
+
+
 class CallError(Exception):
     """Raised when a file does not have what the call expects."""
 
@@ -48,7 +76,7 @@ def main() -> None:
             connection.send_bytes(_answer(msgpack.unpackb(connection.recv_bytes())))
 
 
-def _answer(request: dict[str, Any]) -> bytes:
+def _answer(request: CallRequest) -> bytes:
     """Return the reply to a request, packed."""
     # whatever a library raises, the caller gets a reply, and this process answers the next request
     try:
@@ -61,7 +89,7 @@ def _answer(request: dict[str, Any]) -> bytes:
         return _pack({"error": (str(error) or type(error).__name__)[:500]})
 
 
-def _pack(answer: dict[str, Any]) -> bytes:
+def _pack(answer: dict[str, object]) -> bytes:
     data: bytes = msgpack.packb(answer, unicode_errors="surrogateescape")
     return data
 
@@ -307,12 +335,12 @@ def _closed_on_error(path: str, copy: _Copy) -> Iterator[None]:
         raise
 
 
-def list_hdf5(path: str) -> dict[str, Any]:
+def list_hdf5(path: str) -> HdfContent:
     """Return the attributes of the file and its groups, and shape, type and chunks of each dataset, by their paths."""
     import h5py
 
-    attributes: dict[str, dict[str, Any]] = {}
-    datasets: dict[str, dict[str, Any]] = {}
+    attributes: dict[str, HdfAttributes] = {}
+    datasets: dict[str, HdfDataset] = {}
 
     def visit(name: str, item: Any) -> None:
         # a small file can declare very many groups
@@ -337,9 +365,8 @@ def list_hdf5(path: str) -> dict[str, Any]:
     return {"attributes": attributes, "datasets": datasets}
 
 
-def _list_attributes(item: Any) -> dict[str, Any]:
-    """Return the attributes of a group that are single numbers or texts."""
-    listed = {}
+def _list_attributes(item: Any) -> HdfAttributes:
+    listed: HdfAttributes = {}
     for name in list(item.attrs)[:MAX_ATTRIBUTES]:
         value = item.attrs[name]
         # numpy's scalars and arrays of one element are numbers

@@ -6,7 +6,7 @@ SDK keeps at most MAX_BACKLOG messages for a client that reads slowly, and drops
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from ..addresses import Address
 from ..bags.messages import foxglove_out
@@ -25,6 +25,18 @@ TRANSFORMS = "/tf"
 log = logging.getLogger(__name__)
 
 
+class _Channel(Protocol):
+    """A channel of the SDK, for the messages of one topic."""
+
+    def has_sinks(self) -> bool: ...
+
+    def schema_name(self) -> str | None: ...
+
+    def log(self, data: bytes, *, log_time: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class FoxgloveServer:
     """A server that shows pictures, outlines, depth, calibration, transforms and positions.
 
@@ -39,8 +51,8 @@ class FoxgloveServer:
         for module in ("foxglove_schemas_protobuf.SceneUpdate_pb2", "mcap_protobuf.schema"):
             require(module, EXTRA)
         self._context = self._sdk.Context()
-        self._channels: dict[str, dict[str, Any]] = {}  # of each camera, by topic
-        self._shared: dict[str, Any] = {}
+        self._channels: dict[str, dict[str, _Channel]] = {}  # of each camera, by topic
+        self._shared: dict[str, _Channel] = {}
         # the SDK raises RuntimeError for an address that it cannot bind
         try:
             self._server = self._sdk.start_server(
@@ -76,7 +88,7 @@ class FoxgloveServer:
         self._server.stop()
 
     def _publish(
-        self, channels: dict[str, Any], topic: str, encode: Callable[[], Encoded], masks: MaskFrame
+        self, channels: dict[str, _Channel], topic: str, encode: Callable[[], Encoded], masks: MaskFrame
     ) -> None:
         # nobody subscribes: nothing is encoded. The first message is encoded all the same, because it tells the type
         channel = channels.get(topic)
@@ -95,12 +107,15 @@ class FoxgloveServer:
             channels[topic] = channel
         channel.log(message.data, log_time=masks.capture_ns)
 
-    def _open_channel(self, topic: str, kind: Any, name: str) -> Any:
+    def _open_channel(self, topic: str, kind: Any, name: str) -> _Channel:
         describe = require("mcap_protobuf.schema", EXTRA).build_file_descriptor_set
         schema = self._sdk.Schema(name=name, encoding="protobuf", data=describe(kind).SerializeToString())
-        return self._sdk.Channel(topic, schema=schema, message_encoding="protobuf", context=self._context)
+        channel: _Channel = self._sdk.Channel(
+            topic, schema=schema, message_encoding="protobuf", context=self._context
+        )
+        return channel
 
-    def _find_channels(self, camera: str) -> dict[str, Any]:
+    def _find_channels(self, camera: str) -> dict[str, _Channel]:
         """Return the channels of a camera. Beyond MAX_CAMERAS, close those that were silent for longest."""
         # put back at the end: the first camera is the one that was silent for longest
         channels = self._channels.pop(camera, {})

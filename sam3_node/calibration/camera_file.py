@@ -6,6 +6,7 @@ See calibration/example.toml. Files without `version` are of version 1.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -263,7 +264,7 @@ def back_up(path: Path) -> Path:
     return copy
 
 
-def _format_table(fields: dict[str, Any], place: tuple[str, ...]) -> list[str]:
+def _format_table(fields: Mapping[str, object], place: tuple[str, ...]) -> list[str]:
     """Return the lines of a TOML table: its values first, then its tables."""
     # in TOML a value behind a table would belong to that table
     values = {key: value for key, value in fields.items() if not isinstance(value, dict)}

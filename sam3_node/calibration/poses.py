@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from functools import partial
 from pathlib import Path, PurePath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -354,7 +354,18 @@ def _check_columns(names: Sequence[str]) -> None:
     raise ValueError(f"expected the columns {_COLUMNS}; found {', '.join(names)[:200]}{''.join(hints[:1])}")
 
 
-def _read_row(number: int, names: Sequence[str], cells: Sequence[str], unit: Unit) -> dict[str, Any]:
+class _PoseRow(TypedDict, total=False):
+    """An entry of a table, with the image or the time that it belongs to, before its check."""
+
+    image: str
+    stamp_ns: Decimal | int
+    matrix: list[list[Decimal | int]]
+    position: list[Decimal | int]
+    quaternion_xyzw: list[Decimal | int]
+    rotation_vector_rad: list[Decimal | int]
+
+
+def _read_row(number: int, names: Sequence[str], cells: Sequence[str], unit: Unit) -> _PoseRow:
     """Return one row as an entry. Raises ValueError that names the line and the column."""
     if any(cells[len(names) :]):
         raise ValueError(
@@ -370,7 +381,7 @@ def _read_row(number: int, names: Sequence[str], cells: Sequence[str], unit: Uni
             raise ValueError(f"line {number}, column {key}: {error}") from error
 
     # which image the pose belongs to
-    entry: dict[str, Any] = {}
+    entry: _PoseRow = {}
     if "image" in row:
         entry["image"] = row["image"]
     for key, unit_ns in (("stamp_ns", 1), ("stamp_s", 10**9)):
@@ -381,11 +392,14 @@ def _read_row(number: int, names: Sequence[str], cells: Sequence[str], unit: Uni
     position = _POSITION_KEYS[unit]
     if row.keys() >= set(_MATRIX_KEYS) or not set(names) >= set(position):
         values = [parse(key) for key in _MATRIX_KEYS]
-        return entry | {"matrix": [values[start : start + 4] for start in range(0, 16, 4)]}
+        entry["matrix"] = [values[start : start + 4] for start in range(0, 16, 4)]
+        return entry
     entry["position"] = [parse(key) for key in position]
     if set(_QUATERNION_KEYS) <= set(names):
-        return entry | {"quaternion_xyzw": [parse(key) for key in _QUATERNION_KEYS]}
-    return entry | {"rotation_vector_rad": [parse(key) for key in _VECTOR_KEYS]}
+        entry["quaternion_xyzw"] = [parse(key) for key in _QUATERNION_KEYS]
+    else:
+        entry["rotation_vector_rad"] = [parse(key) for key in _VECTOR_KEYS]
+    return entry
 
 
 class PoseTrack:

@@ -150,7 +150,7 @@ def _diagnose_cameras(description: Description, cameras: Sequence[str]) -> str:
     return f"masks are published for {', '.join(served)}; nothing keeps them from arriving"
 
 
-def _select(description: Description | None, cameras: Sequence[str]) -> dict[str, Any]:
+def _select(description: Description | None, cameras: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
     """Return the counts of the node's cameras that are among `cameras`, which means all if it is empty."""
     if description is None:
         return {}

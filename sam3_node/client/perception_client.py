@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 from ..errors import AuthenticationError, NodeRestarted, NotSeenError, RequestError, TransportError
 from ..resources import closed_on_error
@@ -22,7 +22,7 @@ from ..transport import ControlClient, MaskSubscriber, Security
 from ..transport.security import find_endpoint
 from ..types import Delivery, MaskFrame
 from . import values
-from .diagnosis import Wanted, diagnose, find_sending_camera
+from .diagnosis import Description, Wanted, diagnose, find_sending_camera
 from .mask_reader import CallbackThread, Deadline, FoundObject, KnownEpochs, LabelSearch, OnError, OnMasks
 from .requests import ClientRequests
 
@@ -420,7 +420,7 @@ class PerceptionClient(ClientRequests):
                 f"{name} needs delivery 'newest'; with 'every', read all masks with `latest`"
             )
 
-    def _describe(self, deadline: Deadline) -> dict[str, Any]:
+    def _describe(self, deadline: Deadline) -> Description:
         """Ask the node for its description, in half of the time that is left at most."""
         timeout_ms = deadline.limit_ms(2 * self._timeout_ms) // 2
-        return cast(dict[str, Any], self._control.call_within(timeout_ms, ops.DescribeNode.op))
+        return cast(Description, self._control.call_within(timeout_ms, ops.DescribeNode.op))

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from msgspec import Meta
 from msgspec.structs import asdict
@@ -34,6 +34,7 @@ MAX_BOXES = 64
 MAX_ALL_BOXES = 1024
 """Boxes of all exemplars together. More are refused, because the detector keeps 1 or 2 KB of tokens for each."""
 
+T = TypeVar("T")
 File = str | os.PathLike[str]
 Boxes = Sequence[Sequence[float]]
 """(x0, y0, x1, y1) of each, in pixels of an image"""
@@ -247,7 +248,7 @@ def require_exemplars(detector: Detector | None) -> ExemplarDetector:
     )
 
 
-def _by_phrase(limits: Mapping[str, Any], phrases: Sequence[str]) -> dict[str, Any]:
+def _by_phrase(limits: Mapping[str, T], phrases: Sequence[str]) -> dict[str, T]:
     """Return the limits with the spelling of their keys in `phrases`."""
     spelling = {phrase_key(phrase): phrase for phrase in phrases}
     if unknown := [name for name in limits if phrase_key(name) not in spelling]:

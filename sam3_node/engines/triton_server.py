@@ -323,7 +323,7 @@ class _Describer:
 
     def stage(self, stage: StageSpec, platform: str, model: TrackerModel) -> Config:
         """Return a stage's configuration. Stages of memories are not batched: all objects share an image's features."""
-        config = self._head(stage, platform)
+        config: dict[str, object] = {**self._head(stage, platform)}
         kind = Word("KIND_GPU" if platform == PLAN else "KIND_AUTO")
         count = 1 if stage.name in STAGES[1:] else self._serving.instances
         config["instance_group"] = [{"count": count, "kind": kind}]
@@ -340,7 +340,7 @@ class _Describer:
 
     def _describe_batching(self) -> Config:
         """Return how the server joins requests. An empty field turns it on, with the server's own defaults."""
-        batching: dict[str, Any] = {}
+        batching: dict[str, Sequence[int] | int] = {}
         if self._serving.preferred:
             batching["preferred_batch_size"] = self._serving.preferred
         if self._serving.delay_us:
@@ -366,7 +366,7 @@ class _Describer:
         whole = StageSpec(name, nn.Identity(), inputs, tuple(outputs))
         return {**self._head(whole, ENSEMBLE), "ensemble_scheduling": {"step": steps}}
 
-    def _head(self, stage: StageSpec, platform: str) -> dict[str, Any]:
+    def _head(self, stage: StageSpec, platform: str) -> Config:
         """Return name, platform and tensors. The schema leaves out the first dimension of what it batches."""
         batch = 0 if stage.name in STAGES[1:] else self._serving.batch
         tensors = {

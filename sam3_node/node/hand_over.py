@@ -11,9 +11,10 @@ A successor that gets no answer cannot know which of the two has happened, so it
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from ..errors import BusyError, RequestError
+from ..schema.replies import LastHandOver
 
 HandOverStage = Literal["waiting", "confirmed", "expired", "cancelled", "taken_back"]
 """waiting: for the successor. confirmed: the ids are the successor's. expired, cancelled: this node works on with the
@@ -121,7 +122,7 @@ class HandOverState:
             " node is lost, sam3-node resume lets this one work on with new ids"
         )
 
-    def describe(self) -> dict[str, Any] | None:
+    def describe(self) -> LastHandOver | None:
         """Return the last hand-over for the status; None if there was none."""
         last = self._last
         if last is None:

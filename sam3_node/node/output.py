@@ -8,13 +8,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from msgspec.structs import asdict
 
 from ..errors import Sam3NodeError, current_request_id
 from ..perception.perception import Perception
 from ..processes.logs import log_subject, warn_if_descriptors_run_out
+from ..schema.fields import Plain
 from ..settings import Settings
 from ..transport import MaskPublisher, ReceivedFrame, Security
 from ..transport.limits import rss_bytes
@@ -96,7 +96,7 @@ class Output:
         self._pack_us = (time.perf_counter_ns() - begin_ns) // 1000
         return True
 
-    def publish_event(self, op: str, args: dict[str, Any]) -> None:
+    def publish_event(self, op: str, args: Plain) -> None:
         """Publish a change of the node's state, for recorders. With a request id, the log names the event."""
         asked = current_request_id()
         with self._publishing:
@@ -117,7 +117,7 @@ class Output:
         stats = self.stats[masks.camera]
         stats.withhold(frame, received.received_ns, reason)
         # a replay takes the robot of a frame from its masks, and this frame has none
-        robot: dict[str, Any] = {}
+        robot: dict[str, Plain] = {}
         if masks.robot_pose is not None:
             robot["robot_pose"] = pose_fields(masks.robot_pose)
         if masks.joints is not None:

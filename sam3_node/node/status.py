@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 from ..perception.pipeline import Pipeline
 from ..perception.shedding import LoadShedder
 from ..perception.step import StepFrame
-from ..schema.fields import MAX_INT
+from ..schema.fields import MAX_INT, Plain
 from ..schema.replies import CameraFigures
 from ..types import Frame, TrackState
 from .health import Histogram
@@ -199,14 +199,14 @@ class CameraStats:
         self.last_error = f"{type(error).__name__}: {describe_error(error)}"
         self._last_error_s = time.monotonic()
 
-    def describe_failure(self, frame: Frame, error: str) -> dict[str, Any]:
+    def describe_failure(self, frame: Frame, error: str) -> Plain:
         """Return the fields of the event FAILED: the newest frame, and its step's level of shedding, if any."""
-        failure: dict[str, Any] = {"camera": frame.camera, "seq": frame.seq, "error": error}
+        failure = {"camera": frame.camera, "seq": frame.seq, "error": error}
         if self.shed_level:
-            failure["shed"] = {"level": self.shed_level}
+            return {**failure, "shed": {"level": self.shed_level}}
         return failure
 
-    def describe(self, offset_ns: int | None = None) -> dict[str, Any]:
+    def describe(self, offset_ns: int | None = None) -> Plain:
         """Return the counts, frames per second, and times in milliseconds (None before the first frame).
 
         `offset_ns` is the time from the newest masks of all cameras to the newest of this camera, by their captures: 0

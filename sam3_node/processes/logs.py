@@ -170,7 +170,7 @@ def read_message(line: str) -> str:
     return message if isinstance(message, str) else line
 
 
-def _read_json(line: str) -> dict[str, Any] | None:
+def _read_json(line: str) -> dict[str, object] | None:
     """Return a line that is one JSON object; None for any other."""
     if not line.startswith("{"):
         return None
@@ -197,7 +197,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line. Control characters and what is not ASCII are escaped."""
-        fields: dict[str, Any] = {
+        fields: dict[str, object] = {
             "time": _format_time(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from ..bags.formats.mcap import McapStream
 from ..bags.native import NODE, RECORDER, RING
@@ -28,6 +28,7 @@ from ..errors import BagError, OutputError, Sam3NodeError, SettingsError, Transp
 from ..files import make_folder
 from ..processes.notify import Watchdog
 from ..resources import Closeable
+from ..schema.fields import Plain
 from ..settings import RecordSettings, Settings
 from ..transport import ControlClient, Security
 from ..transport.sockets import SocketOwner
@@ -107,7 +108,7 @@ class Recorder(SocketOwner):
         if record.ring_s:
             self._ring = MessageRing(record.ring_s, int(record.ring_mb * 1e6))
         self._quota = Quota(record)
-        self._description: dict[str, Any] | None = None
+        self._description: Plain | None = None
         # the recording that is being written; with a ring, there is one after a trigger only
         self._series: RecordedSeries | None = None
 
@@ -365,7 +366,7 @@ class _NodeDescriber(Closeable):
         self._client = ControlClient(endpoint, DESCRIBE_TIMEOUT_MS, security)
         self._requested = threading.Event()
         self._closed = threading.Event()
-        self._descriptions: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._descriptions: queue.SimpleQueue[Plain] = queue.SimpleQueue()
         # a thread, because a request may wait for seconds while messages arrive
         threading.Thread(target=self._run, name="describe", daemon=True).start()
 
@@ -373,7 +374,7 @@ class _NodeDescriber(Closeable):
         """Request the description, or request it again."""
         self._requested.set()
 
-    def take(self) -> dict[str, Any] | None:
+    def take(self) -> Plain | None:
         """Return the node's next description; None if there is none yet."""
         with contextlib.suppress(queue.Empty):
             return self._descriptions.get_nowait()

@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -19,6 +19,7 @@ from ..bags.native import COLOUR, RECORDER
 from ..bags.native.writer import SplitRecordingWriter, compress_colour, describe_compression
 from ..errors import OutputError, WireError
 from ..resources import Closeable
+from ..schema.fields import Plain
 from ..settings import RecordSettings
 from ..transport.tap import ReceivedMessage
 from ..types import Frame, MaskFrame, count_missing_frames
@@ -198,7 +199,7 @@ class RecordedSeries(Closeable):
             self.files.add_metadata(COLOUR, describe_compression(frame.encoding))
         self._write_frame(frame, received_ns)
 
-    def _summary(self) -> Mapping[str, Any]:
+    def _summary(self) -> Plain:
         return {
             **self.report.describe(),
             "began_ns": self._began_ns,
@@ -332,7 +333,7 @@ class RecordReport:
             lost += counts.frames_lost + counts.masks_lost
         return lost
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Plain:
         """Return the counts as they are stored in the metadata of a recording."""
         return {
             "cameras": {camera: asdict(counts) for camera, counts in self.cameras.items()},

@@ -8,14 +8,14 @@ the outputs of what is done, and a summary with `complete: false`. It can be res
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import PurePosixPath
-from typing import Any
 
 from ..errors import ReplayError
+from ..schema.fields import Plain
 from .davis_png import MaskSource
 from .job import SECTIONS, Job
 from .outputs import find_output
@@ -142,7 +142,7 @@ def job_session(
     stop: threading.Event | None = None,
     again: bool = False,
     check: Callable[[Schedule], None] = lambda _: None,
-    **marks: Any,
+    **marks: object,
 ) -> Iterator[JobSession]:
     """Open a job's first recording, and hold its folder for the length of the block.
 
@@ -157,13 +157,11 @@ def job_session(
             check(schedule)
         if again:
             clear_results(store)
-        identity = _build_identity(schedule)
-        identity["job"] |= marks
-        check_identity(store, identity)
+        check_identity(store, _build_identity(schedule, marks))
         yield JobSession(schedule, store, progress, stop or threading.Event())
 
 
-def _build_identity(schedule: Schedule) -> dict[str, Any]:
+def _build_identity(schedule: Schedule, marks: Plain) -> Plain:
     """Collect, as JSON values, what must be equal for masks to be equal, except the weights."""
     # all of the job but what may change, and all settings that masks depend on
     fixed = {name: value for name, value in asdict(schedule.job).items() if name not in FREE_FIELDS}
@@ -176,16 +174,17 @@ def _build_identity(schedule: Schedule) -> dict[str, Any]:
     size = None
     if schedule.path.is_file():
         size = schedule.path.stat().st_size
-    identity: dict[str, Any] = json.loads(json.dumps({"job": fixed, "settings": sections, "bytes": size}))
+    whole = {"job": {**fixed, **marks}, "settings": sections, "bytes": size}
+    identity: Plain = json.loads(json.dumps(whole))
     return identity
 
 
-def read_digests(description: Mapping[str, Any]) -> dict[str, Any]:
+def read_digests(description: Plain) -> Plain:
     """Return the digests of the weights in a Perception's description."""
     return {name: description.get(name, "") for name in DIGESTS}
 
 
-def check_identity(store: Store, identity: Mapping[str, Any]) -> None:
+def check_identity(store: Store, identity: Plain) -> None:
     """Compare an identity with the stored one, and store entries that are new.
 
     Raises ReplayError with the differences.
@@ -203,7 +202,7 @@ def check_identity(store: Store, identity: Mapping[str, Any]) -> None:
         )
 
 
-def read_identity(store: Store) -> dict[str, Any]:
+def read_identity(store: Store) -> Plain:
     """Return the stored identity; an empty map if there is none."""
     # damage is no other job: say so, instead of listing differences
     if not store.exists(IDENTITY):
@@ -219,7 +218,7 @@ def read_identity(store: Store) -> dict[str, Any]:
     return identity
 
 
-def _list_differences(name: str, stored: Any, current: Any) -> list[str]:
+def _list_differences(name: str, stored: object, current: object) -> list[str]:
     """Return a line for each value that differs, with its dotted name."""
     if isinstance(stored, dict) and isinstance(current, dict):
         lines = []

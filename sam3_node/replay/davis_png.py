@@ -9,7 +9,7 @@ import struct
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NotRequired, TypedDict, TypeVar
 
 import cv2
 import numpy as np
@@ -44,6 +44,16 @@ _PALETTE_TYPE = 3
 # offset in a PNG file of the byte with the colour type
 _TYPE_OFFSET = 25
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+class _ObjectRow(TypedDict):
+    """An object of a camera in TABLE."""
+
+    index: int
+    id: int
+    label: str
+    first_seq: int
+    doubtful: NotRequired[list[list[int]]]
 
 
 def colours() -> Labels:
@@ -201,15 +211,20 @@ def write_palette_pngs(
     Doubtful objects are drawn only `with_doubtful`, because a pixel cannot say that it is doubtful. If several frames
     have one camera and seq, the last one stays.
     """
-    tables: dict[str, dict[int, dict[str, Any]]] = {}
+    tables: dict[str, dict[int, _ObjectRow]] = {}
     for count, frame in enumerate(masks, start=1):
         camera_folder = child_path(folder, frame.camera)
         camera_folder.mkdir(parents=True, exist_ok=True)
         # the object's row keeps its first frame, and the label that it had there
         table = tables.setdefault(frame.camera, {})
         for instance in frame.instances:
-            row = {"index": palette_index(instance.id), "id": instance.id, "label": instance.label}
-            known = table.setdefault(instance.id, {**row, "first_seq": frame.seq})
+            row: _ObjectRow = {
+                "index": palette_index(instance.id),
+                "id": instance.id,
+                "label": instance.label,
+                "first_seq": frame.seq,
+            }
+            known = table.setdefault(instance.id, row)
             if instance.doubtful:
                 add_to_runs(known.setdefault("doubtful", []), frame.seq)
         if not with_doubtful:

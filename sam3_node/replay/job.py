@@ -45,8 +45,8 @@ NAMES = ("camera", "frame", "label", "box", "points", "labels", "mask", "value")
 SECTIONS = ("model", "tracker", "detector", "engine", "spatial", "robot")
 """Sections of the settings on which masks depend. They identify a job."""
 
-Sections = dict[str, dict[str, Any]]
-"""Settings by section and field."""
+Sections = dict[str, dict[str, object]]
+"""Settings by section and field. `Settings` checks the values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,9 +290,11 @@ def describe_differences(replayed: Mapping[str, Any], recorded: Mapping[str, Any
     return lines
 
 
-def _collect_facts(description: Mapping[str, Any]) -> dict[str, Any]:
+def _collect_facts(description: Mapping[str, Any]) -> dict[str, object]:
     """Return the resolved values, the versions, and the settings that masks depend on."""
-    facts = {name: description.get(name) for name in ("model", "device", "device_name", "dtype", "threads")}
+    facts: dict[str, object] = {
+        name: description.get(name) for name in ("model", "device", "device_name", "dtype", "threads")
+    }
     settings = description.get("settings", {})
     for section in SECTIONS:
         facts |= {f"{section}.{name}": value for name, value in settings.get(section, {}).items()}

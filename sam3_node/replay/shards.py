@@ -11,13 +11,14 @@ the best assignment of all pairs at once (Kuhn 1955).
 import hashlib
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgpack
+import msgspec
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
@@ -26,7 +27,7 @@ from ..geometry import mask_intersection
 from ..types import Instance, MaskFrame
 from ..wire import masks_topic, pack_masks, unpack_masks
 from .player import Player
-from .store import WORK, ReplayCounts, Store
+from .store import WORK, ReplayCounts, Store, StoredCounts
 
 FIRST_PASS = f"{WORK}/parts"
 """Folder of the forward pass."""
@@ -44,10 +45,18 @@ _BODY_START = len(MAGIC) + hashlib.sha256().digest_size
 
 
 class Cursor(NamedTuple):
-    """Position of a replay: the number of completed actions, and `ReplayCounts` until then as a dict."""
+    """Position of a replay: the number of completed actions, and the `ReplayCounts` until then."""
 
-    actions: int = 0
-    totals: Mapping[str, Any] = {}
+    actions: int
+    totals: StoredCounts
+
+
+class _Shard(msgspec.Struct):
+    """The map of a shard."""
+
+    actions: int
+    tally: StoredCounts
+    masks: list[tuple[str, bytes]]
 
 
 class ShardLimits(NamedTuple):
@@ -79,9 +88,9 @@ class Shards:
     def cursor(self) -> Cursor:
         """Read the position at the end of the last complete shard. Raises ReplayError if the shard is damaged."""
         if not self._count:
-            return Cursor()
+            return Cursor(0, {})
         shard = self._read(self._count - 1)
-        return Cursor(shard["actions"], shard["tally"])
+        return Cursor(shard.actions, shard.tally)
 
     def checkpoint(self) -> bytes:
         """Read the state at the end of the last complete shard. Raises ReplayError if it is missing."""
@@ -128,10 +137,10 @@ class Shards:
             self._store.delete(self._state_name(self._count - 1))
 
     def _read_masks(self, number: int) -> Iterator[MaskFrame]:
-        for camera, body in self._read(number)["masks"]:
+        for camera, body in self._read(number).masks:
             yield unpack_masks([masks_topic(camera), body])
 
-    def _read(self, number: int) -> dict[str, Any]:
+    def _read(self, number: int) -> _Shard:
         # a disk may lose what it has confirmed: never continue from a damaged shard
         data = self._store.read(self._masks_name(number))
         digest = data[len(MAGIC) : _BODY_START]
@@ -140,8 +149,13 @@ class Shards:
                 f"{self._masks_name(number)}: expected a whole shard of a replay, found {len(data)} bytes that are "
                 "damaged; start over with --again"
             )
-        content: dict[str, Any] = msgpack.unpackb(data[_BODY_START:], strict_map_key=False)
-        return content
+        try:
+            return msgspec.msgpack.decode(data[_BODY_START:], type=_Shard)
+        except msgspec.MsgspecError as error:
+            raise ReplayError(
+                f"{self._masks_name(number)}: expected a shard of this version, found another one: {error}; start over "
+                "with --again"
+            ) from error
 
     def _masks_name(self, number: int) -> str:
         return f"{self._folder}/{number:06}.masks"
@@ -159,7 +173,7 @@ class ShardWriter:
     def __init__(self, shards: Shards, player: Player, limits: ShardLimits) -> None:
         self.cursor = shards.cursor()
         """Position at the end of the last complete shard."""
-        self.totals = ReplayCounts(**self.cursor.totals)
+        self.totals = ReplayCounts.from_totals(self.cursor.totals)
         # counts and notes go on from those of earlier runs
         if len(shards):
             player.resume(shards.checkpoint(), self.totals.counts)
@@ -193,7 +207,7 @@ class ShardWriter:
             self.totals.work_s += time.monotonic() - self._begin_s
             self.totals.counts = self._player.counts
             self.totals.notes = self._player.notes
-            self.cursor = Cursor(self._actions, self.totals.to_dict())
+            self.cursor = Cursor(self._actions, self.totals.to_totals())
             self._shards.add(self._masks, self.cursor, self._player.checkpoint())
             self._open()
 

@@ -14,13 +14,14 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypedDict
 from urllib.parse import unquote
 
-from ..errors import BagError, MissingExtraError, OutputError, ReplayError, require
+from ..errors import BagError, MissingExtraError, OutputError, ReplayError, WireError, require
 from ..files import UNFINISHED, child_path, explain_os_error, read_regular, temp_dir, write_atomically
+from ..schema.fields import convert
 from ..types import MaskFrame
 
 if TYPE_CHECKING:
@@ -46,6 +47,16 @@ KEPT_FREE_BYTES = 256 << 20
 """Bytes that a recording from a URL leaves free where it is copied to. A larger one is refused or given up."""
 
 
+class StoredCounts(TypedDict, total=False):
+    """`ReplayCounts` as they are stored with a shard. Those of the first versions lack some."""
+
+    counts: dict[str, int]
+    frames: dict[str, int]
+    objects: dict[str, dict[str, str]]
+    work_s: float
+    notes: list[str]
+
+
 @dataclass(slots=True)
 class ReplayCounts:
     """Counts of a replay so far, over all its runs."""
@@ -61,9 +72,16 @@ class ReplayCounts:
     notes: list[str] = field(default_factory=list)
     """The notes of a Player."""
 
-    def __post_init__(self) -> None:
-        self.counts = Counter(self.counts)
-        self.frames = Counter(self.frames)
+    @classmethod
+    def from_totals(cls, totals: StoredCounts) -> Self:
+        """Return the counts that were stored with a shard."""
+        return cls(
+            Counter(totals.get("counts", {})),
+            Counter(totals.get("frames", {})),
+            totals.get("objects", {}),
+            totals.get("work_s", 0.0),
+            totals.get("notes", []),
+        )
 
     def add(self, masks: MaskFrame) -> None:
         """Count one frame's masks."""
@@ -87,8 +105,8 @@ class ReplayCounts:
                 )
         return lines
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields by their names, as `ReplayCounts(**fields)` takes them."""
+    def to_totals(self) -> StoredCounts:
+        """Return the counts as `from_totals` takes them."""
         return {
             "counts": dict(self.counts),
             "frames": dict(self.frames),
@@ -192,11 +210,9 @@ class Summary:
     @classmethod
     def from_json(cls, text: bytes) -> Self:
         """Read the JSON of `to_json`. Raises ReplayError for anything else."""
-        # a later version may have written more fields
-        names = {item.name for item in fields(cls)}
         try:
-            return cls(**{name: value for name, value in json.loads(text).items() if name in names})
-        except (ValueError, TypeError, AttributeError) as error:
+            return convert(json.loads(text), cls, "summary")
+        except (ValueError, WireError) as error:
             raise ReplayError(
                 f"summary.json: expected the summary of a replay, found {error}; use --again"
             ) from error

@@ -12,7 +12,7 @@ import sys
 import zipfile
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -49,7 +49,16 @@ def main() -> None:
         print(json.dumps(_answer(trimesh, Path(path))), file=answers, flush=True)
 
 
-def _answer(trimesh: Any, path: Path) -> dict[str, Any]:
+class HullAnswer(TypedDict, total=False):
+    """The line about a mesh: its hull, or what is wrong with it."""
+
+    corners: list[list[float]]
+    centre: list[float]
+    growth: float
+    error: str
+
+
+def _answer(trimesh: Any, path: Path) -> HullAnswer:
     try:
         hull = thin_hull(np.array(trimesh.convex.convex_hull(_read_corners(trimesh, path)).vertices))
         return {"corners": hull.corners.tolist(), "centre": hull.centre.tolist(), "growth": hull.growth}

@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import SettingsError
 from ..files import check_regular, explain_os_error
 from .hulls import Hull
-from .mesh_reader import MAX_MESH_BYTES, MAX_MESH_S
+from .mesh_reader import MAX_MESH_BYTES, MAX_MESH_S, HullAnswer
 
 FORMATS = ("stl", "obj", "dae", "ply", "glb", "gltf")
 """Suffixes of the mesh files that are read. None of these formats is packed."""
@@ -44,7 +44,7 @@ def read_hulls(paths: Sequence[Path]) -> dict[Path, Hull]:
 
     hulls: dict[Path, Hull] = {}
     for path, line in zip(different, _ask_child(different), strict=False):
-        answer = json.loads(line)
+        answer: HullAnswer = json.loads(line)
         if "error" in answer:
             raise SettingsError(f"robot.urdf: cannot read the mesh {path}: {answer['error']}")
         hulls[path] = Hull(np.array(answer["corners"]), np.array(answer["centre"]), answer["growth"])

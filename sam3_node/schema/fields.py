@@ -30,6 +30,7 @@ MAX_DESCRIBED = 60
 """Characters of a value in an error message."""
 _LARGEST = sys.float_info.max
 _BINARY = (bytes, bytearray, memoryview)
+_Record = inspect.StructType | inspect.DataclassType | inspect.TypedDictType
 
 # numbers: NaN and the infinite lie outside of all bounds
 Natural = Annotated[int, Meta(ge=0, le=MAX_INT)]
@@ -100,9 +101,9 @@ def convert(
         raise WireError(f"{what}: expected fewer levels of nesting, found more") from error
 
 
-def to_plain(value: msgspec.Struct) -> dict[str, Any]:
+def to_plain(value: msgspec.Struct) -> dict[str, object]:
     """Return a value of the schema as plain values; what has its default is left out, if its class omits defaults."""
-    plain: dict[str, Any] = msgspec.to_builtins(value, builtin_types=_BINARY, enc_hook=_to_builtin)
+    plain: dict[str, object] = msgspec.to_builtins(value, builtin_types=_BINARY, enc_hook=_to_builtin)
     return plain
 
 
@@ -191,12 +192,12 @@ def _find(path: str | None, value: object, kind: type) -> WrongField:
             info = _item(info, index)
         elif isinstance(info, inspect.DictType):
             # msgspec does not say which entry of a map is wrong
-            name, found, info = _find_entry(name, found, info)
+            name, found, info = _find_record(name, found, info) or _find_entry(name, found, info)
     return WrongField(name, describe_type(info, found), found, _field_names(_without_none(info)))
 
 
 def _field(info: inspect.Type, name: str) -> inspect.Type:
-    if isinstance(info, inspect.StructType | inspect.DataclassType):
+    if isinstance(info, _Record):
         for field in info.fields:
             if field.encode_name == name:
                 return field.type
@@ -217,6 +218,18 @@ def _item(info: inspect.Type, index: int) -> inspect.Type:
     if isinstance(info, inspect.VarTupleType | inspect.ListType):
         return info.item_type
     return inspect.AnyType()
+
+
+def _find_record(name: str, found: object, info: inspect.DictType) -> tuple[str, object, inspect.Type] | None:
+    """Return the first entry of a map of records that is wrong, as `_find_entry` does; None for other maps."""
+    kind = info.value_type
+    if isinstance(kind, _Record) and isinstance(found, Mapping):
+        for key, value in found.items():
+            try:
+                msgspec.convert(value, kind.cls)
+            except msgspec.ValidationError:
+                return f"{name}.{key}", value, kind
+    return None
 
 
 def _find_entry(name: str, found: object, info: inspect.DictType) -> tuple[str, object, inspect.Type]:
@@ -293,8 +306,9 @@ def describe_type(info: inspect.Type, found: object = None) -> str:
         inspect.BoolType: "true or false",
         inspect.BytesType: "binary data",
         inspect.StructType: "a map",
-        inspect.DictType: "a map",
         inspect.DataclassType: "a map",
+        inspect.TypedDictType: "a map",
+        inspect.DictType: "a map",
         inspect.NamedTupleType: "a list",
     }
     if isinstance(info, inspect.CustomType):

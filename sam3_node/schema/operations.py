@@ -122,7 +122,7 @@ class Operation(
         if isinstance(reply, type):
             cls.Reply = reply
 
-    def to_args(self) -> dict[str, Any]:
+    def to_args(self) -> dict[str, object]:
         """Return the arguments of the request as it has them. Those that have their default are left out."""
         return {name: _with_lists(value) for name, value in to_plain(self).items()}
 

@@ -6,7 +6,7 @@ A field that is nil counts as absent. Replies of later versions may have further
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypedDict, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -41,7 +41,7 @@ Open = Mapping[str, object]
 class OperationReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Base of the replies. What is not known is None, and left out of the message."""
 
-    def to_result(self) -> dict[str, Any]:
+    def to_result(self) -> dict[str, object]:
         """Return the reply as a message carries it."""
         return to_plain(self)
 
@@ -381,6 +381,15 @@ class RefusedCamera(msgspec.Struct, frozen=True, kw_only=True):
     silent_s: NotNegative
 
 
+class LastHandOver(TypedDict):
+    """A hand-over of the node's state to another node."""
+
+    to: Text
+    token: Text
+    state: Text | None
+    began_ns: Natural
+
+
 class SnapshotStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The snapshots of a node, and what it continued from."""
 
@@ -397,7 +406,7 @@ class SnapshotStatus(msgspec.Struct, frozen=True, kw_only=True):
     error: Text | None
     """why the last one could not be written"""
     handed_over: bool
-    hand_over: Open | None
+    hand_over: LastHandOver | None
     """the last one: `to`, `token`, `state` and `began_ns`"""
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, make_dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypedDict
 
 import msgspec
 from msgspec import NODEFAULT, Meta
@@ -359,6 +359,29 @@ class MaskMap(Value, frozen=True):
     data: bytes
 
 
+class SolidPrimitive(TypedDict):
+    """A body in the shape of shape_msgs/SolidPrimitive; type 1 is a box."""
+
+    type: int
+    dimensions: list[float]
+
+
+class PrimitivePose(TypedDict):
+    """A pose in the shape of geometry_msgs/Pose."""
+
+    position: dict[str, float]
+    orientation: dict[str, float]
+
+
+class CollisionObject(TypedDict):
+    """A body in the shape of moveit_msgs/CollisionObject."""
+
+    header: dict[str, str | None]
+    id: str
+    primitives: list[SolidPrimitive]
+    primitive_poses: list[PrimitivePose]
+
+
 class Instance(Value, frozen=True):
     """One tracked object on one frame. `score` is in 0..1. `age` and `frames_since_seen` count frames.
 
@@ -441,7 +464,7 @@ class Instance(Value, frozen=True):
         """Pixels inside the mask."""
         return self.mask.area
 
-    def collision_object(self) -> dict[str, Any] | None:
+    def collision_object(self) -> CollisionObject | None:
         """Return the upright box as a map of the shape of MoveIt's moveit_msgs/CollisionObject; None without a box."""
         centre = self.upright_centre_m
         quaternion = self.upright_quaternion_xyzw
@@ -487,7 +510,7 @@ class Instance(Value, frozen=True):
             sides = [self.box[side] - before.box[side] for side in (axis, axis + 2)]
             shift.append(round(ratio * min(sides, key=abs)) if sides[0] * sides[1] > 0 else 0)
         # these were measured on the frame, and no velocity says where they are now
-        changes: dict[str, Any] = dict.fromkeys(("camera_position_m", "points_m", "heights_m"))
+        changes: dict[str, object] = dict.fromkeys(("camera_position_m", "points_m", "heights_m"))
         for name in ("position_m", "extent_centre_m", "nearest_m", "upright_centre_m"):
             if (place := getattr(self, name)) is not None:
                 changes[name] = tuple(np.add(place, np.multiply(self.velocity_mps or 0, ahead_s)).tolist())

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import NODEFAULT
 
 from ..errors import WireError
-from ..schema.fields import convert
+from ..schema.fields import Plain, convert
 from ..schema.values import Value
 from ..types import Buffer
 from .codec import VERSION, Limits, open_message, pack
@@ -53,21 +53,21 @@ class Body:
         renamed = dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
         self._keys = {name: renamed.get(name, name) for name in self.names}
         defaults = kind.__struct_defaults__
-        self._defaults: dict[str, Any] = dict.fromkeys(self.names, NODEFAULT)
+        self._defaults: dict[str, object] = dict.fromkeys(self.names, NODEFAULT)
         self._defaults |= dict(zip(kind.__struct_fields__[-len(defaults) :], defaults, strict=False))
         self._get = attrgetter(*self.names)
         # what is required is never left out
         self._left_out = [
             NODEFAULT if name in self._required else self._defaults[name] for name in self.names
         ]
-        self._compared: dict[str, Any] = {}
+        self._compared: dict[str, object] = {}
         for key, default in zip(self._keys.values(), self._left_out, strict=True):
             if isinstance(default, str):
                 self._compared[key] = default
             elif not isinstance(default, _SIMPLE) and default is not NODEFAULT:
                 self._compared[key] = {}
 
-    def to_map(self, value: object) -> dict[str, Any]:
+    def to_map(self, value: object) -> dict[str, object]:
         """Return the fields of a value in their order. The parts are as they are."""
         parts = zip(self._keys.values(), self._get(value), self._left_out, strict=True)
         fields = {key: part for key, part, default in parts if part is not default}
@@ -77,7 +77,7 @@ class Body:
                 fields.pop(key, None)
         return fields
 
-    def pack(self, fields: Mapping[str, Any]) -> bytes:
+    def pack(self, fields: Plain) -> bytes:
         """Return the bytes of a message with these fields."""
         return pack({"v": VERSION, "kind": self.what, **fields})
 

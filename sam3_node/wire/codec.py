@@ -16,7 +16,7 @@ import msgpack
 import zstandard
 
 from ..errors import WireError
-from ..schema.fields import MAX_CHARACTERS, MAX_INT, MAX_ITEMS, describe
+from ..schema.fields import MAX_CHARACTERS, MAX_INT, MAX_ITEMS, Plain, describe
 from ..types import Buffer
 from ..types import lazy_numpy as np
 
@@ -191,7 +191,7 @@ class Fields:
         self._map = value
         self.what = what
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> Plain:
         """Return the map itself."""
         return self._map
 
@@ -227,13 +227,13 @@ class Fields:
             raise WireError(f"{self.what}: expected every key to be a string, found others")
         return tuple(self._map)
 
-    def open_map(self, key: str) -> dict[str, Any]:
+    def open_map(self, key: str) -> Plain:
         """Return a nested map, its values unchecked. Its keys must be strings."""
         value: Any = self._map.get(key)
         # the usual case costs no object; the error is that of a nested map
         if type(value) is not dict or not all(type(name) is str for name in value):
             self.fields(key).names()  # raises
-        return cast(dict[str, Any], value)
+        return cast(Plain, value)
 
     def any(self, key: str) -> Any:
         """Return the value unchecked, or None if it is absent."""

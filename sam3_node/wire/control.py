@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from ..errors import RequestError, Sam3NodeError, WireError, check_request_id
-from ..schema.fields import Natural, Text, describe
+from ..schema.fields import Natural, Plain, Text, describe
 from ..schema.operations import OPERATIONS, AnyOperation
 from ..types import Buffer
 from .codec import VERSION, Fields, Limits, Read, Schema, count_items, open_message, pack, unpack
@@ -64,14 +64,14 @@ class Request:
         self,
         id: int,
         op: str,
-        args: Mapping[str, Any] | None = None,
+        args: Plain | None = None,
         request_id: str | None = None,
     ) -> None:
         self.id = id
         self.op = op
         self.request_id = request_id
         """Text that the node's log and events repeat, so that an operator finds what became of the request."""
-        self._args: Mapping[str, Any] | None = args or {}
+        self._args: Plain | None = args or {}
         self._packed: Buffer = b""
         self._operation: AnyOperation | None = None
 
@@ -85,10 +85,10 @@ class Request:
         return request
 
     @property
-    def args(self) -> Mapping[str, Any]:
+    def args(self) -> Plain:
         """The arguments as they came. They are unpacked when they are first used."""
         if self._args is None:
-            args: dict[str, Any] = unpack(self._packed, what="request: args", limits=_READ_LIMITS)
+            args: Plain = unpack(self._packed, what="request: args", limits=_READ_LIMITS)
             self._args = args
         return self._args
 
@@ -196,7 +196,7 @@ def unpack_request(data: Buffer) -> Request:
 def pack_reply(reply: Reply) -> bytes:
     """Pack a reply."""
     # either a result or an error, and the name of the node's run with both
-    body: dict[str, Any] = {"v": VERSION, "id": reply.id, "ok": reply.error is None}
+    body: dict[str, object] = {"v": VERSION, "id": reply.id, "ok": reply.error is None}
     if reply.error is None:
         body["result"] = reply.result
     else:
@@ -252,7 +252,7 @@ class Event:
 
     n: int
     op: str
-    args: dict[str, Any] = field(default_factory=dict)
+    args: Plain = field(default_factory=dict)
     request_id: str | None = None
     """of the request that changed the node, or by which an object caught up"""
 

@@ -11,7 +11,7 @@ follow. pycocotools is not used, because it would allocate the whole image of an
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 
 from ..errors import WireError
 from ..schema.fields import MAX_SIDE, convert, describe
@@ -167,7 +167,16 @@ def _decompress(characters: np.typing.NDArray[np.uint8], pixels: int, what: str)
     return values
 
 
-def encode_mask(mask: Mask, encoding: MaskEncoding = "bits+zstd") -> dict[str, Any]:
+class PackedMask(TypedDict):
+    """The map of a mask in a message, which is read as `MaskMap`."""
+
+    encoding: MaskEncoding
+    size: list[int]
+    box: list[int]
+    data: bytes
+
+
+def encode_mask(mask: Mask, encoding: MaskEncoding = "bits+zstd") -> PackedMask:
     """Return the map of a mask. Its sides may have at most MAX_SIDE pixels."""
     what = "mask"
     # a wrong mask of the node would be refused by every receiver: better here, with its name

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from .. import types
 from ..errors import WireError
-from ..schema.fields import MAX_ITEMS, NAME, Finite, Natural, convert, describe, to_plain
+from ..schema.fields import MAX_ITEMS, NAME, Finite, Natural, Plain, convert, describe, to_plain
 from ..schema.values import MaskMap
 from . import codec
 from .body import Body
@@ -136,16 +136,16 @@ def pack_frame(frame: types.Frame) -> list[types.Buffer]:
     check_colour(frame.colour, frame.encoding, frame.width, frame.height)
     header = _FRAME.to_map(frame)
     # the parts come in the order in which wire version 1 has them
-    intrinsics = header.pop("intrinsics", None)
-    depth = header.pop("depth", None)
-    times = header.pop("times", None)
-    if intrinsics is not None:
-        header["intrinsics"] = to_plain(intrinsics)
+    for part in ("intrinsics", "depth", "times"):
+        header.pop(part, None)
+    if frame.intrinsics is not None:
+        header["intrinsics"] = to_plain(frame.intrinsics)
+    depth = frame.depth
     if depth is not None:
         check_depth(depth)
         header["depth"] = _DEPTH.to_map(depth)
-    if times:
-        header["times"] = dict(times)
+    if frame.times:
+        header["times"] = dict(frame.times)
     parts: list[types.Buffer] = [frame_topic(frame.camera), _FRAME.pack(header), frame.colour]
     if depth is not None:
         parts.append(depth.data)
@@ -212,7 +212,7 @@ _ACTION = Body(
 )
 
 
-def pose_fields(pose: types.FramePose) -> dict[str, Any]:
+def pose_fields(pose: types.FramePose) -> Plain:
     """Return the fields of a pose. Raises WireError for a quaternion that is not of length 1."""
     check_quaternion(pose.quaternion_xyzw)
     check_name(pose.frame, "frame")
@@ -227,7 +227,7 @@ def read_pose(fields: codec.Fields) -> types.FramePose:
     return pose
 
 
-def joints_fields(joints: types.JointState) -> dict[str, Any]:
+def joints_fields(joints: types.JointState) -> Plain:
     """Return the fields of a joint state."""
     check_name(joints.robot, "robot")
     return _JOINTS.to_map(joints) | {"positions": dict(joints.positions)}
@@ -258,7 +258,7 @@ _INSTANCE = Body(
     },
 )
 _Instances: Any = Annotated[tuple[_INSTANCE.inner, ...], Meta(max_length=MAX_ITEMS)]  # type: ignore[name-defined]
-_MASKS = Body(
+MASKS = Body(
     types.MaskFrame,
     "masks",
     order="camera seq capture_ns clock received_ns published_ns stages_us skipped width height model prompts instances "
@@ -276,7 +276,7 @@ _take_fields = attrgetter(*types.Instance.__struct_fields__)
 
 def pack_masks(masks: types.MaskFrame, encoding: types.MaskEncoding = "bits+zstd") -> list[bytes]:
     """Return the parts of the message."""
-    body = _MASKS.to_map(masks)
+    body = MASKS.to_map(masks)
     # parts of other types than msgpack's
     body["stages_us"] = dict(masks.stages_us)
     body["instances"] = [_pack_instance(instance, encoding) for instance in masks.instances]
@@ -292,7 +292,7 @@ def pack_masks(masks: types.MaskFrame, encoding: types.MaskEncoding = "bits+zstd
         body["camera_pose"] = pose_fields(masks.camera_pose)
     if masks.robot_pose is not None:
         body["robot_pose"] = pose_fields(masks.robot_pose)
-    return [masks_topic(masks.camera), _MASKS.pack(body)]
+    return [masks_topic(masks.camera), MASKS.pack(body)]
 
 
 def unpack_masks(parts: Sequence[types.Buffer], lazy: bool = False) -> types.MaskFrame:
@@ -300,7 +300,7 @@ def unpack_masks(parts: Sequence[types.Buffer], lazy: bool = False) -> types.Mas
 
     With `lazy`, each mask is decoded when its pixels are first used. Damage in them raises WireError only then.
     """
-    message = _open_body(parts, _MASKS)
+    message = _open_body(parts, MASKS)
     _check_topic(parts[0], masks_topic(message.camera), "masks")
     for pose in (message.camera_pose, message.robot_pose):
         if pose is not None:
@@ -310,11 +310,11 @@ def unpack_masks(parts: Sequence[types.Buffer], lazy: bool = False) -> types.Mas
     message.instances = _read_instances(message.instances, size, lazy)
     if message.robot_mask is not None:
         message.robot_mask = open_mask(message.robot_mask, "masks: robot_mask", frame_size=size)
-    masks: types.MaskFrame = _MASKS.build(message)
+    masks: types.MaskFrame = MASKS.build(message)
     return masks
 
 
-def _pack_instance(instance: types.Instance, encoding: types.MaskEncoding) -> dict[str, Any]:
+def _pack_instance(instance: types.Instance, encoding: types.MaskEncoding) -> Plain:
     fields = _INSTANCE.to_map(instance)
     fields["mask"] = encode_mask(instance.mask, encoding)
     return fields

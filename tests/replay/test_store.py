@@ -258,7 +258,7 @@ def fill(store: FolderStore, count: int) -> Shards:
     for number in range(len(parts), count):
         masks = [make_truth(frame_at(seq)) for seq in (2 * number, 2 * number + 1)]
         part = [(frame.camera, pack_masks(frame)[1]) for frame in masks]
-        parts.add(part, Cursor(3 * (number + 1), {"frames": 2 * number}), b"state %d" % number)
+        parts.add(part, Cursor(3 * (number + 1), {"frames": {"c": 2 * number}}), b"state %d" % number)
     return parts
 
 
@@ -274,7 +274,7 @@ def test_masks_come_back_in_order(store: FolderStore) -> None:
     masks = list(parts.masks())
     assert [one.seq for one in masks] == list(range(6))
     assert [one.area for one in masks[4].instances] == [one.area for one in make_truth(frame_at(4)).instances]
-    assert parts.cursor() == Cursor(9, {"frames": 4})
+    assert parts.cursor() == Cursor(9, {"frames": {"c": 4}})
     assert parts.checkpoint() == b"state 2"
 
 

@@ -23,7 +23,9 @@ from .compatibility import compatibility_table
 from .errors import error_table
 from .fields import instance_table, mask_frame_table
 from .operations import operation_table, place_table, reply_table
+from .ros import left_out_table
 from .tables import code, output_table, table
+from .wire import masks_table
 
 ROOT = Path(__file__).resolve().parents[2]
 _TEST = ROOT / "tests" / "test_layers.py"
@@ -183,11 +185,13 @@ PARTS: dict[str, Callable[[], str]] = {
     "replies": reply_table,
     "outputs": output_table,
     "bounds": bounds_table,
+    "masks-message": masks_table,
     "mask-frame": mask_frame_table,
     "instance": instance_table,
     "layers": layer_diagram,
     "cli": command_reference,
     "compatibility": compatibility_table,
+    "ros2-left-out": left_out_table,
     "hex-frame": frame_hex,
     "hex-bits": bits_hex,
     "hex-rle": rle_hex,

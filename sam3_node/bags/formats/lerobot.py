@@ -23,6 +23,7 @@ from ...errors import BagError, WireError
 from ...files import describe_stand_in, read_regular
 from ...geometry import pose_of, rigid, rotation_from_vector
 from ...resources import closed_on_error
+from ...schema.fields import Plain
 from ...types import NANOSECONDS, ROBOT, Depth, JointState, RobotMessage
 from ...wire import Fields, encode_depth
 from .. import samples
@@ -288,7 +289,7 @@ class _LayoutReader:
 
 def _read_rows(
     tables: IsolatedCalls, path: Path, columns: Sequence[str], first: int, count: int, at_once: int
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Plain]:
     """Yield up to `count` rows of a table from the row `first`, each by the names of its columns."""
     # a few rows at a time, because they may hold images
     end = first + count
@@ -331,8 +332,8 @@ def _find_depth(feature: Mapping[str, Any], is_video: bool) -> DepthFormat | Non
         return DepthFormat(_DEPTH_UNITS[unit])
 
     # videos hold codes, whose meaning needs all four fields
-    found: dict[str, Any] = {name: next(_look_up(feature, name), None) for name in _DEPTH_CODES}
-    *numbers, is_log = found.values()
+    found: list[Any] = [next(_look_up(feature, name), None) for name in _DEPTH_CODES]
+    *numbers, is_log = found
     if isinstance(is_log, bool) and all(type(value) in (int, float) for value in numbers):
         low, high, shift = map(float, numbers)
         is_open = math.isfinite(shift) and (not is_log or low + shift > 0)
@@ -340,7 +341,7 @@ def _find_depth(feature: Mapping[str, Any], is_video: bool) -> DepthFormat | Non
             return DepthFormat(None, low, high, shift, is_log)
     raise BagError(
         f"depth in a video: expected its metres in its info in {INFO}: 0 <= depth_min < depth_max, depth_min + shift "
-        f"above 0 and a use_log of true or false, found {found!r:.150}"
+        f"above 0 and a use_log of true or false, found {dict(zip(_DEPTH_CODES, found, strict=True))!r:.150}"
     )
 
 
@@ -372,7 +373,7 @@ class _Row(NamedTuple):
 
     number: int
     time_ns: int | None
-    cells: dict[str, Any]
+    cells: Plain
 
 
 class LeRobotBag(samples.SampleReader):

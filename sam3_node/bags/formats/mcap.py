@@ -25,6 +25,7 @@ import zstandard
 from ...errors import BagError, require
 from ...files import ANY_SIZE, open_regular
 from ...resources import Closeable
+from ...schema.fields import Plain
 from ...types import NANOSECONDS
 from ..decompression import DecompressionError, Expansion, decompress
 from ..messages.ros import deserialise, first_bytes, read_sample
@@ -465,7 +466,7 @@ def _protobuf_decoder(channel: Channel) -> Decode:
     return decode
 
 
-def _from_json(data: bytes, name: str) -> dict[str, Any]:
+def _from_json(data: bytes, name: str) -> Plain:
     # small text can make very many objects: count before they are made
     if sum(map(data.count, _JSON_MARKS)) > _MAX_JSON_ITEMS:
         raise MessageError(f"expected a {name} as JSON, found more than {_MAX_JSON_ITEMS} items")

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ... import wire
 from ...errors import BagError, WireError, require
+from ...schema.fields import Plain
 from ...types import NANOSECONDS, Buffer, Clock, Frame, FrameKey, MaskFrame, RobotAction, RobotMessage
 from ...wire.codec import choice
 from ..formats.mcap import WHOLE, McapStream, Row
@@ -193,9 +194,9 @@ class RecordingReader:
         topics = f"({ROBOT_POSES_ROOT}|{JOINTS_ROOT}).*" if joints else f"{ROBOT_POSES_ROOT}.*"
         return self._unpack_all(topics, _unpack_robot)
 
-    def metadata(self) -> dict[str, list[dict[str, Any]]]:
+    def metadata(self) -> dict[str, list[Plain]]:
         """Return the metadata records by their names; those of one name are in the order of writing."""
-        records: dict[str, list[dict[str, Any]]] = {}
+        records: dict[str, list[Plain]] = {}
         for path in self.paths:
             stream = McapStream(path)
             for name, texts in stream.metadata():

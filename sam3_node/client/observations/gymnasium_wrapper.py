@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ...errors import PolicyError, require
 from .slots import FLAGS, MAX_AGE_S, MaskFeed, ObjectSlots, SlotObservation
@@ -54,7 +55,7 @@ class ObjectsObservation(ObservationWrapper, RecordConstructorArgs):
             )
         self.observation_space = Dict({**spaces, name: make_space(slots)})
 
-    def observation(self, observation: Any) -> dict[str, Any]:
+    def observation(self, observation: Any) -> dict[str, object]:
         """Return the environment's observation with the objects."""
         # asked after the environment's step, so that the masks are as new as its own observation
         self.objects = self._slots.read(self._client, self._timeout_ms)
@@ -81,7 +82,7 @@ def make_space(slots: ObjectSlots) -> Dict:
     )
 
 
-def to_arrays(objects: SlotObservation) -> dict[str, Any]:
+def to_arrays(objects: SlotObservation) -> dict[str, npt.NDArray[Any]]:
     """Return the map of an observation: an element of the space of `make_space`."""
     # gymnasium's MultiBinary is of int8, in the place of bool
     return {

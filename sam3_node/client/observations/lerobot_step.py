@@ -73,7 +73,7 @@ class ObjectsProcessorStep(ObservationProcessorStep):
             observation[key] = to_tensor(np.ascontiguousarray(array))
         return observation
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         """Return the parameters without the client."""
         plain = {name: getattr(self, name) for name in PLAIN_PARAMETERS}
         return {"names": list(self.names), "size": list(self.size), **plain}

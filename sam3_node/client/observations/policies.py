@@ -23,7 +23,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ from ...wire.codec import Limits, pack, unpack
 from .slots import FIELDS, ObjectSlots, SlotObservation
 
 Array = npt.NDArray[Any]
+T = TypeVar("T")
 LIMITS = Limits(
     total_bytes=512 << 20, text_bytes=1 << 20, container_items=1 << 16, total_items=1 << 18, depth=32
 )
@@ -54,6 +55,26 @@ IMAGES = "observation.images"
 STATE = "observation.state"
 ENVIRONMENT_STATE = "observation.environment_state"
 """Key of what lerobot's policies read in addition to the robot's own state."""
+
+
+class Gr00tObservation(TypedDict):
+    """An observation of one robot for GR00T: batches of 1."""
+
+    video: dict[str, Array]
+    state: dict[str, Array]
+    language: dict[str, list[list[str]]]
+
+
+FlatGr00tObservation = dict[str, Array | list[str]]
+"""The same with the keys "video.KEY", "state.KEY" and the language's own."""
+
+
+class LeRobotFeature(TypedDict):
+    """A feature of a dataset, as `LeRobotDataset.create` takes it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    names: list[str]
 
 
 def pack_arrays(value: object, encode: Callable[[Array], Mapping[Any, Any]]) -> bytes:
@@ -157,7 +178,7 @@ def check_vectors(values: npt.ArrayLike, what: str, dimensions: int = 1) -> npt.
     return array
 
 
-def merge(given: Mapping[str, Any], added: Mapping[str, Any], what: str) -> dict[str, Any]:
+def merge(given: Mapping[str, T], added: Mapping[str, T], what: str) -> dict[str, T]:
     """Return both maps as one. Raises PolicyError for a key of both."""
     # a key of both would silently lose one of them
     if twice := sorted(given.keys() & added.keys()):
@@ -165,6 +186,30 @@ def merge(given: Mapping[str, Any], added: Mapping[str, Any], what: str) -> dict
             f"{what}: expected none of {', '.join(twice)}, which the objects have; give them another name"
         )
     return {**given, **added}
+
+
+@overload
+def as_gr00t(
+    objects: SlotObservation | Sequence[SlotObservation],
+    *,
+    video: Mapping[str, Image],
+    state: Mapping[str, npt.ArrayLike],
+    language: str | Mapping[str, str],
+    name: str = "objects",
+    flat: Literal[False] = False,
+) -> Gr00tObservation: ...
+
+
+@overload
+def as_gr00t(
+    objects: SlotObservation | Sequence[SlotObservation],
+    *,
+    video: Mapping[str, Image],
+    state: Mapping[str, npt.ArrayLike],
+    language: str | Mapping[str, str],
+    name: str = "objects",
+    flat: Literal[True],
+) -> FlatGr00tObservation: ...
 
 
 def as_gr00t(
@@ -175,7 +220,7 @@ def as_gr00t(
     language: str | Mapping[str, str],
     name: str = "objects",
     flat: bool = False,
-) -> dict[str, Any]:
+) -> Gr00tObservation | FlatGr00tObservation:
     """Return an observation of one robot: batches of 1.
 
     `video` holds images in RGB order, uint8 [H, W, 3], or [T, H, W, 3] with T images of which the last is the newest.
@@ -207,7 +252,7 @@ def as_gr00t(
     masks = {key: np.stack([images[key] for images in pictures]) for key in pictures[-1]}
     flags = {name: np.stack([item.vector() for item in history[-steps:]])}
     tasks = {"task": language} if isinstance(language, str) else language
-    observation = {
+    observation: Gr00tObservation = {
         "video": {key: images[np.newaxis] for key, images in merge(streams, masks, "video").items()},
         "state": {key: values[np.newaxis] for key, values in merge(vectors, flags, "state").items()},
         "language": {key: [[text]] for key, text in tasks.items()},
@@ -259,7 +304,7 @@ def _stack_vectors(values: npt.ArrayLike, key: str, limit: int) -> npt.NDArray[n
     return stack
 
 
-def _flatten(observation: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _flatten(observation: Gr00tObservation) -> FlatGr00tObservation:
     return {
         **{f"video.{key}": images for key, images in observation["video"].items()},
         **{f"state.{key}": values for key, values in observation["state"].items()},
@@ -267,7 +312,7 @@ def _flatten(observation: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _encode_gr00t_array(array: Array) -> dict[str, Any]:
+def _encode_gr00t_array(array: Array) -> dict[str, bool | bytes]:
     file = io.BytesIO()
     np.save(file, array, allow_pickle=False)
     return {"__ndarray_class__": True, "as_npy": file.getvalue()}
@@ -453,7 +498,7 @@ def as_lerobot(
 
 def lerobot_features(
     slots: ObjectSlots, *, name: str = "objects", dtype: Literal["image", "video"] = "image"
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, LeRobotFeature]:
     """Return the features that the masks add to a dataset, for `LeRobotDataset.create(features=…)`.
 
     They are the masks' images, and "observation.environment_state" with a name for each element, SLOT.LABEL.FIELD. Of
@@ -462,7 +507,7 @@ def lerobot_features(
     # made from an empty observation: it has the same keys and shapes as every other
     pictures = slots.observe().pictures(name)
     # images with the channels last, as datasets have them
-    images = {
+    images: dict[str, LeRobotFeature] = {
         f"{IMAGES}.{key}": {"dtype": dtype, "shape": image.shape, "names": ["height", "width", "channels"]}
         for key, image in pictures.items()
     }

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -136,7 +135,7 @@ def _load_root(path: Path, names: list[str]) -> object:
 class _Inert:
     """A placeholder for a class that must not be imported. It keeps the stored attributes and does nothing."""
 
-    stored: dict[str, Any]
+    stored: dict[str, object]
 
     # the unpickler passes what the original class would take
     def __new__(cls, *_: object) -> _Inert:
@@ -148,7 +147,7 @@ class _Inert:
         # a hostile file may give any state
         self.stored = state if isinstance(state, dict) else {}
 
-    def members(self, group: str) -> dict[str, Any]:
+    def members(self, group: str) -> dict[str, object]:
         """Return a module's members in _parameters, _buffers or _modules."""
         members = self.stored.get(group)
         return {str(name): value for name, value in members.items()} if isinstance(members, dict) else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,8 +17,9 @@ from ...settings import LeRobotSettings
 from ...types import NANOSECONDS, Frame, FrameKey, Image, MaskFrame
 from ...wire import decode_image
 from ...wire.images import encode_image
-from .dataset import INDICES, DatasetFolder, EpisodeFiles, EpisodeRecord, Features
+from .dataset import INDICES, DatasetFolder, EpisodeFiles, EpisodeRecord
 from .episodes import RecordedEpisode, find_episodes, read_index
+from .forms import Cells, EpisodeSource, Feature, Features, PictureCell, VideoInfo
 from .masks import FEATURE, OBJECTS_FEATURE, CameraMasks, encode_picture, name_numbers
 from .rows import SampledValues, choose_rows, measure_fps
 from .statistics import NamedStats, PixelStatistics, describe_numbers, name_pixel_stats
@@ -171,7 +172,8 @@ class _EpisodeConverter:
         """Bring the values into the order of the dataset's earlier episodes, if they have the same names."""
         known = names
         if self._dataset.episodes:
-            known = self._dataset.episodes[0].features.get(key, {}).get("names") or names
+            feature = self._dataset.episodes[0].features.get(key)
+            known = (feature and feature.get("names")) or names
         if sorted(known) != sorted(names):
             return names, sampled
         columns = [names.index(name) for name in known]
@@ -181,7 +183,7 @@ class _EpisodeConverter:
         """Return the features of the dataset as this episode has them."""
         features: Features = {}
         for camera, (height, width) in self._sizes.items():
-            feature: dict[str, Any] = {"dtype": "image", "shape": [height, width, 3], "names": AXES}
+            feature: Feature = {"dtype": "image", "shape": [height, width, 3], "names": AXES}
             if self._settings.pictures == "video":
                 feature["dtype"] = "video"
                 feature["info"] = _describe_video(height, width, self._fps)
@@ -281,8 +283,8 @@ class _EpisodeConverter:
         """Names and values of each feature that is a list of numbers."""
         return self._vectors
 
-    def number_row(self, row: int) -> dict[str, Any]:
-        """Return the cells that number a row."""
+    def number_row(self, row: int) -> dict[str, float]:
+        """Return the cells of INDICES in a row."""
         return {
             "timestamp": row / self._fps,
             "frame_index": row,
@@ -304,7 +306,7 @@ class _EpisodeConverter:
         objects = []
         for camera, masks in self._masks.items():
             objects += masks.describe(number, camera)
-        source: dict[str, Any] = {
+        source: EpisodeSource = {
             "recording": [path.name for path in self._reader.paths],
             "begin_ns": int(self._rows.times_ns[0]),
             "end_ns": int(self._rows.times_ns[-1]),
@@ -361,12 +363,12 @@ class _RowTable:
         self._episode = episode
         self._files = files
         self._pixels = {FEATURE.format(camera): PixelStatistics() for camera in episode.masks}
-        self._numbers: dict[str, list[Any]] = {}
+        self._numbers: dict[str, list[list[float]]] = {}
 
     def add(self, pictures: dict[str, bytes]) -> None:
         """Write the next row, with the pictures that are in the table."""
         row = self.length
-        cells: dict[str, Any] = {key: _make_cell(data) for key, data in pictures.items()}
+        cells: Cells = {key: _make_cell(data) for key, data in pictures.items()}
         for camera, masks in self._episode.masks.items():
             image, numbers = masks.add(row, self._episode.find_masks(camera, row))
             self._pixels[FEATURE.format(camera)].add(0, image)
@@ -387,12 +389,12 @@ class _RowTable:
         }
         return stats | {key: describe_numbers(np.array(rows)) for key, rows in self._numbers.items()}
 
-    def _add_numbers(self, cells: dict[str, Any], key: str, values: list[float]) -> None:
+    def _add_numbers(self, cells: Cells, key: str, values: list[float]) -> None:
         cells[key] = values
         self._numbers.setdefault(key, []).append(values)
 
 
-def _make_cell(data: bytes) -> dict[str, Any]:
+def _make_cell(data: bytes) -> PictureCell:
     return {"bytes": data, "path": None}
 
 
@@ -401,11 +403,11 @@ def _pad_size(head: FrameHead) -> tuple[int, int]:
     return head.height + head.height % 2, head.width + head.width % 2
 
 
-def _describe_vector(names: list[str]) -> dict[str, Any]:
+def _describe_vector(names: list[str]) -> Feature:
     return {"dtype": "float32", "shape": [len(names)], "names": names}
 
 
-def _describe_video(height: int, width: int, fps: int) -> dict[str, Any]:
+def _describe_video(height: int, width: int, fps: int) -> VideoInfo:
     """Return the description of a video that lerobot stores in the feature."""
     return {
         "video.height": height,

@@ -14,11 +14,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...errors import BagError, OutputError, require
+from ...errors import BagError, OutputError, WireError, require
 from ...files import explain_os_error, make_folder, write_atomically
 from ...resources import Closeable
+from ...schema.fields import convert
 from ...types import Image
 from ...visualization import VideoWriter
+from .forms import Cells, EpisodeSource, Feature, Features, Info, MaskNames, ObjectRow, TaskRow
 from .masks import CHANNELS, NAMES
 from .statistics import NamedStats, add_up
 
@@ -51,8 +53,6 @@ KEYFRAME_EVERY = 2
 PARTIAL = ".partial"
 """Ending of a table that is not complete. lerobot reads all that end in .parquet."""
 
-Features = dict[str, dict[str, Any]]
-"""Features of a dataset as INFO describes them, by their names."""
 INDICES: dict[str, str] = {
     "timestamp": "float32",
     "frame_index": "int64",
@@ -77,13 +77,12 @@ class EpisodeRecord:
     features: Features
     labels: list[str]
     """All labels of the dataset up to this episode, in the order of their numbers."""
-    objects: list[dict[str, Any]]
+    objects: list[ObjectRow]
     """Objects as NAMES lists them."""
     missing: int
     """Number of frames without masks, of all cameras."""
     statistics: dict[str, NamedStats]
-    source: dict[str, Any] = field(default_factory=dict)
-    """The recording, and what was done about its gaps."""
+    source: EpisodeSource = field(default_factory=EpisodeSource)
 
 
 class FileNumber(NamedTuple):
@@ -205,10 +204,10 @@ class DatasetFolder(Closeable):
         self._write_json(NAMES, self._describe_masks())
         self._write_json(INFO, self._describe())
 
-    def _write_json(self, name: str, values: Any) -> None:
+    def _write_json(self, name: str, values: Mapping[str, object]) -> None:
         write_atomically(self.path / name, json.dumps(values, indent=1, ensure_ascii=False).encode())
 
-    def _describe(self) -> dict[str, Any]:
+    def _describe(self) -> Info:
         # not `robot_type`: nothing that was recorded names it
         return {
             "codebase_version": VERSION,
@@ -226,7 +225,7 @@ class DatasetFolder(Closeable):
             "features": self._features(),
         }
 
-    def _describe_masks(self) -> dict[str, Any]:
+    def _describe_masks(self) -> MaskNames:
         missing = {episode.number: episode.missing for episode in self.episodes if episode.missing}
         return {
             "channels": CHANNELS,
@@ -235,7 +234,7 @@ class DatasetFolder(Closeable):
             "frames_without_masks": missing,
         }
 
-    def _describe_tasks(self) -> tuple[list[dict[str, Any]], dict[bytes, bytes]]:
+    def _describe_tasks(self) -> tuple[list[TaskRow], dict[bytes, bytes]]:
         """Return the rows of TASKS, and the metadata by which pandas takes the texts for the index, as lerobot does."""
         tasks = self._list_tasks()
         columns = [
@@ -246,11 +245,11 @@ class DatasetFolder(Closeable):
         metadata = {b"pandas": json.dumps({**pandas, "pandas_version": "2.0.0"}).encode()}
         return [{"task_index": number, "task": task} for number, task in enumerate(tasks)], metadata
 
-    def _describe_episodes(self) -> list[dict[str, Any]]:
+    def _describe_episodes(self) -> list[Cells]:
         rows = []
         for episode in self.episodes:
             place = FileNumber.of(episode.number)
-            row: dict[str, Any] = {"episode_index": episode.number, "tasks": [episode.task]}
+            row: Cells = {"episode_index": episode.number, "tasks": [episode.task]}
             row["length"] = episode.length
             row |= {f"data/{name}": value for name, value in place._asdict().items()}
             row["dataset_from_index"] = episode.first_row
@@ -279,7 +278,7 @@ class EpisodeFiles(Closeable):
         self._partial = self._data.with_name(self._data.name + PARTIAL)
         make_folder(self._partial.parent)
         self._schema = _make_schema(features)
-        self._waiting: list[dict[str, Any]] = []
+        self._waiting: list[Cells] = []
         self._is_published = False
         self._table: Any = self._parquet.ParquetWriter(self._partial, self._schema)
         self._videos = {}
@@ -287,9 +286,9 @@ class EpisodeFiles(Closeable):
             path = folder / VIDEO.format(video_key=key, **place)
             self._videos[key] = VideoWriter(path, float(fps), keyframe_every=KEYFRAME_EVERY)
 
-    def add_row(self, cells: Mapping[str, Any]) -> None:
+    def add_row(self, cells: Cells) -> None:
         """Add the next row of the table, a cell for each column."""
-        self._waiting.append(dict(cells))
+        self._waiting.append(cells)
         if len(self._waiting) >= BATCH_ROWS:
             self._flush()
 
@@ -340,7 +339,9 @@ def _make_schema(features: Features) -> Any:
     return arrow.schema(columns)
 
 
-def _write_table(path: Path, rows: Sequence[Mapping[str, Any]], metadata: Any = None) -> None:
+def _write_table(
+    path: Path, rows: Sequence[Mapping[str, object]], metadata: Mapping[bytes, bytes] | None = None
+) -> None:
     """Replace a table by these rows."""
     arrow = require("pyarrow", EXTRA)
     parquet = require("pyarrow.parquet", EXTRA)
@@ -367,12 +368,12 @@ def _require_equal(expected: Features, found: Features) -> None:
             )
 
 
-def _shorten(feature: Mapping[str, Any] | None) -> str:
+def _shorten(feature: Feature | None) -> str:
     if feature is None:
         return "none"
     parts = [f"{feature['dtype']} of shape {feature['shape']}"]
-    if feature.get("names"):
-        parts.append(f"names {', '.join(map(str, feature['names']))[:200]}")
+    if names := feature.get("names"):
+        parts.append(f"names {', '.join(names)[:200]}")
     return ", ".join(parts)
 
 
@@ -381,8 +382,11 @@ def _read_records(folder: Path) -> list[EpisodeRecord]:
     records = []
     for number, path in enumerate(sorted(folder.glob("episode-*.json"))):
         try:
-            record = EpisodeRecord(**json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as error:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            record = EpisodeRecord(**values)
+            # a check only: `convert` would drop what a later version has added to features
+            convert(values, EpisodeRecord, "record")
+        except (ValueError, TypeError, WireError) as error:
             raise OutputError(
                 f"{path}: expected a record of sam3-node, found {str(error)[:100]}; name another folder"
             ) from error

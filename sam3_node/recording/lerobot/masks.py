@@ -8,13 +8,13 @@ both from 1. NAMES says what they are.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
 from ...types import Instance, MaskFrame
+from .forms import ObjectRow
 
 FEATURE = "observation.masks.{}"
 """Name of the picture of a camera's masks."""
@@ -66,6 +66,16 @@ def add_to_runs(runs: list[list[int]], number: int) -> None:
         runs.append([number, number])
 
 
+def make_object_row(
+    episode: int, camera: str, index: int, object_id: int, label: str, doubtful: list[list[int]] | None
+) -> ObjectRow:
+    """Return an object as NAMES lists it. `doubtful` are runs of rows, if it was doubtful on any."""
+    row: ObjectRow = {"episode": episode, "camera": camera, "index": index, "id": object_id, "label": label}
+    if doubtful:
+        row["doubtful"] = doubtful
+    return row
+
+
 class CameraMasks:
     """Turns the masks of one camera in one episode into pictures and numbers, row by row.
 
@@ -102,15 +112,13 @@ class CameraMasks:
                 numbers[slot] = self._describe(instance)
         return image, numbers
 
-    def describe(self, episode: int, camera: str) -> list[dict[str, Any]]:
+    def describe(self, episode: int, camera: str) -> list[ObjectRow]:
         """Return the objects of the episode as NAMES lists them."""
         rows = []
         for index, (object_id, label) in enumerate(self.objects.items(), start=1):
-            row: dict[str, Any] = {"episode": episode, "camera": camera, "index": index, "id": object_id}
-            row["label"] = label
-            if object_id in self.doubtful:
-                row["doubtful"] = self.doubtful[object_id]
-            rows.append(row)
+            rows.append(
+                make_object_row(episode, camera, index, object_id, label, self.doubtful.get(object_id))
+            )
         return rows
 
     def _fits(self, masks: MaskFrame) -> bool:

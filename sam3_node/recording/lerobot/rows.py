@@ -8,13 +8,14 @@ the messages around a row. No value is farther away in time than the caller allo
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ...errors import BagError
 from ...types import NANOSECONDS
+from .forms import CameraGaps
 
 FOLLOW = 0.1
 """Share of the difference between a row and its frame by which the next row moves. A clock that runs a little faster
@@ -55,7 +56,7 @@ class CameraRows:
     max_gap_ms: float = 0.0
     """Longest time between a row and its frame."""
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> CameraGaps:
         """Return the counts as the dataset stores them."""
         return {
             "repeated": self.repeated,

@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Self
+from dataclasses import asdict, dataclass, field, replace
+from typing import Self
 
-from ...errors import OutputError, ReplayError
+from ...errors import OutputError, ReplayError, WireError
+from ...schema.fields import convert
 from ..store import Store
 
 BILL = "bill.json"
@@ -155,33 +156,19 @@ class UsageReport:
         }
         return json.dumps(whole, indent=2) + "\n"
 
-    def _describe_bag(self, bag: BagResult) -> dict[str, Any]:
+    def _describe_bag(self, bag: BagResult) -> Mapping[str, object]:
         return {**asdict(bag), "worker_s": round(bag.worker_s, 1), "cost": self.cost(bag.worker_s)}
 
     @classmethod
     def from_json(cls, text: bytes) -> Self:
         """Read the JSON of `to_json`. Raises ReplayError for anything else."""
         try:
-            values = _select_fields(cls, json.loads(text))
-            for name in ("bags", "others"):
-                values[name] = [BagResult(**_select_fields(BagResult, bag)) for bag in values.get(name, ())]
-            report = cls(**values)
-            # numbers of another kind would fail when they are added
-            for number in (
-                report.seconds,
-                report.held_s,
-                report.gpu_s,
-                report.runs,
-                report.price_per_hour or 0.0,
-            ):
-                float(number)
-            for bag in (*report.bags, *report.others):
-                float(bag.worker_s + bag.losses)
-        except (ValueError, TypeError, AttributeError) as error:
+            # the file has sums beside the fields, and a later version may have written more
+            return convert(json.loads(text), cls, "bill")
+        except (ValueError, WireError) as error:
             raise ReplayError(
                 f"{BILL}: expected the time and cost of earlier runs, found {error}; move it away to count from zero"
             ) from error
-        return report
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return the report as rows of a table. The row `waiting` has the time that workers were idle."""
@@ -211,9 +198,3 @@ def _describe_state(bag: BagResult) -> str:
     if bag.error:
         text += f": {bag.error}"
     return text
-
-
-def _select_fields(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    # the file has sums beside the fields, and a later version may have written more
-    names = {item.name for item in fields(kind)}
-    return {name: value for name, value in values.items() if name in names}

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import tempfile
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import IO, TextIO, TypedDict
 
 from ...types import Instance, MaskFrame
 from ...wire import encode_mask
@@ -23,8 +23,103 @@ COCO = "masks.json"
 YTVIS = "ytvis.json"
 """File in the form of YouTube-VIS."""
 
-_LISTS = ("segmentations", "bboxes", "areas", "scores", "confidences", "doubtful")
-"""Lists of an annotation of YouTube-VIS, with a value for each frame of the video."""
+
+class _Runs(TypedDict):
+    """A mask in run-length encoding."""
+
+    size: list[int]
+    counts: str
+
+
+class _ImageRow(TypedDict):
+    """A frame in COCO's form."""
+
+    id: int
+    video_id: int
+    file_name: str
+    width: int
+    height: int
+    frame_index: int
+    seq: int
+    capture_ns: int
+
+
+class _Region(TypedDict):
+    """What an annotation of COCO says of a mask."""
+
+    score: float
+    confidence: float | None
+    name_confidence: float | None
+    doubtful: bool
+    iscrowd: int
+    area: int
+    bbox: list[int]
+    segmentation: _Runs
+
+
+class _AnnotationRow(_Region):
+    """An object's mask on a frame, in COCO's form."""
+
+    id: int
+    image_id: int
+    video_id: int
+    track_id: int
+    category_id: int
+    instance_id: int
+
+
+class _TrackRow(TypedDict):
+    """An object in COCO's form."""
+
+    id: int
+    video_id: int
+    instance_id: int
+
+
+class _VideoRow(TypedDict):
+    """A video in the form of YouTube-VIS."""
+
+    id: int
+    name: str
+    width: int
+    height: int
+    length: int
+    file_names: list[str]
+
+
+class _Cells(TypedDict):
+    """What the lists of YouTube-VIS have of a mask."""
+
+    segmentations: _Runs
+    bboxes: list[int]
+    areas: int
+    scores: float
+    confidences: float | None
+    doubtful: bool
+
+
+class _Lists(TypedDict):
+    """Lists of an annotation of YouTube-VIS, with a value for each frame of the video; None without a mask."""
+
+    segmentations: list[_Runs | None]
+    bboxes: list[list[int] | None]
+    areas: list[int | None]
+    scores: list[float | None]
+    confidences: list[float | None]
+    doubtful: list[bool | None]
+
+
+class _TubeRow(_Lists):
+    """An object's masks in a video, in the form of YouTube-VIS."""
+
+    id: int
+    video_id: int
+    category_id: int
+    instance_id: int
+    iscrowd: int
+    width: int
+    height: int
+    length: int
 
 
 def write_coco(
@@ -60,7 +155,7 @@ def write_coco(
         file.write("}\n")
 
 
-def _write_rows(file: TextIO, name: str, rows: Iterable[dict[str, Any]], before: str = "\n") -> None:
+def _write_rows(file: TextIO, name: str, rows: Iterable[Mapping[str, object]], before: str = "\n") -> None:
     # row by row: all of a long recording would not fit into memory
     file.write(f'{before}"{name}": [')
     separator = "\n"
@@ -72,7 +167,7 @@ def _write_rows(file: TextIO, name: str, rows: Iterable[dict[str, Any]], before:
 
 def _make_images(
     masks: Iterator[MaskFrame], cameras: NumberTable[str], recording: str, names: Iterable[str | None]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[_ImageRow]:
     last_index: dict[str, int] = {}
     # `names` may be endless
     for number, (frame, name) in enumerate(zip(masks, names, strict=False), start=1):
@@ -96,7 +191,7 @@ def _make_annotations(
     tracks: NumberTable[tuple[str, int]],
     labels: NumberTable[str],
     progress: Callable[[int], None],
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[_AnnotationRow]:
     # `image` is the id that `_make_images` gives the frame: both go through the same masks
     count = 0
     for image, frame in enumerate(masks, start=1):
@@ -116,7 +211,7 @@ def _make_annotations(
         progress(image)
 
 
-def _make_region(instance: Instance) -> dict[str, Any]:
+def _make_region(instance: Instance) -> _Region:
     return {
         "score": instance.score,
         "confidence": instance.confidence,
@@ -134,13 +229,13 @@ def _make_box(instance: Instance) -> list[int]:
     return [x0, y0, x1 - x0, y1 - y0]
 
 
-def _encode_runs(instance: Instance) -> dict[str, Any]:
+def _encode_runs(instance: Instance) -> _Runs:
     # COCO's run lengths are text in JSON
     mask = encode_mask(instance.mask, "rle")
     return {"size": mask["size"], "counts": mask["data"].decode("ascii")}
 
 
-def _make_tracks(cameras: NumberTable[str], tracks: NumberTable[tuple[str, int]]) -> Iterator[dict[str, Any]]:
+def _make_tracks(cameras: NumberTable[str], tracks: NumberTable[tuple[str, int]]) -> Iterator[_TrackRow]:
     for (camera, object_id), number in tracks:
         yield {"id": number, "video_id": cameras[camera], "instance_id": object_id}
 
@@ -222,7 +317,7 @@ class _Video:
         tube.label = instance.label
         tube.frames.append(len(self.file_names))
         tube.places.append(spool.tell())
-        row = {
+        row: _Cells = {
             "segmentations": _encode_runs(instance),
             "bboxes": _make_box(instance),
             "areas": instance.area,
@@ -242,7 +337,7 @@ def _find_video(runs: list[_Video], frame: MaskFrame) -> _Video:
     return last
 
 
-def _describe_video(number: int, video: _Video) -> dict[str, Any]:
+def _describe_video(number: int, video: _Video) -> _VideoRow:
     return {
         "id": number,
         "name": video.camera,
@@ -253,19 +348,29 @@ def _describe_video(number: int, video: _Video) -> dict[str, Any]:
     }
 
 
-def _make_tubes(
-    videos: Iterable[_Video], labels: NumberTable[str], spool: IO[bytes]
-) -> Iterator[dict[str, Any]]:
+def _make_tubes(videos: Iterable[_Video], labels: NumberTable[str], spool: IO[bytes]) -> Iterator[_TubeRow]:
     count = 0
     for number, video in enumerate(videos, start=1):
         length = len(video.file_names)
         for object_id, tube in video.tubes.items():
             count += 1
-            lists: dict[str, list[Any]] = {name: [None] * length for name in _LISTS}
+            lists: _Lists = {
+                "segmentations": [None] * length,
+                "bboxes": [None] * length,
+                "areas": [None] * length,
+                "scores": [None] * length,
+                "confidences": [None] * length,
+                "doubtful": [None] * length,
+            }
             for index, place in zip(tube.frames, tube.places, strict=True):
                 spool.seek(place)
-                for name, value in json.loads(spool.readline()).items():
-                    lists[name][index] = value
+                cells: _Cells = json.loads(spool.readline())
+                lists["segmentations"][index] = cells["segmentations"]
+                lists["bboxes"][index] = cells["bboxes"]
+                lists["areas"][index] = cells["areas"]
+                lists["scores"][index] = cells["scores"]
+                lists["confidences"][index] = cells["confidences"]
+                lists["doubtful"][index] = cells["doubtful"]
             yield {
                 "id": count,
                 "video_id": number,

@@ -22,8 +22,17 @@ from ...bags.formats.lerobot import EPISODES_V3, INFO, Episode, is_lerobot, read
 from ...bags.isolated import IsolatedCalls
 from ...bags.samples import split_selection
 from ...errors import BagError, ReplayError, find_version, install_advice
-from ...recording.lerobot.masks import CHANNELS, FEATURE, NAMES, add_to_runs, encode_picture, paint_object
-from ...recording.lerobot.statistics import PixelStatistics, Stats, name_pixel_stats
+from ...recording.lerobot.forms import Feature, MaskNames, PictureCell
+from ...recording.lerobot.masks import (
+    CHANNELS,
+    FEATURE,
+    NAMES,
+    add_to_runs,
+    encode_picture,
+    make_object_row,
+    paint_object,
+)
+from ...recording.lerobot.statistics import NamedStats, PixelStatistics, Stats, name_pixel_stats
 from ...types import MaskFrame
 from ..davis_png import MaskSource, NumberTable
 from .output import OutputFormat, Progress, Sources
@@ -162,9 +171,9 @@ class _DatasetWriter:
         self._find_target(table).parent.mkdir(parents=True, exist_ok=True)
         count = self._tables.call("begin_copy", table, target=self._find_target(table))
         while count:
-            added: dict[str, list[dict[str, Any]]] = {}
+            added: dict[str, list[PictureCell]] = {}
             for camera in self._cameras:
-                images = []
+                images: list[PictureCell] = []
                 for number in range(row, row + count):
                     image = self._draw(camera, number, self._find_episode(table, number))
                     images.append({"bytes": image, "path": None})
@@ -212,9 +221,13 @@ class _DatasetWriter:
     def write_meta(self) -> None:
         """Write what describes the added features: info, statistics and names."""
         # lerobot looks for these names; NAMES has the meaning of the channels
-        kind = {"dtype": "image", "names": ["height", "width", "channels"]}
-        added = {
-            FEATURE.format(camera): kind | {"shape": [height, width, len(CHANNELS)]}
+        names = ["height", "width", "channels"]
+        added: dict[str, Feature] = {
+            FEATURE.format(camera): {
+                "dtype": "image",
+                "names": names,
+                "shape": [height, width, len(CHANNELS)],
+            }
             for camera, (width, height) in self._cameras.items()
         }
         info = {**self._layout.info, "features": {**self._layout.info["features"], **added}}
@@ -238,29 +251,21 @@ class _DatasetWriter:
     def _write_text(self, name: str, text: str) -> None:
         (self._target / name).write_text(text, encoding="utf-8")
 
-    def _describe(self) -> dict[str, Any]:
+    def _describe(self) -> MaskNames:
         return {
             "channels": CHANNELS,
             "labels": {number: label for label, number in self._numbers},
             "objects": [
-                self._describe_object(camera, episode, index, object_id, label)
+                make_object_row(
+                    episode, camera, index, object_id, label, self._doubtful.get((camera, episode, object_id))
+                )
                 for (camera, episode), labels in sorted(self._objects.items())
                 for index, (object_id, label) in enumerate(labels.items(), start=1)
             ],
             "frames_without_masks": dict(sorted(self._missing.items())),
         }
 
-    def _describe_object(
-        self, camera: str, episode: int, index: int, object_id: int, label: str
-    ) -> dict[str, Any]:
-        row: dict[str, Any] = {"episode": episode, "camera": camera, "index": index, "id": object_id}
-        row["label"] = label
-        runs = self._doubtful.get((camera, episode, object_id))
-        if runs:
-            row["doubtful"] = runs
-        return row
-
-    def _describe_episode(self, number: int, names: Collection[str]) -> dict[str, dict[str, Any]]:
+    def _describe_episode(self, number: int, names: Collection[str]) -> dict[str, NamedStats]:
         """Return the statistics with these names of all features in an episode."""
         stats = {camera: found.describe_episode(number) for camera, found in self._statistics.items()}
         return _name_stats(stats, self._lengths.get(number, 0), names)
@@ -313,10 +318,10 @@ class _CameraRows:
         return self._next
 
 
-def _name_stats(stats: Mapping[str, Stats], frames: int, names: Collection[str]) -> dict[str, dict[str, Any]]:
+def _name_stats(stats: Mapping[str, Stats], frames: int, names: Collection[str]) -> dict[str, NamedStats]:
     """Return the statistics of cameras by their features, those with these names: each [3][1][1], `count` [frames]."""
     # lerobot stores the statistics of images as [channels][1][1], and of each feature its number of frames
-    named: dict[str, dict[str, Any]] = {}
+    named: dict[str, NamedStats] = {}
     for camera, rows in stats.items():
         values = name_pixel_stats(rows, frames)
         named[FEATURE.format(camera)] = {name: value for name, value in values.items() if name in names}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import cv2
 
@@ -28,6 +28,24 @@ REPORT_POINTS = 4000
 # letters of states in the report; the others have their first letter, which this one shares with `tracked`
 _STATE_LETTERS = {"tentative": "n"}
 
+Point = tuple[int, str, float, float | None, int, float | None]
+"""A point of a track: frame, state, score, confidence, doubt, and IoU with the recorded mask of its id."""
+
+
+class _TrackGraph(TypedDict):
+    """The graph of an object."""
+
+    points: list[Point]
+    label: str
+
+
+class _CameraGraphs(TypedDict):
+    """The graphs of a camera."""
+
+    frames: list[tuple[int, float]]
+    """seq, and seconds since the first frame"""
+    objects: dict[int, _TrackGraph]
+
 
 class ReportPage(OutputFormat):
     """report.html, one page that needs no other file."""
@@ -42,7 +60,7 @@ class ReportPage(OutputFormat):
         count = sum(1 for _ in sources.masks())
         stride = max(1, math.ceil(count / REPORT_POINTS))
         shown = {index * count // REPORT_PICTURES for index in range(REPORT_PICTURES)}
-        cameras: dict[str, dict[str, Any]] = {}
+        cameras: dict[str, _CameraGraphs] = {}
         pictures = []
         first_ns = dict[str, int]()
         model = ""
@@ -65,7 +83,7 @@ class ReportPage(OutputFormat):
                 if before is not None:
                     known = {instance.id: instance for instance in before.instances}
                 for instance in masks.instances:
-                    track = camera["objects"].setdefault(instance.id, {"points": []})
+                    track = camera["objects"].setdefault(instance.id, {"points": [], "label": ""})
                     track["label"] = instance.label
                     track["points"].append(_describe_point(len(camera["frames"]) - 1, instance, known))
             progress(number + 1)
@@ -96,8 +114,7 @@ def _draw_picture(masks: MaskFrame, frame: Frame) -> str | None:
     return None
 
 
-def _describe_point(index: int, instance: Instance, recorded: Mapping[int, Instance]) -> tuple[Any, ...]:
-    """Return a point of a track: frame, state, score, confidence, doubt, and IoU with the recorded mask of its id."""
+def _describe_point(index: int, instance: Instance, recorded: Mapping[int, Instance]) -> Point:
     state = _STATE_LETTERS.get(instance.state, instance.state[0])
     confidence = round(instance.confidence, 3) if instance.confidence is not None else None
     iou = None

@@ -1,6 +1,7 @@
 """Recordings that become LeRobot datasets. `make lerobot-test` opens such datasets with lerobot's own loaders."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.errors import BagError, OutputError
 from sam3_node.recording.lerobot import dataset as dataset_module
 from sam3_node.recording.lerobot.conversion import Converted, convert_recordings, group_files
+from sam3_node.recording.lerobot.dataset import DatasetFolder, EpisodeRecord
 from sam3_node.recording.lerobot.masks import NAMES
 from sam3_node.recording.lerobot.rows import CameraFrames, NamedSeries, choose_rows, measure_fps
 from sam3_node.settings import LeRobotSettings
@@ -241,6 +243,18 @@ def test_a_folder_of_somebody_else_is_refused(recording: Path, tmp_path: Path) -
     (tmp_path / "notes.txt").write_text("mine")
     with refuses(OutputError, field=("new folder", str(tmp_path))):
         convert(recording, tmp_path)
+
+
+@pytest.mark.parametrize("field", ["labels", "features", "objects"])
+def test_a_damaged_record_of_an_episode_is_refused(tmp_path: Path, field: str) -> None:
+    record = EpisodeRecord(0, 1, "pick", 3, 0, 30, {}, [], [], 0, {})
+    folder = tmp_path / dataset_module.RECORDS
+    folder.mkdir(parents=True)
+    damaged = {"labels": [3], "features": {"action": {"dtype": 3, "shape": [2]}}, "objects": [{"episode": 0}]}
+    path = folder / "episode-000000.json"
+    path.write_text(json.dumps(asdict(record) | {field: damaged[field]}))
+    with refuses(OutputError, field=(path.name, field)):
+        DatasetFolder(tmp_path)
 
 
 def test_the_files_of_a_recording_are_one_group(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from sam3_node.errors import Sam3NodeError
 from sam3_node.transport import FramePublisher
 from sam3_node.types import Frame, Mask
 from sam3_node.wire import Request, encode_mask, pack_frame, pack_request
+from sam3_node.wire.masks import PackedMask
 from tests.support.raw_zmtp import connect, frame, ping, raw_peer, reset
 from tools.bench.common import RATIO, Figures, make_parser, percentile
 from tools.bench.processes import Processes, add_points, drain, free_endpoints, spawned
@@ -71,7 +72,7 @@ class Target(NamedTuple):
 Attack = Callable[[Target], None]
 
 
-def _pack_large_mask() -> dict[str, Any]:
+def _pack_large_mask() -> PackedMask:
     full = np.zeros((MAX_SIDE, MAX_SIDE), np.bool_)
     full[0, 0] = full[-1, -1] = True
     return encode_mask(Mask.from_full(full))

@@ -1,0 +1,135 @@
+"""Every field of the masks is in a message of ROS, or in the list of those that are left out. It needs no ROS.
+
+The fields come from the schema. A field is carried if some message differs where it alone differs.
+"""
+
+from array import array
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import pytest
+from msgspec import inspect
+from sam3_node_ros import left_out
+from sam3_node_ros.messages import Header, MaskMessages
+
+from sam3_node.schema.values import Instance, Mask, MaskFrame
+from sam3_node.types import NANOSECONDS
+
+HEIGHT, WIDTH = 12, 16
+Struct = TypeVar("Struct", bound=msgspec.Struct)
+
+
+class Message(SimpleNamespace):
+    """A message of any type: its fields by keyword, and an empty `data`."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**{"data": array("B"), **fields})
+
+
+MAKE = MaskMessages("base_link", lambda name: Message)
+
+
+def make_mask(number: int) -> Mask:
+    full = np.zeros((HEIGHT, WIDTH), np.bool_)
+    full[2 : 4 + number, 3:9] = True
+    return Mask.from_full(full)
+
+
+def make_value(info: inspect.Type, number: int) -> Any:
+    """Return a value of a type of the schema: one for each of the numbers 1 and 2."""
+    if isinstance(info, inspect.UnionType):
+        return make_value(next(one for one in info.types if not isinstance(one, inspect.NoneType)), number)
+    if isinstance(info, inspect.BoolType):
+        return number == 2
+    if isinstance(info, inspect.IntType):
+        return (info.ge or 0) + number
+    if isinstance(info, inspect.FloatType):
+        return number / 4
+    if isinstance(info, inspect.StrType):
+        return f"text{number}"
+    if isinstance(info, inspect.LiteralType):
+        # of one choice, the other is none
+        return (*info.values, None)[number - 1]
+    if isinstance(info, inspect.BytesType):
+        return np.full(6, number, "<f4").tobytes()
+    if isinstance(info, inspect.TupleType):
+        return tuple(make_value(one, number) for one in info.item_types)
+    if isinstance(info, inspect.VarTupleType):
+        return (make_value(info.item_type, number),) * (info.min_length or 1)
+    if isinstance(info, inspect.DictType):
+        return {"name": make_value(info.value_type, number)}
+    if isinstance(info, inspect.StructType):
+        return make(info.cls, number)
+    assert isinstance(info, inspect.DataclassType)
+    assert info.cls is Mask
+    return make_mask(number)
+
+
+def make(kind: type[Struct], number: int, **given: Any) -> Struct:
+    """Return a value with all fields, but those that are given."""
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    made = {one.name: make_value(one.type, number) for one in info.fields if one.name not in given}
+    return kind(**made, **given)
+
+
+# a sure object with a position, of which all messages are made
+INSTANCE = make(Instance, 1, state="tracked", frame="camera")
+MASKS = make(MaskFrame, 1, width=WIDTH, height=HEIGHT, instances=(INSTANCE,), before=None)
+OTHER: dict[str, Any] = {
+    **{name: getattr(make(Instance, 2), name) for name in Instance.__struct_fields__},
+    **{
+        name: getattr(make(MaskFrame, 2, instances=(), before=MASKS), name)
+        for name in MaskFrame.__struct_fields__
+    },
+    "state": "tentative",
+    "frame": "base",
+    "width": WIDTH + 1,
+    "height": HEIGHT + 1,
+}
+"""Another value of each field."""
+
+
+def make_messages(masks: MaskFrame) -> str:
+    """Return all messages about masks, as text."""
+    # the bridge keeps the header of each image that it has sent, by camera, seq and stamp
+    header = Header(*divmod(masks.capture_ns, NANOSECONDS), "optical")
+    made = [
+        MAKE.make_detections_2d(masks, header),
+        MAKE.make_detections_3d(masks, header),
+        MAKE.make_label_image(masks, header),
+        MAKE.make_label_table(masks, header),
+        MAKE.make_mask(masks, header, ""),
+        MAKE.make_transforms(masks, header),
+        MAKE.make_markers(masks, header),
+    ]
+    for instance in masks.instances:
+        points_m = np.frombuffer(instance.points_m or b"", "<f4").reshape(-1, 3)
+        made.append(MAKE.make_points(points_m, instance.frame, header))
+    with np.printoptions(threshold=10**6):
+        return repr(made)
+
+
+@pytest.mark.parametrize("name", MaskFrame.__struct_fields__)
+def test_a_field_of_the_frame_is_carried_or_left_out_for_a_reason(name: str) -> None:
+    assert getattr(MASKS, name) != OTHER[name]
+    is_carried = make_messages(msgspec.structs.replace(MASKS, **{name: OTHER[name]})) != make_messages(MASKS)
+    assert is_carried == (name not in left_out.FRAME), f"{name}: carry it, or say in left_out.py why not"
+
+
+@pytest.mark.parametrize("name", Instance.__struct_fields__)
+def test_a_field_of_an_object_is_carried_or_left_out_for_a_reason(name: str) -> None:
+    assert getattr(INSTANCE, name) != OTHER[name]
+    changed = msgspec.structs.replace(INSTANCE, **{name: OTHER[name]})
+    messages = make_messages(msgspec.structs.replace(MASKS, instances=(changed,)))
+    is_carried = messages != make_messages(MASKS)
+    assert is_carried == (name not in left_out.OBJECT), f"{name}: carry it, or say in left_out.py why not"
+
+
+def test_the_list_names_fields_of_the_schema_alone() -> None:
+    assert left_out.FRAME.keys() <= set(MaskFrame.__struct_fields__)
+    assert left_out.OBJECT.keys() <= set(Instance.__struct_fields__)
+    assert all(left_out.FRAME.values())
+    assert all(left_out.OBJECT.values())
