@@ -14,7 +14,7 @@ import pytest
 
 from sam3_node.cli.services import mcp
 from sam3_node.errors import NodeRestarted, RequestError, Sam3NodeError, SettingsError, TransportError
-from sam3_node.mcp.answers import MAX_OBJECTS, describe_place, round_lengths
+from sam3_node.mcp.answers import MAX_OBJECTS, describe_place
 from sam3_node.mcp.tools import AgentTools
 from sam3_node.settings import load_settings
 from sam3_node.transport import FramePublisher, MaskPublisher
@@ -266,7 +266,6 @@ def test_answers_are_json_whatever_was_measured() -> None:
     text = json.dumps(facts, allow_nan=False)
     assert "\n" not in text
     assert facts["upright_box_m"]["size"] == [0.1, 0.2, 0.3]
-    assert round_lengths(None) is None
 
 
 def test_a_closed_connection_is_an_error_of_ours(node: PlayedNode) -> None:
@@ -309,7 +308,7 @@ def test_the_page_has_every_tool_and_argument(tools: AgentTools) -> None:
     rows = dict(re.findall(r"^\| `(\w+)`(?: \(edits\))? \| (.*?) \|", page.read_text(), re.MULTILINE))
     assert list(rows) == [tool.name for tool in tools.tools]
     for tool in tools.tools:
-        assert re.findall(r"`(\w+)`", rows[tool.name]) == list(tool.arguments.model_fields), tool.name
+        assert re.findall(r"`(\w+)`", rows[tool.name]) == list(tool.arguments.list_names()), tool.name
 
 
 def test_the_page_configures_a_host() -> None:
@@ -321,7 +320,7 @@ def test_the_page_configures_a_host() -> None:
 def test_every_tool_tells_an_agent_what_it_takes(tools: AgentTools) -> None:
     for tool in tools.tools:
         assert tool.arguments.describe().endswith(".")
-        fields = tool.arguments.model_json_schema()["properties"]
-        assert all(field["description"] for field in fields.values()), tool.name
+        fields = tool.arguments.schema()["properties"]
+        assert all(len(field["description"]) > 1 for field in fields.values()), tool.name
     assert "newest picture" in tools.tools[1].arguments.describe()
     assert "With `keep_s`" in tools.tools[1].arguments.describe()
