@@ -8,17 +8,18 @@ import sys
 from collections.abc import Collection
 from functools import cache
 from inspect import getsource
-from textwrap import dedent
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import NODEFAULT, inspect
 
-from .fields import MAX_EPOCH, MAX_INT, MAX_SIDE
+from .fields import MAX_EPOCH, MAX_INT, MAX_SIDE, describe_type, fits
 from .operations import SHARED_MEANINGS, Operation
 
 # bounds that all numbers of a kind have, which would tell a reader nothing
 _COMMON = (MAX_INT, MAX_EPOCH, MAX_SIDE, sys.float_info.max)
+NOUNS: dict[type | None, str] = {int: "a whole number", float: "a number"}
+"""What a person types for a number"""
 
 
 class FieldFacts(NamedTuple):
@@ -37,8 +38,27 @@ class FieldFacts(NamedTuple):
     """None if it has none"""
     kind: type | None
     """int, float, bool or str: of a number, a truth value or a text, also one that may be None; None for others"""
-    choices: tuple[object, ...]
-    """the values of a field that has one of a few"""
+    choices: tuple[str, ...]
+    """the values of a field that has one of a few texts"""
+    info: inspect.Type
+    """its type, with all bounds"""
+
+    def read_text(self, text: str) -> object:
+        """Return a number or a text of this field as typed. Raises ValueError that says what was expected."""
+        value: object = text
+        try:
+            if self.kind in (int, float):
+                value = self.kind(text)
+        except ValueError:
+            raise ValueError(f"expected {NOUNS[self.kind]}, found {text!r:.80}") from None
+        if not fits(value, self.info):
+            raise ValueError(f"expected {describe_type(self.info, value)}, found {text!r:.80}")
+        return value
+
+    @property
+    def sentence(self) -> str:
+        """The meaning, with the limits if there are any and it does not name the choices."""
+        return self.meaning + (f", {self.limits}" if self.limits and not self.choices else "")
 
 
 def list_fields(kind: type[msgspec.Struct]) -> tuple[FieldFacts, ...]:
@@ -56,9 +76,17 @@ def list_fields(kind: type[msgspec.Struct]) -> tuple[FieldFacts, ...]:
             None if field.default is NODEFAULT else field.default,
             _scalar(field.type),
             _choices(field.type),
+            field.type,
         )
         for field in info.fields
     )
+
+
+@cache
+def find_field(kind: type[msgspec.Struct], name: str) -> FieldFacts:
+    """Return the field of a name."""
+    (field,) = (field for field in list_fields(kind) if field.name == name)
+    return field
 
 
 @cache
@@ -72,14 +100,20 @@ def read_meanings(kind: type[msgspec.Struct]) -> dict[str, str]:
         # without fields of its own, it may have been made without source
         if base is msgspec.Struct or not issubclass(base, msgspec.Struct) or not base.__annotations__:
             continue
-        (body,) = ast.parse(dedent(getsource(base))).body
-        assert isinstance(body, ast.ClassDef)
+        body = _parse_classes(base.__module__)[base.__qualname__]
         for field, below in zip(body.body, body.body[1:], strict=False):
             if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
                 continue
             if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
                 meanings[field.target.id] = " ".join(str(below.value.value).split())
     return meanings
+
+
+@cache
+def _parse_classes(module: str) -> dict[str, ast.ClassDef]:
+    """Return the classes of a module as its source has them, by their names."""
+    parsed = ast.parse(getsource(sys.modules[module]))
+    return {node.name: node for node in parsed.body if isinstance(node, ast.ClassDef)}
 
 
 def describe_json(kind: type[msgspec.Struct], left_out: Collection[str] = ()) -> dict[str, Any]:
@@ -160,9 +194,9 @@ def _scalar(info: inspect.Type) -> type | None:
     return scalars.get(type(kinds[0])) if len(kinds) == 1 else None
 
 
-def _choices(info: inspect.Type) -> tuple[object, ...]:
+def _choices(info: inspect.Type) -> tuple[str, ...]:
     inner = _inner(info)
-    return tuple(inner.values) if isinstance(inner, inspect.LiteralType) else ()
+    return tuple(map(str, inner.values)) if isinstance(inner, inspect.LiteralType) else ()
 
 
 def _part(info: inspect.Type) -> type[msgspec.Struct] | None:

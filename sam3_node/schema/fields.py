@@ -220,19 +220,22 @@ def _find_entry(name: str, found: object, info: inspect.DictType) -> tuple[str, 
     for key, value in found.items():
         if not isinstance(key, str):
             return f"{name}: every key", key, info.key_type
-        if not _fits(value, info.value_type):
+        if not fits(value, info.value_type):
             return f"{name}.{key}", value, info.value_type
     return name, found, info
 
 
-def _fits(value: object, info: inspect.Type) -> bool:
-    """Return False for a number or text that is surely not of a type."""
+def fits(value: object, info: inspect.Type) -> bool:
+    """Return False for a number or text that is surely not of a type; other values are not looked at."""
     if isinstance(info, inspect.UnionType):
-        return any(_fits(value, one) for one in info.types)
+        return any(fits(value, one) for one in info.types)
+    if isinstance(info, inspect.NoneType):
+        return value is None
     if isinstance(info, inspect.LiteralType):
         return value in info.values
     if isinstance(info, inspect.StrType):
-        return isinstance(value, str)
+        longest = info.max_length if info.max_length is not None else math.inf
+        return isinstance(value, str) and (info.min_length or 0) <= len(value) <= longest
     if isinstance(info, inspect.IntType | inspect.FloatType):
         is_number = type(value) is int or (type(value) is float and isinstance(info, inspect.FloatType))
         if not is_number:

@@ -208,10 +208,10 @@ class AddObject(PromptOperation[PromptedObject], frozen=True, kw_only=True):
 
     label: Text | None = None
     seq: Natural | None = None
-    """of the recent frame that the prompt applies to; None for the next frame that arrives"""
+    """number of the recent frame that the prompt applies to; without it, the next frame that arrives"""
     priority: Priority | None = None
     choice: Natural | None = None
-    """which mask of `segment` for this prompt the object begins with"""
+    """which mask of `segment` with `multimask` for this prompt the object begins with, from 0"""
     camera: Text | None = None
     stride: Stride | None = None
     """Frames from one to the next on which an object from a past frame catches up. Events have it for replays."""
@@ -225,13 +225,13 @@ class AddLike(Operation[PromptedObject], frozen=True, kw_only=True):
     is_in_console = True
 
     like: Natural
-    """the object's id"""
+    """id of the object that the new one looks like, in place of a prompt"""
     like_camera: Text
-    """the object's camera"""
+    """the camera of that object"""
     like_epoch: Natural | None = None
     """of that camera's ids"""
     label: Text | None = None
-    """None for the object's own"""
+    """without it, the object's own"""
     camera: Text | None = None
     epoch: Natural | None = None
 
@@ -568,7 +568,7 @@ class BeginEpisode(Operation[EpisodeReply], frozen=True, kw_only=True):
     is_in_console = True
 
     task: Line | None = None
-    """what is done in it, in words; None for the names that are looked for"""
+    """what is done in it, in words [the names that are looked for]"""
 
     def check(self) -> None:
         """Raise RequestError unless the task is printable."""

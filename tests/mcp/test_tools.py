@@ -16,6 +16,7 @@ from sam3_node.cli.services import mcp
 from sam3_node.errors import NodeRestarted, RequestError, Sam3NodeError, SettingsError, TransportError
 from sam3_node.mcp.answers import MAX_OBJECTS, describe_place
 from sam3_node.mcp.tools import AgentTools
+from sam3_node.schema.operations import RenameObject
 from sam3_node.settings import load_settings
 from sam3_node.transport import FramePublisher, MaskPublisher
 from sam3_node.transport.control_server import ControlServer
@@ -241,6 +242,25 @@ def test_names_replace_those_before_and_say_so(node: PlayedNode, tools: AgentToo
     assert facts["before"] == ["cup"]
     (request,) = [request for request in node.requests if request.op == "set_prompts"]
     assert request.args == {"prompts": ["red mug"], "most": {"red mug": 2}}
+
+
+def test_an_operation_for_agents_is_a_tool(node: PlayedNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sam3_node.mcp.tools.FOR_AGENTS", (RenameObject,))
+    node.answers["rename_object"] = {"id": 1, "camera": "cam0", "epoch": 5, "label": "blue mug"}
+    with AgentTools(node.settings) as reading:
+        assert "rename_object" not in [tool.name for tool in reading.tools]
+    with AgentTools(node.settings, allow_edits=True) as tools:
+        (tool,) = (tool for tool in tools.tools if tool.name == "rename_object")
+        assert tool.arguments.list_names() == ("id", "label", "camera", "epoch")
+        assert tool.arguments.describe() == "Change the label of an object."
+        assert (
+            tool.arguments.schema()["properties"]["id"]["description"] == "The object's id. `find` lists it."
+        )
+        facts = tools.call("rename_object", {"id": 1, "label": "blue mug", "epoch": 5}).facts
+        assert facts == node.answers["rename_object"]
+        assert node.requests[-1].args == {"id": 1, "label": "blue mug", "epoch": 5}
+        with pytest.raises(RequestError, match="expected 'id' to be an integer"):
+            tools.call("rename_object", {"id": "1", "label": "mug"})
 
 
 def test_lossless_delivery_is_refused() -> None:
