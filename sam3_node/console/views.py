@@ -152,8 +152,11 @@ def _describe(masks: MaskFrame | None, blobs: list[Buffer]) -> Mapping[str, obje
 def _describe_instance(instance: Instance, blobs: list[Buffer]) -> Mapping[str, object]:
     bits = pack_bits(instance.mask)
     blobs.append(bits)
+    known = {
+        name: value for name, value in _list_fields(instance, INSTANCE_LEFT_OUT).items() if value is not None
+    }
     return {
-        **_list_fields(instance, INSTANCE_LEFT_OUT),
+        **known,
         "unseen": instance.frames_since_seen,
         "box": instance.box,
         "area": instance.area,

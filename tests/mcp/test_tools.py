@@ -16,7 +16,7 @@ from sam3_node.cli.services import mcp
 from sam3_node.errors import NodeRestarted, RequestError, Sam3NodeError, SettingsError, TransportError
 from sam3_node.mcp.answers import MAX_OBJECTS, describe_place
 from sam3_node.mcp.tools import AgentTools
-from sam3_node.schema.operations import RenameObject
+from sam3_node.schema.operations import OPERATIONS, RenameObject
 from sam3_node.settings import load_settings
 from sam3_node.transport import FramePublisher, MaskPublisher
 from sam3_node.transport.control_server import ControlServer
@@ -326,8 +326,10 @@ def test_a_frame_is_taken_with_its_own_masks(node: PlayedNode, tools: AgentTools
 def test_the_page_has_every_tool_and_argument(tools: AgentTools) -> None:
     page = ROOT / "docs/mcp.md"
     rows = dict(re.findall(r"^\| `(\w+)`(?: \(edits\))? \| (.*?) \|", page.read_text(), re.MULTILINE))
-    assert list(rows) == [tool.name for tool in tools.tools]
-    for tool in tools.tools:
+    # those of operations are in the table of operations
+    written = [tool for tool in tools.tools if tool.name not in OPERATIONS or tool.name in rows]
+    assert list(rows) == [tool.name for tool in written]
+    for tool in written:
         assert re.findall(r"`(\w+)`", rows[tool.name]) == list(tool.arguments.list_names()), tool.name
 
 
