@@ -14,6 +14,7 @@ import msgspec
 
 from ..client import ObjectPlace, SurfacePoints
 from ..schema.describing import list_fields
+from ..schema.operations import list_required
 from ..schema.replies import OperationReply
 from ..schema.values import MaskMap
 from ..types import Buffer, Instance, MaskFrame
@@ -163,15 +164,18 @@ def describe_reply(reply: OperationReply) -> Facts:
 def describe_fields(value: msgspec.Struct, layout: Layout) -> Facts:
     """Return the fields of a value, so that JSON can have them.
 
-    What is not known, or false, is left out unless the layout says otherwise, so that an answer stays short.
+    What is not known, or is false as by default, is left out unless the layout says otherwise, so that an answer stays
+    short.
     """
     kind = type(value)
+    required = list_required(kind)
     facts: Facts = dict.fromkeys(layout.always)
     for name in kind.__struct_fields__:
         if name in layout.left_out:
             continue
         shown = to_shown(getattr(value, name), find_digits(kind).get(name))
-        if name in layout.always or (shown is not None and shown is not False):
+        is_usual = shown is None or (shown is False and name not in required)
+        if name in layout.always or not is_usual:
             facts[layout.renamed.get(name, name)] = shown
     return facts
 

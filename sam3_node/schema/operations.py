@@ -9,6 +9,7 @@ counts as absent.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Generic, cast, get_args
 
@@ -184,6 +185,7 @@ PROMPT = PromptOperation.__struct_fields__
 """Arguments of a prompt"""
 
 
+@cache
 def list_required(kind: type[msgspec.Struct]) -> frozenset[str]:
     """Return the fields of a class that have no default."""
     return frozenset(part.name for part in msgspec.structs.fields(kind) if part.required)

@@ -14,9 +14,11 @@ import pytest
 
 from sam3_node.cli.services import mcp
 from sam3_node.errors import NodeRestarted, RequestError, Sam3NodeError, SettingsError, TransportError
-from sam3_node.mcp.answers import MAX_OBJECTS, describe_place
+from sam3_node.mcp.answers import MAX_OBJECTS, describe_place, describe_reply
 from sam3_node.mcp.tools import AgentTools
 from sam3_node.schema.operations import OPERATIONS, RenameObject
+from sam3_node.schema.replies import PausedReply, PinnedFrame, PromptedObject, SnapshotPart
+from sam3_node.schema.values import MaskMap
 from sam3_node.settings import load_settings
 from sam3_node.transport import FramePublisher, MaskPublisher
 from sam3_node.transport.control_server import ControlServer
@@ -261,6 +263,18 @@ def test_an_operation_for_agents_is_a_tool(node: PlayedNode, monkeypatch: pytest
         assert node.requests[-1].args == {"id": 1, "label": "blue mug", "epoch": 5}
         with pytest.raises(RequestError, match="expected 'id' to be an integer"):
             tools.call("rename_object", {"id": "1", "label": "mug"})
+
+
+def test_a_reply_is_told_by_its_fields() -> None:
+    pinned = PinnedFrame(camera="cam0", seq=7, lease_s=60.0, age_ms=12.5)
+    assert describe_reply(pinned) == {"camera": "cam0", "seq": 7, "lease_s": 60.0, "age_ms": 12.5}
+    # what is required is told also if it is false
+    assert describe_reply(PausedReply(paused=False)) == {"paused": False}
+    # pixels and bytes are not for agents
+    mask = MaskMap("rle", (30, 40), (1, 2, 3, 4), b"")
+    prompted = PromptedObject(id=1, camera="cam0", mask=mask, score=0.5)
+    assert describe_reply(prompted)["mask"] == {"box": [1, 2, 3, 4]}
+    assert describe_reply(SnapshotPart(ready=True, data=b"DATA")) == {"ready": True}
 
 
 def test_lossless_delivery_is_refused() -> None:
