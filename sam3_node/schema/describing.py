@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import NODEFAULT, inspect
 
-from .fields import MAX_EPOCH, MAX_INT, MAX_SIDE, describe_type, fits
+from .fields import MAX_EPOCH, MAX_INT, MAX_SIDE, accepts, describe_type
 from .operations import SHARED_MEANINGS, Operation
 
 # bounds that all numbers of a kind have, which would tell a reader nothing
@@ -51,7 +51,7 @@ class FieldFacts(NamedTuple):
                 value = self.kind(text)
         except ValueError:
             raise ValueError(f"expected {NOUNS[self.kind]}, found {text!r:.80}") from None
-        if not fits(value, self.info):
+        if not accepts(self.info, value):
             raise ValueError(f"expected {describe_type(self.info, value)}, found {text!r:.80}")
         return value
 

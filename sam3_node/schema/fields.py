@@ -220,17 +220,20 @@ def _find_entry(name: str, found: object, info: inspect.DictType) -> tuple[str, 
     for key, value in found.items():
         if not isinstance(key, str):
             return f"{name}: every key", key, info.key_type
-        if not fits(value, info.value_type):
+        if not _fits(value, info.value_type):
             return f"{name}.{key}", value, info.value_type
     return name, found, info
 
 
-def fits(value: object, info: inspect.Type) -> bool:
+def accepts(info: inspect.Type, value: object) -> bool:
+    """Return whether a number or text can be the value of a field of a type, which may also be None."""
+    return _fits(value, _without_none(info))
+
+
+def _fits(value: object, info: inspect.Type) -> bool:
     """Return False for a number or text that is surely not of a type; other values are not looked at."""
     if isinstance(info, inspect.UnionType):
-        return any(fits(value, one) for one in info.types)
-    if isinstance(info, inspect.NoneType):
-        return value is None
+        return any(_fits(value, one) for one in info.types)
     if isinstance(info, inspect.LiteralType):
         return value in info.values
     if isinstance(info, inspect.StrType):
