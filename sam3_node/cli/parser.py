@@ -10,7 +10,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+import msgspec
+
 from ..errors import did_you_mean
+from ..schema.describing import NOUNS, find_field
 from ..settings import Settings, options
 
 MAX_TIMEOUT_S = 86_400.0
@@ -65,6 +68,20 @@ class CommandParser(argparse.ArgumentParser):
         name, _, metavar = named.partition(" ")
         options |= {"metavar": metavar or None, "type": type, "default": default}
         (group or self).add_argument(*short, name, help=help, **options)
+
+    def add_field(self, spec: str, kind: type[msgspec.Struct], **options: Any) -> None:
+        """Add the argument of an operation: its type, bounds, choices and meaning are those of its field.
+
+        `spec` is that of `add`. Without a metavar, the field is a truth value, and the option a flag.
+        """
+        name = spec.partition(" ")[0].removeprefix("--").replace("-", "_")
+        field = find_field(kind, name)
+        if field.kind is bool:
+            self.add_flag(spec, field.sentence)
+            return
+        if field.kind in NOUNS:
+            options["type"] = field.read_text
+        self.add(spec, field.sentence, choices=field.choices or None, **options)
 
     def add_flag(self, name: str, help: str) -> None:
         """Add an option without a value. It is False if it is not given."""

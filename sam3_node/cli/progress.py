@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, TextIO
 
+import msgspec
 from tqdm import tqdm
 
 TERMINAL_S = 0.2
@@ -28,6 +29,15 @@ def printable(text: str, line_feeds: bool = False) -> str:
         kept = "\n"
     # names come from other processes: an escape sequence could rewrite what the terminal shows
     return "".join(letter if letter.isprintable() or letter in kept else "?" for letter in text)
+
+
+def list_more(value: msgspec.Struct, shown: Collection[str]) -> list[str]:
+    """Return name and value of the fields that are not `shown` already, and have no default or another value."""
+    names = value.__struct_fields__
+    defaults = dict(zip(reversed(names), reversed(value.__struct_defaults__), strict=False))
+    parts = ((name, getattr(value, name)) for name in names if name not in shown)
+    more = [(name, part) for name, part in parts if part is not None and part != defaults.get(name)]
+    return [name if part is True else f"{name} {printable(str(part))}" for name, part in more]
 
 
 def align_rows(rows: Sequence[Sequence[str]]) -> list[str]:

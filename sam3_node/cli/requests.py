@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial, update_wrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ..errors import (
     NoCameraError,
@@ -28,13 +30,14 @@ from ..files import (
     write_output,
 )
 from ..processes.signals import WaitingNotice, print_notice
-from ..schema.operations import SetPrompts
+from ..schema import operations as ops
+from ..schema.describing import read_meanings
 from ..settings import Settings
 from ..types import NANOSECONDS, Mask, Priority
 from ..wire.images import MAX_PHOTO_FILE, check_photo, find_compression
 from ..wire.requests import read_operation
 from .parser import ANSWER_TIMEOUT_S, CommandParser, Commands, parse_box, parse_named, parse_point
-from .progress import printable
+from .progress import list_more, printable
 
 if TYPE_CHECKING:
     from ..client import ObjectPlace, PerceptionClient, Segmentation
@@ -48,6 +51,50 @@ MAX_SET_BYTES = 1 << 20
 """Size of the largest file with a set of prompts."""
 MAX_MASK_FILE = 64 << 20
 """Bytes of the image file of `--mask`. A larger one is refused."""
+EVERYTHING = ("--grid N", "--min-iou P", "--min-stability P", "--max-overlap P", "--most N", "--seq N")
+"""Options of the search for everything."""
+OBJECT_SHOWN = frozenset(
+    [
+        "camera",
+        "id",
+        "label",
+        "state",
+        "score",
+        "age",
+        "frames_since_seen",
+        "epoch",
+        "silent_s",
+        "confidence",
+        "name_confidence",
+    ]
+)
+"""Fields of an object that have a place in its line, or none. Others follow by their names."""
+PLACE_SHOWN = frozenset(
+    [
+        "camera",
+        "id",
+        "label",
+        "state",
+        "in_view",
+        "age_s",
+        "seq",
+        "capture_ns",
+        "box",
+        "confidence",
+        "frame",
+        "position_m",
+        "camera_position_m",
+        "covariance_m2",
+        "size_m",
+        "camera_pose",
+        "held",
+        "hidden_by",
+        "has_picture",
+        "silent_s",
+        "epoch",
+    ]
+)
+"""The same of a place"""
 FRAME_SIZE_MS = 500
 """Longest time to wait for masks before a box is sent."""
 FIRST_FRAME_MS = 10_000
@@ -67,7 +114,8 @@ def add_commands(commands: Commands) -> None:
     _add(commands, "pause", pause)
     _add(commands, "resume", resume)
     _add_episodes(commands)
-    _add(commands, "reset", reset).add("--camera NAME", "remove only the objects of this camera")
+    _add(commands, "reset", reset).add_field("--camera NAME", ops.Reset)
+    _add_request(commands)
 
 
 def _add(
@@ -85,7 +133,7 @@ def _add(
 
     parser = commands.add(name, update_wrapper(partial(_send, ask, waits), ask))
     if has_camera:
-        parser.add("--camera NAME", "camera to use; optional if the node serves one camera")
+        parser.add_field("--camera NAME", ops.AddObject)
     parser.add_timeout(takes_long)
     parser.add("--request-id ID", "its id in logs, events and errors")
     return parser
@@ -135,7 +183,7 @@ def resume(client: PerceptionClient, args: Namespace) -> None:
 def _add_episodes(commands: Commands) -> None:
     group = commands.add_group("episode", "mark the episodes of a dataset in a running recording")
     begin = _add(group, "begin", episode_begin)
-    begin.add("task TASK", "what is done, in words [the names looked for]", nargs="?")
+    begin.add_field("task TASK", ops.BeginEpisode, nargs="?")
     _add(group, "end", episode_end)
     _add(group, "discard", episode_discard)
 
@@ -156,7 +204,7 @@ def episode_discard(client: PerceptionClient, args: Namespace) -> Iterator[str]:
     yield _describe_end(client.end_episode(keep=False))
 
 
-def _describe_end(ended: dict[str, Any]) -> str:
+def _describe_end(ended: Mapping[str, Any]) -> str:
     seconds = (ended["ended_ns"] - ended["begun_ns"]) / NANOSECONDS
     outcome = "kept" if ended["keep"] else "discarded"
     return f"episode {ended['episode']} is {outcome}: {seconds:.1f} s"
@@ -167,28 +215,54 @@ def reset(client: PerceptionClient, args: Namespace) -> None:
     client.reset(camera=args.camera)
 
 
+def _add_request(commands: Commands) -> None:
+    parser = _add(commands, "request", request)
+    parser.add("op OP", "operation of the control socket", choices=tuple(ops.OPERATIONS))
+    parser.add("arguments NAME=VALUE", "argument of it; a value is JSON, or a text as it is", nargs="*")
+
+
+def request(client: PerceptionClient, args: Namespace) -> Iterator[str]:
+    """Send any request, and print its reply as JSON.
+
+    Binary data, such as masks, is in base64.
+    """
+    given = dict(_read_argument(text) for text in args.arguments)
+    operation: ops.Operation[Any] = read_operation(args.op, given)
+    reply = client.ask(operation)
+    yield msgspec.json.format(msgspec.json.encode(reply), indent=2).decode()
+
+
+def _read_argument(text: str) -> tuple[str, object]:
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise RequestError(f"expected NAME=VALUE, found {text!r:.80}")
+    try:
+        return name, json.loads(value)
+    except (ValueError, RecursionError):
+        return name, value
+
+
 def _add_objects(commands: Commands) -> None:
     objects = commands.add_group(
         "object",
         "add, correct, rename, remove and list the tracked objects of a running node, and print their points",
     )
     added = _add(objects, "add", object_add, True, lambda args: args.seq is None and args.like is None)
-    added.add("--label", "name of the object")
-    text = "low: track it on every second frame under load"
-    added.add("--priority", text, choices=get_args(Priority))
-    added.add("--choice N", "begin with this mask of `segment --multimask`, from 0", int)
-    added.add("--like ID", "in place of a prompt: what looks like this object of another camera", int)
-    added.add("--like-camera NAME", "camera of the object that --like names")
+    added.add_field("--label LABEL", ops.AddObject)
+    added.add_field("--priority", ops.AddObject)
+    added.add_field("--choice N", ops.AddObject)
+    added.add_field("--like ID", ops.AddLike)
+    added.add_field("--like-camera NAME", ops.AddLike)
     refine = _add(objects, "refine", object_refine, has_camera=True)
     remove = _add(objects, "remove", object_remove, has_camera=True)
     rename = _add(objects, "rename", object_rename, has_camera=True)
     points = _add(objects, "points", object_points, has_camera=True)
-    points.add("--count", "number of points [1000], at most 10,000", int, 1000)
+    points.add_field("--count N", ops.ReadPoints, default=1000)
     for parser in (refine, remove, rename, points):
-        parser.add("id ID", "id of the object", int)
-    rename.add("label LABEL", "new label")
-    _add_prompt_options(added, "the next frame that arrives")
-    _add_prompt_options(refine, "the latest frame")
+        parser.add_field("id ID", ops.RemoveObject)
+    rename.add_field("label LABEL", ops.RenameObject)
+    _add_prompt_options(added, ops.AddObject)
+    _add_prompt_options(refine, ops.RefineObject)
     for parser in (added, refine):
         text = "image of the size of the frame; pixels other than 0 are inside the object"
         parser.add_path("--mask FILE.png", text)
@@ -235,10 +309,11 @@ def object_list(client: PerceptionClient, args: Namespace) -> Iterator[str]:
         unseen = ""
         if tracked.frames_since_seen:
             unseen = f"  unseen for {tracked.frames_since_seen}"
-        yield (
+        line = (
             f"{printable(tracked.camera):<12} {tracked.id:>4}  {printable(tracked.label):<24} {tracked.state:<10} "
             f"score {tracked.score:.2f}  age {tracked.age}{unseen}"
         )
+        yield "  ".join([line, *list_more(tracked, OBJECT_SHOWN)])
 
 
 def object_points(client: PerceptionClient, args: Namespace) -> Iterator[str]:
@@ -299,14 +374,14 @@ def _describe_place(place: ObjectPlace) -> str:
     if place.hidden_by is not None:
         parts.append(f"hidden by {printable(place.hidden_by)}")
     line = f"{printable(place.camera):<12} {place.id:>4}  {printable(place.label):<24} {place.state:<10} "
-    return (line + "  ".join(parts)).rstrip()
+    return (line + "  ".join([*parts, *list_more(place, PLACE_SHOWN)])).rstrip()
 
 
 def _add_segment(commands: Commands) -> None:
     parser = _add(commands, "segment", segment, has_camera=True)
-    _add_prompt_options(parser, "the latest frame")
+    _add_prompt_options(parser, ops.SegmentFrame)
     parser.add_path("--out MASK.png", "image file for the mask, with 255 inside")
-    parser.add_flag("--multimask", "list all masks that may be meant: a part, a larger one, the whole")
+    parser.add_field("--multimask", ops.SegmentFrame)
 
 
 def segment(client: PerceptionClient, args: Namespace) -> Iterator[str]:
@@ -327,11 +402,8 @@ def segment(client: PerceptionClient, args: Namespace) -> Iterator[str]:
 
 def _add_segment_everything(commands: Commands) -> None:
     parser = _add(commands, "segment-everything", segment_everything, has_camera=True, takes_long=True)
-    parser.add("--grid N", "points along each side, 1 to 32 [16]", int)
-    parser.add("--min-iou P", "lowest IoU predicted for a mask, 0 to 1 [the model's own]", float)
-    parser.add("--min-stability P", "lowest stability of a mask, 0 to 1 [the model's own]", float)
-    parser.add("--most N", "largest number of masks, 1 to 256 [100]", int)
-    parser.add("--seq N", "seq of the frame; default: the latest frame", int)
+    for spec in EVERYTHING:
+        parser.add_field(spec, ops.SegmentEverything)
     parser.add_path(
         "--out LABELS.png",
         "16-bit image: each pixel has the number of the smallest mask around it, 0 outside all of them",
@@ -345,8 +417,7 @@ def segment_everything(client: PerceptionClient, args: Namespace) -> Iterator[st
     """
     if args.out is not None:
         prepare_output(args.out)
-    names = ("grid", "min_iou", "min_stability", "most", "seq", "camera")
-    options = {name: getattr(args, name) for name in names}
+    options = {name: getattr(args, name) for name in ops.SegmentEverything.__struct_fields__}
     # without --timeout, the client waits as long as such a search may take
     if args.timeout is not None:
         options["timeout_ms"] = round(1000 * args.timeout)
@@ -362,9 +433,9 @@ def segment_everything(client: PerceptionClient, args: Namespace) -> Iterator[st
 def _add_prompt(commands: Commands) -> None:
     parser = _add(commands, "prompt", set_prompts, waits=lambda _: True)
     parser.add("names NAME", 'name such as "red mug"; without names the search stops', nargs="*")
-    text = "minimum score of a detection to start an object of this name"
-    parser.add_repeated("--score NAME=SCORE", text, parse_named(float))
-    parser.add_repeated("--most NAME=COUNT", "maximum number of objects of this name", parse_named(int))
+    meanings = read_meanings(ops.SetPrompts)
+    parser.add_repeated("--score NAME=SCORE", meanings["scores"], parse_named(float))
+    parser.add_repeated("--most NAME=COUNT", meanings["most"], parse_named(int))
     text = "low priority: under load, track objects of this name on every second frame"
     parser.add_repeated("--low NAME", text)
 
@@ -377,12 +448,12 @@ def set_prompts(client: PerceptionClient, args: Namespace) -> None:
 
 def _add_exemplar(commands: Commands) -> None:
     parser = _add(commands, "exemplar", add_exemplar, True, lambda _: True)
-    parser.add("name NAME", "name of what is found")
+    parser.add_field("name NAME", ops.AddExemplar)
     parser.add_repeated("--box X0,Y0,X1,Y1", "box around a thing that is meant", parse_box)
     parser.add_repeated("--exclude X0,Y0,X1,Y1", "box around a thing that is not", parse_box)
-    parser.add("--text WORDS", "what is meant, in words, beside the boxes")
-    parser.add_path("--photo FILE", "JPEG or PNG that the boxes are on; default: a frame")
-    parser.add("--seq N", "number of a recent frame; default: the latest frame", int)
+    parser.add_field("--text WORDS", ops.AddExemplar)
+    parser.add_path("--photo FILE", read_meanings(ops.AddExemplar)["photo"])
+    parser.add_field("--seq N", ops.AddExemplar)
 
 
 def add_exemplar(client: PerceptionClient, args: Namespace) -> None:
@@ -401,7 +472,7 @@ def _add_snapshots(commands: Commands) -> None:
     save = _add(snapshots, "save", snapshot_save)
     restore = _add(snapshots, "restore", snapshot_restore)
     for parser in (save, restore):
-        parser.add("name NAME", "name of the snapshot")
+        parser.add_field("name NAME", ops.RestoreSnapshot)
     _add(snapshots, "fetch", snapshot_fetch).add_path("out FILE", "file to write")
     sets = commands.add_group("prompts", "keep and use sets of prompts by name")
     keep = _add(sets, "save", prompts_save)
@@ -481,7 +552,7 @@ def _list_sets(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"*{SUFFIX}"))
 
 
-def _read_set(path: Path) -> dict[str, Any]:
+def _read_set(path: Path) -> Mapping[str, Any]:
     try:
         data = read_regular(path, MAX_SET_BYTES)
     except FileNotFoundError:
@@ -495,7 +566,7 @@ def _read_set(path: Path) -> dict[str, Any]:
     # checked as the node would check it: an error names this file, and nothing was changed yet
     try:
         content = dict(json.loads(data))
-        read_operation(SetPrompts.op, content)
+        read_operation(ops.SetPrompts.op, content)
     except (ValueError, TypeError, RecursionError, RequestError, WireError) as error:
         raise SettingsError(
             f'{path}: expected JSON such as {{"prompts": ["red mug"], "scores": {{"red mug": 0.3}}, "most": {{}}}}, '
@@ -504,19 +575,19 @@ def _read_set(path: Path) -> dict[str, Any]:
     return content
 
 
-def _describe_set(content: dict[str, Any]) -> str:
+def _describe_set(content: Mapping[str, Any]) -> str:
     return ", ".join(map(printable, content["prompts"])) or "no prompts"
 
 
-def _add_prompt_options(parser: CommandParser, default_frame: str) -> None:
+def _add_prompt_options(parser: CommandParser, kind: type[ops.PromptOperation[Any]]) -> None:
     """Add the options that mark an object on a frame, in pixels."""
     parser.add_repeated("--point X,Y", "point inside the object", parse_point)
     parser.add_repeated("--exclude X,Y", "point outside the object", parse_point)
     parser.add("--box X0,Y0,X1,Y1", "box around the object", parse_box)
-    parser.add("--seq N", f"number of a recent frame; default: {default_frame}", int)
+    parser.add_field("--seq N", kind)
 
 
-def _make_prompt(args: Namespace) -> dict[str, Any]:
+def _make_prompt(args: Namespace) -> Mapping[str, Any]:
     points = [*args.point, *args.exclude]
     labels = [1] * len(args.point) + [0] * len(args.exclude)  # 1 inside, 0 outside
     return {

@@ -31,8 +31,39 @@ from ..transport.mask_pairing import MaskPair, MaskPairing
 from ..types import NANOSECONDS, Frame, Instance, MaskFrame, keep_newest
 from ..visualization import VideoWriter, overlay
 from ..wire import decode_image
-from .progress import printable
+from .progress import list_more, printable
 
+INSTANCE_SHOWN = frozenset(
+    [
+        "id",
+        "label",
+        "score",
+        "state",
+        "age",
+        "frames_since_seen",
+        "mask",
+        "position_m",
+        "frame",
+        "extent_m",
+        "confidence",
+        "doubtful",
+        "depth_share",
+        "camera_position_m",
+        "covariance_m2",
+        "extent_centre_m",
+        "extent_quaternion_xyzw",
+        "nearest_m",
+        "velocity_mps",
+        "velocity_age_s",
+        "points_m",
+        "name_confidence",
+        "heights_m",
+        "upright_centre_m",
+        "upright_quaternion_xyzw",
+        "upright_size_m",
+    ]
+)
+"""Fields of an instance that have a place in its line, or none. Others follow by their names."""
 REDRAW_S = 0.1
 """Shortest time between two pictures of the table: a terminal is slow."""
 RATE_WINDOW = 30
@@ -162,9 +193,10 @@ def _format_object(instance: Instance) -> str:
         if instance.name_confidence is not None:
             state += f", name {instance.name_confidence:.2f}"
     box = ",".join(map(str, instance.box))
-    return (
+    line = (
         f"  {instance.id:>3} {label:<20} {state:<24} {instance.score:4.2f} {instance.area:>8} px  box {box}"
     )
+    return "  ".join([line, *list_more(instance, INSTANCE_SHOWN)])
 
 
 class Screen:

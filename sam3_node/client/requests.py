@@ -34,17 +34,6 @@ POINTS_FRAME_MS = 1000
 
 P = ParamSpec("P")
 T = TypeVar("T")
-OfObject = (
-    ops.RefineObject
-    | ops.RemoveObject
-    | ops.RenameObject
-    | ops.ReadPoints
-    | ops.FindObjects
-    | ops.ReadPicture
-)
-"""Requests that name an object's id"""
-WithEpoch = OfObject | ops.AddObject | ops.AddLike | ops.PinFrame
-"""Requests that the node refuses if ids have begun again"""
 
 
 class ClientRequests(SocketOwner):
@@ -67,6 +56,17 @@ class ClientRequests(SocketOwner):
     def _report(self, restart: NodeRestarted | None) -> None:
         """Raise the error, or call `on_restart` with it. None is no error."""
         raise NotImplementedError
+
+    def ask(self, operation: Operation[ReplyT]) -> ReplyT:
+        """Send any request of `sam3_node.schema.operations`, and return its reply as it is in `schema.replies`.
+
+        It does for requests without a method of their own what the methods do: an object's id goes with its epoch.
+        """
+        if getattr(operation, "id", None) is not None and hasattr(operation, "epoch"):
+            return self._call_on_object(operation)
+        if hasattr(operation, "epoch"):
+            return operation.read_reply(self._ask_with_epoch(operation))
+        return self._call(operation)
 
     def add_object(
         self,
@@ -454,10 +454,10 @@ class ClientRequests(SocketOwner):
 
     def _ask_on_object(self, operation: Operation[Any]) -> object:
         self._require_open()
-        assert isinstance(operation, OfObject)
-        return self._ask_with_epoch(replace(operation, camera=self._epochs.name_camera(operation.camera)))
+        named: Any = operation
+        return self._ask_with_epoch(replace(named, camera=self._epochs.name_camera(named.camera)))
 
-    def _ask_with_epoch(self, operation: WithEpoch, deadline: Deadline | None = None) -> object:
+    def _ask_with_epoch(self, operation: Any, deadline: Deadline | None = None) -> object:
         """Send a request that the node refuses if the ids of the camera have begun again; return its result."""
         self._require_open()
         # an epoch that the caller names is checked by the node alone; else the one seen last goes with the request
@@ -515,6 +515,10 @@ class AwaitedRequests:
     """The requests of ClientRequests as coroutines. Base of AsyncPerceptionClient, which runs them in threads."""
 
     _client: ClientRequests
+
+    async def ask(self, operation: Operation[ReplyT]) -> ReplyT:
+        """Send any request, see `ClientRequests.ask`."""
+        return await self._run(partial(self._client.ask, operation))
 
     async def _run(self, call: Callable[[], T]) -> T:
         """Run a call of the client in a thread, and return its result."""

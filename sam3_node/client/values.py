@@ -350,7 +350,7 @@ def with_doubt(listed: ListedObject, masks: MaskFrame | None) -> TrackedObject:
     # the node's list has no confidence: the newest masks of the same epoch do
     if masks is None or masks.epoch != tracked.epoch:
         return tracked
-    names = ("confidence", "doubtful", "name_confidence")
+    names = set(TrackedObject.__struct_fields__).difference(ListedObject.__struct_fields__)
     seen = next((item for item in masks.instances if item.id == tracked.id), tracked)
     return replace(tracked, **{name: getattr(seen, name) for name in names})
 

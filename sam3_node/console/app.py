@@ -12,10 +12,11 @@ import json
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection, Request
@@ -248,7 +249,8 @@ class Console:
             return _fail(403, "read_only", "this console shows and changes nothing: console.read_only is set")
         # in a thread, because a request waits for the node, and other pages must not wait with it
         args = await _read_json(request)
-        return JSONResponse(await run_in_threadpool(self._controls.call, request.path_params["op"], args))
+        reply = await run_in_threadpool(self._controls.call, request.path_params["op"], args)
+        return Response(msgspec.json.encode(reply), media_type="application/json")
 
     async def _serve_page(self, socket: WebSocket) -> None:
         if self._pages >= MAX_PAGES:
@@ -267,10 +269,8 @@ class Console:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _describe(self) -> dict[str, Any]:
-        recording = None
-        if self._controls:
-            recording = self._controls.recording.state()
+    def _describe(self) -> Mapping[str, object]:
+        recording = self._controls.recording.state() if self._controls else None
         return {
             "type": "state",
             "mode": self._source.mode,
@@ -284,7 +284,11 @@ class _Page:
     """One open page: what it has had, and what it asked for."""
 
     def __init__(
-        self, socket: WebSocket, source: AnySource, changes: Changes, describe: Callable[[], dict[str, Any]]
+        self,
+        socket: WebSocket,
+        source: AnySource,
+        changes: Changes,
+        describe: Callable[[], Mapping[str, object]],
     ) -> None:
         self._socket = socket
         self._source = source
@@ -326,7 +330,7 @@ class _Page:
 
     async def send_states(self) -> None:
         """Send the state when it changes, and every STATE_S, by which the page knows that the console runs."""
-        sent: dict[str, Any] = {}
+        sent: Mapping[str, object] = {}
         sent_s = 0.0
         loop = asyncio.get_running_loop()
         while True:
@@ -355,11 +359,11 @@ class _Page:
             await self._changes.wait(STATE_S)
         return found
 
-    async def _send(self, message: dict[str, Any]) -> None:
-        await self._socket.send_text(json.dumps(message, separators=(",", ":")))
+    async def _send(self, message: Mapping[str, object]) -> None:
+        await self._socket.send_text(msgspec.json.encode(message).decode())
 
 
-def _without_counts(state: dict[str, Any]) -> dict[str, Any]:
+def _without_counts(state: Mapping[str, Any]) -> Mapping[str, object]:
     """Return the part of a state whose change the page shows at once."""
     # the node's counts change with every frame; these values change when a person does something
     status = state.get("status") or {}
@@ -374,7 +378,7 @@ def _without_counts(state: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def _read_json(request: Request) -> dict[str, Any]:
+async def _read_json(request: Request) -> Mapping[str, object]:
     """Return the body's map. Raises RequestError for anything else, and for more than MAX_BODY_BYTES."""
     # counted while it is read: a header may claim any length
     body = b""

@@ -11,19 +11,25 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ..detection.phrases import nearest_phrases, phrase_key
 from ..errors import RequestError, Sam3NodeError
 from ..resources import Closeable
-from ..schema.operations import IN_CONSOLE
+from ..schema.operations import IN_CONSOLE, Operation
+from ..schema.values import MaskMap
 from ..settings import Settings
 from ..transport import ControlClient, Security
-from ..wire import decode_mask
+from ..wire.masks import open_mask
+from ..wire.requests import read_operation
 from .views import pack_bits
 
 TIMEOUT_MS = 5000
 """Longest time that a request of the page waits for the node."""
 PREVIEW = "segment"
 """Operation whose result the page shows while the pointer moves."""
+UPLOADS = frozenset({"mask", "photo"})
+"""Arguments of operations that a page may not send."""
 MAX_WORDS = 8
 """Phrases that are suggested for a typed text."""
 MAX_LISTED = 2000
@@ -57,8 +63,8 @@ class Controls(Closeable):
         self._detector = detector
         self.recording = RecordingThread(settings, on_change)
 
-    def call(self, op: str, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Carry out an operation and return its result as JSON values. Raises Sam3NodeError if that fails."""
+    def call(self, op: str, args: Mapping[str, object]) -> Mapping[str, object]:
+        """Carry out an operation and return its reply as JSON values. Raises Sam3NodeError if that fails."""
         # the recorder runs in this process, not in the node
         if op == "record":
             self.recording.switch(bool(args.get("on")))
@@ -66,12 +72,13 @@ class Controls(Closeable):
         # the table of operations says which of them a page may request
         if op not in IN_CONSOLE:
             raise RequestError(f"expected one of {', '.join(IN_CONSOLE)}, record, found {op!r:.40}")
-        if "mask" in args:
-            raise RequestError(f"{op}: expected points or a box, found a mask; the console takes no uploads")
-        client = self._clients[""]
-        if op == PREVIEW:
-            client = self._clients[PREVIEW]
-        return _to_json(client.call(op, **args))
+        for name in UPLOADS.intersection(args):
+            raise RequestError(
+                f"{op}: expected points or a box, found a {name}; the console takes no uploads"
+            )
+        operation: Operation[Any] = read_operation(op, args)
+        client = self._clients[PREVIEW if op == PREVIEW else ""]
+        return _to_map(client.ask(operation))
 
     def suggest(self, typed: str) -> list[str]:
         """Return phrases of the node's vocabulary that begin with `typed`, then similar ones; all for an empty text.
@@ -129,21 +136,22 @@ def _read_phrases(path: Path) -> tuple[str, ...]:
     return ()
 
 
-def _to_json(result: Any) -> dict[str, Any]:
-    """Return a result of the node as the page reads it: masks as box, size and bits in base64, pictures in base64."""
-    shown: dict[str, Any] = {}
-    if isinstance(result, dict):
-        shown = result
-    # new maps, because the result may be kept by its caller
-    if "masks" in shown:
-        shown = shown | {"masks": [_to_json(entry) for entry in shown["masks"]]}
-    if "jpeg" in shown:
-        shown = shown | {"jpeg": base64.b64encode(shown["jpeg"]).decode()}
-    if "mask" in shown:
-        mask = decode_mask(shown["mask"])
+def _to_map(value: msgspec.Struct) -> dict[str, object]:
+    """Return the fields of a reply that it has: masks as box, size and bits in base64, pictures in base64."""
+    fields = ((name, getattr(value, name)) for name in value.__struct_fields__)
+    return {name: _to_json(part) for name, part in fields if part is not None}
+
+
+def _to_json(value: object) -> object:
+    if isinstance(value, MaskMap):
+        mask = open_mask(value, "mask")
         bits = base64.b64encode(pack_bits(mask)).decode()
-        shown = shown | {"mask": {"size": mask.size, "box": mask.box, "area": mask.area, "bits": bits}}
-    return shown
+        return {"size": mask.size, "box": mask.box, "area": mask.area, "bits": bits}
+    if isinstance(value, msgspec.Struct):
+        return _to_map(value)
+    if isinstance(value, tuple):
+        return [_to_json(part) for part in value]
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
 
 class RecorderLines(io.StringIO):
@@ -209,7 +217,7 @@ class RecordingThread:
         """True while messages are recorded."""
         return self._thread is not None and self._thread.is_alive()
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Mapping[str, object]:
         """Return whether it runs, and the recorder's last line; after the end, the line about the file."""
         return {"on": self.is_running and not self._stop.is_set(), "line": self._out.shown}
 

@@ -1,9 +1,11 @@
 """Play a recording as views, and compare its masks with another result."""
 
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from ..bags.native.reader import RecordedMasks, RecordingReader
@@ -30,6 +32,19 @@ class Entry(NamedTuple):
 
     key: FrameKey
     logged_ns: int
+
+
+class ComparedFrame(msgspec.Struct, frozen=True):
+    """What the timeline shows of a frame."""
+
+    camera: str
+    seq: int
+    s: float
+    """since the first frame, in seconds"""
+    doubtful: int
+    """doubtful masks of both results"""
+    iou: float | None
+    """mean IoU of the objects of both results; None if one has no masks of the frame"""
 
 
 class Results:
@@ -100,7 +115,7 @@ class RecordedViews(Closeable):
             self._other = None
         self._frames: dict[FrameKey, Frame] = {}
         self._reading = threading.Lock()
-        self._compared: list[dict[str, Any]] = []
+        self._compared: list[ComparedFrame] = []
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._compare_all, name="console compare", daemon=True)
         self._thread.start()
@@ -116,7 +131,7 @@ class RecordedViews(Closeable):
             masks = MaskFrame(*entry.key, width=other.width, height=other.height)
         return FrameView(self._read_frame(entry), masks, other, index)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Mapping[str, object]:
         """Return names and sizes of what is played."""
         return {
             "connected": True,
@@ -129,12 +144,8 @@ class RecordedViews(Closeable):
             "compared": len(self._compared),
         }
 
-    def timeline(self, start: int) -> list[dict[str, Any]]:
-        """Return what the timeline shows of the frames from `start` on that are compared already.
-
-        `s` counts from the first frame, `doubtful` is the number of doubtful masks of both results, `iou` the mean IoU
-        of their objects; None if one result has no masks of the frame.
-        """
+    def timeline(self, start: int) -> Sequence[ComparedFrame]:
+        """Return what the timeline shows of the frames from `start` on that are compared already."""
         return self._compared[start:]
 
     def close(self) -> None:
@@ -183,14 +194,15 @@ class RecordedViews(Closeable):
                 if found is not None:
                     doubtful += sum(item.doubtful for item in found.instances)
             iou = compare(masks, other)
-            row = {
-                "camera": entry.key.camera,
-                "seq": entry.key.seq,
-                "s": round((entry.logged_ns - self.entries[0].logged_ns) / NANOSECONDS, 3),
-                "doubtful": doubtful,
-                "iou": None if iou is None else round(iou, 3),
-            }
-            self._compared.append(row)
+            self._compared.append(
+                ComparedFrame(
+                    entry.key.camera,
+                    entry.key.seq,
+                    round((entry.logged_ns - self.entries[0].logged_ns) / NANOSECONDS, 3),
+                    doubtful,
+                    None if iou is None else round(iou, 3),
+                )
+            )
             if number % CHUNK == 0 or number == len(self.entries):
                 self._on_change()
 

@@ -6,21 +6,22 @@ without padding, eight pixels in a byte, the first in the highest bit. `LiveView
 pairs masks with their frames.
 """
 
-import json
 import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ..client.diagnosis import Wanted, diagnose, find_sending_camera
 from ..errors import Sam3NodeError, TransportError, WireError
 from ..resources import Closeable, closed_on_error
 from ..schema.operations import FindObjects
+from ..schema.replies import ObjectPlace
 from ..settings import Settings
 from ..transport import ControlClient, Security
 from ..transport.mask_pairing import MAX_CAMERAS, MaskPairing
@@ -47,9 +48,13 @@ MAX_LOST = 32
 EVENT_FIELDS = ("camera", "id", "ids", "label", "prompts", "error", "seq", "episode", "keep", "absent_s")
 """Arguments of an event that the page shows."""
 _COMPRESSED = ("jpeg", "png")
-LOST_FIELDS = ("camera", "epoch", "id", "label", "age_s", "held", "hidden_by", "has_picture")
-"""What the page shows of a lost object."""
-_FIELDS = ("id", "label", "score", "state", "doubtful", "confidence", "name_confidence", "age", "area", "box")
+MASKS_LEFT_OUT = frozenset(
+    # what the header has itself, and what has another form there
+    {"camera", "seq", "capture_ns", "width", "height", "instances", "robot_mask", "before"}
+)
+"""Fields of masks that are not in the header of a view."""
+INSTANCE_LEFT_OUT = frozenset({"mask", "points_m", "frames_since_seen"})
+"""Fields of an instance that are not in the header: their bits follow it, or they have another name."""
 
 Listener = Callable[[], None]
 
@@ -100,7 +105,7 @@ def pack_view(view: FrameView, live: bool) -> bytes:
     media_type, image = view.image
     # the picture comes first, then the bits of each mask, in the order in which the header names them
     blobs: list[Buffer] = [image]
-    header: dict[str, Any] = {
+    header: dict[str, object] = {
         "camera": view.camera,
         "seq": view.seq,
         "number": view.number,
@@ -113,7 +118,7 @@ def pack_view(view: FrameView, live: bool) -> bytes:
     }
     if live and view.origin_ns is not None:
         header["origin_ms"] = view.origin_ns / 1e6
-    packed = json.dumps(header, separators=(",", ":")).encode()
+    packed = msgspec.json.encode(header)
     return b"".join([struct.pack("<I", len(packed)), packed, *blobs])
 
 
@@ -122,7 +127,7 @@ def pack_bits(mask: Mask) -> bytes:
     return np.packbits(mask.crop).tobytes()
 
 
-def _describe(masks: MaskFrame | None, blobs: list[Buffer]) -> dict[str, Any] | None:
+def _describe(masks: MaskFrame | None, blobs: list[Buffer]) -> Mapping[str, object] | None:
     """Return the fields of masks for the header, and append the bits of each, at last of the robot's mask."""
     if masks is None:
         return None
@@ -132,35 +137,35 @@ def _describe(masks: MaskFrame | None, blobs: list[Buffer]) -> dict[str, Any] | 
     if masks.robot_mask is not None:
         blobs.append(pack_bits(masks.robot_mask))
         robot = {"box": masks.robot_mask.box, "bytes": len(blobs[-1])}
-    # what the node left out on this frame, and how old its masks were when they left it
-    shed = None
-    if masks.shed is not None:
-        shed = {"level": masks.shed.level, "held": masks.shed.held}
+    # how old the masks were when they left the node
     latency_ms = None
     if masks.published_ns:
         latency_ms = (masks.published_ns - masks.age_origin_ns) / 1e6
     return {
-        "epoch": masks.epoch,
-        "node": masks.node,
-        "model": masks.model,
-        "stages_us": dict(masks.stages_us),
-        "skipped": masks.skipped,
-        "shed": shed,
+        **_list_fields(masks, MASKS_LEFT_OUT),
         "latency_ms": latency_ms,
         "instances": instances,
         "robot": robot,
     }
 
 
-def _describe_instance(instance: Instance, blobs: list[Buffer]) -> Mapping[str, Any]:
+def _describe_instance(instance: Instance, blobs: list[Buffer]) -> Mapping[str, object]:
     bits = pack_bits(instance.mask)
     blobs.append(bits)
+    known = {
+        name: value for name, value in _list_fields(instance, INSTANCE_LEFT_OUT).items() if value is not None
+    }
     return {
-        **{name: getattr(instance, name) for name in _FIELDS},
-        "position_m": instance.position_m,
+        **known,
         "unseen": instance.frames_since_seen,
+        "box": instance.box,
+        "area": instance.area,
         "bytes": len(bits),
     }
+
+
+def _list_fields(value: msgspec.Struct, left_out: frozenset[str]) -> dict[str, object]:
+    return {name: getattr(value, name) for name in value.__struct_fields__ if name not in left_out}
 
 
 class LiveViews(Closeable):
@@ -180,13 +185,13 @@ class LiveViews(Closeable):
         self._lock = threading.Lock()
         self._pairing = MaskPairing()
         self._views: dict[str, FrameView] = {}
-        self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
+        self._events: deque[Mapping[str, object]] = deque(maxlen=MAX_EVENTS)
         self._number = 0  # of the newest view
         self._event_number = 0  # of the newest event
         self._malformed = 0  # messages that could not be read
-        self._status: dict[str, Any] | None = None
-        self._lost: list[dict[str, Any]] = []
-        self._description: dict[str, Any] | None = None
+        self._status: Mapping[str, Any] | None = None
+        self._lost: Sequence[ObjectPlace] = ()
+        self._description: Mapping[str, Any] | None = None
         self._problem = "connecting"
         self._connected = False
         self._closing = threading.Event()
@@ -219,7 +224,7 @@ class LiveViews(Closeable):
                     return view
         return None
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Mapping[str, object]:
         """Return connection, status, what is wrong, the last events, and the objects that were lost."""
         with self._lock:
             return {
@@ -234,7 +239,7 @@ class LiveViews(Closeable):
             }
 
     @property
-    def detector(self) -> dict[str, Any]:
+    def detector(self) -> Mapping[str, Any]:
         """Settings of the node's detector, as far as they are known."""
         with self._lock:
             # a node without a detector describes none, whatever its settings say
@@ -312,7 +317,7 @@ class LiveViews(Closeable):
                 self._problem = found
             self._on_change()
 
-    def _find_lost(self) -> list[dict[str, Any]]:
+    def _find_lost(self) -> Sequence[ObjectPlace]:
         """Return the objects that the node tracks no longer and remembers, those first that were seen last."""
         # the answer comes between two frames, and an earlier version of the node has none
         try:
@@ -320,16 +325,16 @@ class LiveViews(Closeable):
             places = [place for place in reply.objects if place.state == "lost"]
         except Sam3NodeError:
             return self._lost
-        return [{name: getattr(place, name) for name in LOST_FIELDS} for place in places[:MAX_LOST]]
+        return places[:MAX_LOST]
 
-    def _explain(self, description: dict[str, Any]) -> str:
+    def _explain(self, description: Mapping[str, Any]) -> str:
         """Return one line that says what keeps masks from arriving; "" if nothing does."""
         connected = self._endpoint in self._tap.connected
         if connected and not description["paused"] and find_sending_camera(description, ()):
             return ""
         return diagnose(description, self._wanted, connected)
 
-    def _settings(self, section: str) -> dict[str, Any]:
+    def _settings(self, section: str) -> Mapping[str, Any]:
         return dict(((self._description or {}).get("settings") or {}).get(section, {}))
 
 

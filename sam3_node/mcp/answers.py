@@ -1,13 +1,23 @@
-"""What an agent reads of masks, cameras and points: plain values in JSON, rounded to what they can mean."""
+"""What an agent reads of masks, cameras and replies: plain values in JSON, rounded to what they can mean.
+
+An answer has the fields of the value that it is about. Layouts say what is left out, and what has another name.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
+import msgspec
+
 from ..client import ObjectPlace, SurfacePoints
-from ..types import Instance, MaskFrame
+from ..schema.describing import list_fields
+from ..schema.operations import list_required
+from ..schema.replies import OperationReply
+from ..schema.values import MaskMap
+from ..types import Buffer, Instance, MaskFrame
 
 MAX_OBJECTS = 100
 """Objects in one answer. More would fill an agent's context; the answer counts the others."""
@@ -16,13 +26,54 @@ LENGTH_DIGITS = 4
 SHARE_DIGITS = 3
 """Digits of a score or a probability."""
 
-PLACE_ALWAYS = ("id", "label", "camera", "epoch", "state", "in_view", "age_s")
-"""Fields of a place that an answer begins with, also if they are not known"""
-PLACE_LEFT_OUT = ("capture_ns", "covariance_m2", "camera_pose", "has_picture", "silent_s")
-"""Fields of a place that would tell an agent nothing that it can use"""
+SHARE_LIMITS = "0..1"
+"""Limits of a score or a probability"""
+UNIT_DIGITS = {"_m": LENGTH_DIGITS, "_mps": LENGTH_DIGITS, "_xyzw": LENGTH_DIGITS}
+"""Digits of fields by the ends of their names"""
 
 Facts = dict[str, Any]
 """A map of plain values, as JSON has them."""
+
+
+class Layout(NamedTuple):
+    """What of a value's fields an answer has, which is all of them, but for these words."""
+
+    always: tuple[str, ...] = ()
+    """Fields that an answer begins with, also if they are not known"""
+    left_out: frozenset[str] = frozenset()
+    """Fields that would tell an agent nothing that it can use"""
+    renamed: Mapping[str, str] = {}
+    """Fields that agents know by another name"""
+
+
+INSTANCE = Layout(
+    always=("doubtful", "score", "confidence"),
+    left_out=frozenset({"mask", "age", "velocity_age_s", "points_m"}),
+    renamed={"frames_since_seen": "unseen_frames", "extent_m": "size_m"},
+)
+PLACE = Layout(
+    always=("id", "label", "camera", "epoch", "state", "in_view", "age_s"),
+    left_out=frozenset({"capture_ns", "covariance_m2", "camera_pose", "has_picture", "silent_s"}),
+    renamed={"size_m": "longest_side_m"},
+)
+BOXES = {
+    "box_m": ("extent_centre_m", "size_m", "extent_quaternion_xyzw"),
+    "upright_box_m": ("upright_centre_m", "upright_size_m", "upright_quaternion_xyzw"),
+}
+"""Boxes in space: the facts that are centre, size and directions of each"""
+IN_BOXES = frozenset(name for parts in BOXES.values() for name in parts) - {"size_m"}
+OF_POINTS = frozenset(
+    {
+        "nearest_m",
+        "camera_position_m",
+        "velocity_mps",
+        "heights_m",
+        "covariance_m2",
+        "depth_share",
+        *BOXES,
+    }
+)
+"""Facts of an object that only the tool `points` tells, so that lists of objects stay short"""
 
 
 class SeenCamera(NamedTuple):
@@ -70,78 +121,93 @@ def describe_frame(masks: MaskFrame) -> Facts:
 
 
 def describe_object(masks: MaskFrame, instance: Instance) -> Facts:
-    """Return what is known of an object in masks: identity, how sure it is, its box, and its place if it has one."""
-    facts: Facts = {
-        "id": instance.id,
-        "label": instance.label,
-        "camera": masks.camera,
-        "epoch": masks.epoch,
-        "age_ms": round(masks.age_ms),
-        "state": instance.state,
-        "hidden": instance.state == "occluded",
-        "doubtful": instance.doubtful,
-        "score": round_share(instance.score),
-        "confidence": round_share(instance.confidence),
-        "box": list(instance.box) if instance.area else None,
-        "area": instance.area,
-        "unseen_frames": instance.frames_since_seen,
-    }
-    # what most nodes do not measure is left out, so that an answer stays short
-    optional: Facts = {
-        "name_confidence": round_share(instance.name_confidence),
-        "hidden_by": instance.hidden_by,
-        "world_id": instance.world_id,
-        "frame": instance.frame,
-        "position_m": round_lengths(instance.position_m),
-        "size_m": round_lengths(instance.extent_m),
-    }
-    facts |= {name: value for name, value in optional.items() if value is not None}
-    if instance.held:
-        facts["held"] = True
-    return facts
+    """Return what is known of an object in masks, but what only the tool `points` tells."""
+    facts = describe_instance(masks, instance)
+    return {name: value for name, value in facts.items() if name not in OF_POINTS}
 
 
 def describe_place(masks: MaskFrame, instance: Instance) -> Facts:
-    """Return all that masks say of an object in space: positions, boxes, velocity and error."""
-    box: Facts | None = None
-    if instance.extent_centre_m is not None:
-        box = _describe_box(
-            instance.extent_centre_m, instance.extent_quaternion_xyzw, instance.extent_m or ()
-        )
-    upright: Facts | None = None
-    if instance.upright_centre_m is not None:
-        upright = _describe_box(
-            instance.upright_centre_m, instance.upright_quaternion_xyzw, instance.upright_size_m or ()
-        )
-    optional: Facts = {
-        "nearest_m": round_lengths(instance.nearest_m),
-        "camera_position_m": round_lengths(instance.camera_position_m),
-        "velocity_mps": round_lengths(instance.velocity_mps),
-        "heights_m": round_lengths(instance.heights_m),
-        "covariance_m2": None
-        if instance.covariance_m2 is None
-        else list(map(_finite, instance.covariance_m2)),
-        "depth_share": round_share(instance.depth_share),
-        "box_m": box,
-        "upright_box_m": upright,
+    """Return all that masks say of an object, also in space: positions, boxes, velocity and error."""
+    return describe_instance(masks, instance) | {"seq": masks.seq}
+
+
+def describe_instance(masks: MaskFrame, instance: Instance) -> Facts:
+    """Return the fields of an instance, with the frame and the age of its masks."""
+    facts = describe_fields(instance, INSTANCE)
+    named = {"id": instance.id, "label": instance.label, "camera": masks.camera, "epoch": masks.epoch}
+    mask = {"box": list(instance.box) if instance.area else None, "area": instance.area}
+    facts = {
+        **named,
+        "age_ms": round(masks.age_ms),
+        "state": instance.state,
+        "hidden": instance.state == "occluded",
+        **mask,
+        **facts,
     }
-    facts = describe_object(masks, instance) | {"seq": masks.seq}
-    return facts | {name: value for name, value in optional.items() if value is not None}
+    for name, (centre, size, quaternion) in BOXES.items():
+        if centre in facts:
+            parts = {"centre": centre, "size": size, "quaternion_xyzw": quaternion}
+            facts[name] = {part: facts[field] for part, field in parts.items() if field in facts}
+    return {name: value for name, value in facts.items() if name not in IN_BOXES}
 
 
 def describe_last_place(place: ObjectPlace) -> Facts:
     """Return where an object is, or where it was seen last, and how long ago."""
-    shown = [name for name in place.__struct_fields__ if name not in PLACE_LEFT_OUT]
-    facts: Facts = {name: _round(name, getattr(place, name)) for name in (*PLACE_ALWAYS, *shown)}
-    # what is not known is left out, so that an answer stays short
-    facts = {
-        name: value
-        for name, value in facts.items()
-        if name in PLACE_ALWAYS or (value is not None and value is not False)
-    }
-    if "size_m" in facts:
-        facts["longest_side_m"] = facts.pop("size_m")
+    return describe_fields(place, PLACE)
+
+
+def describe_reply(reply: OperationReply) -> Facts:
+    """Return the fields of a reply. Masks are told by their boxes, and bytes are left out."""
+    return describe_fields(reply, Layout())
+
+
+def describe_fields(value: msgspec.Struct, layout: Layout) -> Facts:
+    """Return the fields of a value, so that JSON can have them.
+
+    What is not known, or is false as by default, is left out unless the layout says otherwise, so that an answer stays
+    short.
+    """
+    kind = type(value)
+    required = list_required(kind)
+    facts: Facts = dict.fromkeys(layout.always)
+    for name in kind.__struct_fields__:
+        if name in layout.left_out:
+            continue
+        shown = to_shown(getattr(value, name), find_digits(kind).get(name))
+        is_usual = shown is None or (shown is False and name not in required)
+        if name in layout.always or not is_usual:
+            facts[layout.renamed.get(name, name)] = shown
     return facts
+
+
+def to_shown(value: object, digits: int | None = None) -> Any:
+    """Return a value as JSON has it; None for what JSON cannot have."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        return value if digits is None else round(value, digits)
+    if isinstance(value, MaskMap):
+        return {"box": list(value.box)}
+    if isinstance(value, msgspec.Struct):
+        return describe_fields(value, Layout())
+    if isinstance(value, tuple | list):
+        return [to_shown(part, digits) for part in value]
+    if isinstance(value, Mapping):
+        return {str(key): to_shown(part, digits) for key, part in value.items()}
+    return None if isinstance(value, Buffer) else value
+
+
+@cache
+def find_digits(kind: type[msgspec.Struct]) -> Mapping[str, int]:
+    """Return the digits of the fields whose unit or bounds say how exact they can be."""
+    digits = {}
+    for field in list_fields(kind):
+        if field.limits == SHARE_LIMITS:
+            digits[field.name] = SHARE_DIGITS
+        for unit, exact in UNIT_DIGITS.items():
+            if field.name.endswith(unit):
+                digits[field.name] = exact
+    return digits
 
 
 def describe_points(surface: SurfacePoints) -> Facts:
@@ -150,42 +216,6 @@ def describe_points(surface: SurfacePoints) -> Facts:
     return {"frame": surface.frame, "points_seq": surface.seq, "points_m": points}
 
 
-def _describe_box(
-    centre: Iterable[float], quaternion: Iterable[float] | None, size: Iterable[float]
-) -> Facts:
-    box: Facts = {"centre": round_lengths(centre), "size": round_lengths(size)}
-    if quaternion is not None:
-        box["quaternion_xyzw"] = round_lengths(quaternion)
-    return box
-
-
-def round_lengths(values: Iterable[float] | None) -> list[float | None] | None:
-    """Return lengths in metres with LENGTH_DIGITS, None for None and for what JSON cannot have."""
-    if values is None:
-        return None
-    return [None if (value := _finite(length)) is None else round(value, LENGTH_DIGITS) for length in values]
-
-
-def round_share(value: float | None) -> float | None:
-    """Return a number in 0..1 with SHARE_DIGITS."""
-    finite = _finite(value)
-    return None if finite is None else round(finite, SHARE_DIGITS)
-
-
-def _round(name: str, value: Any) -> Any:
-    """Return a value as JSON has it, with the digits that its name and its unit ask for."""
-    if name.endswith("_m"):
-        return round_lengths(value) if isinstance(value, tuple) else _round_length(value)
-    if name == "confidence":
-        return round_share(value)
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _round_length(value: float | None) -> float | None:
-    finite = _finite(value)
-    return None if finite is None else round(finite, LENGTH_DIGITS)
-
-
-def _finite(value: float | None) -> float | None:
-    """Return a number, None for infinity and NaN, which JSON does not have."""
-    return value if value is not None and math.isfinite(value) else None
+def round_lengths(values: Iterable[float]) -> list[float | None]:
+    """Return lengths in metres with LENGTH_DIGITS, None for what JSON cannot have."""
+    return [to_shown(length, LENGTH_DIGITS) for length in values]

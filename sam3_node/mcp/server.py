@@ -124,12 +124,10 @@ def make_server(tools: AgentTools) -> Server[Any]:
 
 def _describe(tool: AgentTool) -> types.Tool:
     """Return a tool as a host lists it."""
-    schema = tool.arguments.model_json_schema()
-    schema.pop("description", None)
     return types.Tool(
         name=tool.name,
         description=tool.arguments.describe(),
-        input_schema=schema,
+        input_schema=tool.arguments.schema(),
         annotations=types.ToolAnnotations(
             read_only_hint=not tool.edits, destructive_hint=tool.removes, open_world_hint=False
         ),

@@ -10,7 +10,8 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 from ..client import PerceptionClient
 from ..client.values import find_frame
@@ -24,6 +25,7 @@ from ..errors import (
     did_you_mean,
 )
 from ..resources import Closeable
+from ..schema.operations import FOR_AGENTS, Operation
 from ..settings import Settings
 from ..transport import Security
 from ..types import CAMERA_SILENT_S, Instance, MaskFrame
@@ -36,6 +38,7 @@ from .answers import (
     describe_object,
     describe_place,
     describe_points,
+    describe_reply,
 )
 from .arguments import (
     DEFAULT_AGE_MS,
@@ -48,6 +51,7 @@ from .arguments import (
     RemoveArguments,
     ToolArguments,
     WhereArguments,
+    make_arguments,
 )
 from .pictures import draw, take_pair
 
@@ -119,6 +123,11 @@ class AgentTools(Closeable):
             tools.append(AgentTool("add", AddArguments, self._add, edits=True))
             tools.append(AgentTool("name", NameArguments, self._name, edits=True, removes=True))
             tools.append(AgentTool("remove", RemoveArguments, self._remove, edits=True, removes=True))
+        for operation in FOR_AGENTS:
+            if allow_edits or operation.is_for_readers:
+                edits = not operation.is_for_readers
+                run = partial(self._ask, operation)
+                tools.append(AgentTool(operation.op, make_arguments(operation), run, edits))
         self._allow_edits = allow_edits
         self._tools = {tool.name: tool for tool in tools}
 
@@ -288,8 +297,9 @@ class AgentTools(Closeable):
         box = None
         if given.box is not None:
             box = [given.scale * side for side in given.box]
+        labels = cast("Sequence[int] | None", given.labels)  # the client refuses fractions
         added = self._client.add_object(
-            points=points, labels=given.labels, box=box, label=given.label, seq=given.seq, camera=camera
+            points=points, labels=labels, box=box, label=given.label, seq=given.seq, camera=camera
         )
         facts: Facts = {"id": added.id, "camera": added.camera, "epoch": added.epoch, "notes": []}
         if added.note:
@@ -322,6 +332,13 @@ class AgentTools(Closeable):
         self._refuse_untold(given.epoch)
         self._client.remove_object(given.id, camera=camera, epoch=given.epoch)
         return Answer({"removed": given.id, "camera": camera})
+
+    def _ask(self, operation: type[Operation[Any]], given: ToolArguments) -> Answer:
+        """Carry out a tool that requests an operation and does nothing else."""
+        args = {name: getattr(given, name) for name in operation.__struct_fields__}
+        if "epoch" in args:
+            self._refuse_untold(args["epoch"])
+        return Answer(describe_reply(self._client.ask(operation(**args))))
 
     # what they share
 

@@ -244,14 +244,20 @@ def _find_entry(name: str, found: object, info: inspect.DictType) -> tuple[str, 
     return name, found, info
 
 
+def accepts(info: inspect.Type, value: object) -> bool:
+    """Return whether a number or text can be the value of a field of a type, which may also be None."""
+    return _fits(value, _without_none(info))
+
+
 def _fits(value: object, info: inspect.Type) -> bool:
-    """Return False for a number or text that is surely not of a type."""
+    """Return False for a number or text that is surely not of a type; other values are not looked at."""
     if isinstance(info, inspect.UnionType):
         return any(_fits(value, one) for one in info.types)
     if isinstance(info, inspect.LiteralType):
         return value in info.values
     if isinstance(info, inspect.StrType):
-        return isinstance(value, str)
+        longest = info.max_length if info.max_length is not None else math.inf
+        return isinstance(value, str) and (info.min_length or 0) <= len(value) <= longest
     if isinstance(info, inspect.IntType | inspect.FloatType):
         is_number = type(value) is int or (type(value) is float and isinstance(info, inspect.FloatType))
         if not is_number:

@@ -9,6 +9,7 @@ counts as absent.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Generic, cast, get_args
 
@@ -81,6 +82,17 @@ Counts = Annotated[Mapping[Text, FromOne], Meta(max_length=MAX_ITEMS)]
 Priorities = Annotated[Mapping[Text, Priority], Meta(max_length=MAX_ITEMS)]
 
 
+SHARED_MEANINGS = {
+    "id": "the object's id",
+    "label": "name of the object",
+    "camera": "name of the camera; needed only if the node serves several",
+    "epoch": "epoch of the camera's ids; the node refuses another one than its own, whose ids name other objects",
+    "seq": "number of a recent frame; without it, the latest",
+    "priority": "low: the object is the first that is not tracked on every frame under load",
+}
+"""What arguments of these names mean, where a field says nothing else"""
+
+
 class Prompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What marks an object: points, a box or both. In pixels of a frame, or of a picture that is sent."""
 
@@ -112,15 +124,18 @@ class Operation(
     """True: a key of the role reader may request it."""
     is_in_console: ClassVar[bool] = False
     """True: the console's page may request it."""
+    is_for_agents: ClassVar[bool] = False
+    """True: agents may request it, by a tool of its name. Other tools of agents are written in `mcp.tools`."""
     is_superseded: ClassVar[bool] = False
     """True: a newer request of the same client for the same camera makes an older one useless."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Note the class of the reply."""
+        """Note the class of the reply. A class that is derived from an operation has the same."""
         super().__init_subclass__(**options)
-        (reply,) = get_args(cls.__dict__["__orig_bases__"][0])
-        if isinstance(reply, type):
-            cls.Reply = reply
+        for base in cls.__dict__.get("__orig_bases__", ()):
+            for reply in get_args(base):
+                if isinstance(reply, type):
+                    cls.Reply = reply
 
     def to_args(self) -> dict[str, object]:
         """Return the arguments of the request as it has them. Those that have their default are left out."""
@@ -170,6 +185,7 @@ PROMPT = PromptOperation.__struct_fields__
 """Arguments of a prompt"""
 
 
+@cache
 def list_required(kind: type[msgspec.Struct]) -> frozenset[str]:
     """Return the fields of a class that have no default."""
     return frozenset(part.name for part in msgspec.structs.fields(kind) if part.required)
@@ -194,10 +210,10 @@ class AddObject(PromptOperation[PromptedObject], frozen=True, kw_only=True):
 
     label: Text | None = None
     seq: Natural | None = None
-    """of the recent frame that the prompt applies to; None for the next frame that arrives"""
+    """number of the recent frame that the prompt applies to; without it, the next frame that arrives"""
     priority: Priority | None = None
     choice: Natural | None = None
-    """which mask of `segment` for this prompt the object begins with"""
+    """which mask of `segment` with `multimask` for this prompt the object begins with, from 0"""
     camera: Text | None = None
     stride: Stride | None = None
     """Frames from one to the next on which an object from a past frame catches up. Events have it for replays."""
@@ -211,13 +227,13 @@ class AddLike(Operation[PromptedObject], frozen=True, kw_only=True):
     is_in_console = True
 
     like: Natural
-    """the object's id"""
+    """id of the object that the new one looks like, in place of a prompt"""
     like_camera: Text
-    """the object's camera"""
+    """the camera of that object"""
     like_epoch: Natural | None = None
     """of that camera's ids"""
     label: Text | None = None
-    """None for the object's own"""
+    """without it, the object's own"""
     camera: Text | None = None
     epoch: Natural | None = None
 
@@ -244,6 +260,7 @@ class PinFrame(Operation[PinnedFrame], frozen=True, kw_only=True):
 
     seq: Natural
     lease_s: Lease | None = None
+    """seconds for which the node keeps the frame, at most four at once"""
     camera: Text | None = None
     epoch: Natural | None = None
 
@@ -267,6 +284,7 @@ class RenameObject(Operation[RenamedObject], frozen=True, kw_only=True):
 
     id: Natural
     label: Text
+    """the new name"""
     camera: Text | None = None
     epoch: Natural | None = None
 
@@ -279,9 +297,13 @@ class SetPrompts(Operation[PromptsReply], frozen=True, kw_only=True):
     is_in_console = True
 
     prompts: Texts
+    """all names; those that were looked for before and are not among them are dropped"""
     scores: Scores | None = None
+    """for a name the minimum score of a detection to start an object"""
     most: Counts | None = None
+    """for a name the largest number of objects"""
     priorities: Priorities | None = None
+    """for a name the priority of its objects"""
 
 
 class AddExemplar(Operation[ExemplarReply], frozen=True, kw_only=True):
@@ -291,11 +313,15 @@ class AddExemplar(Operation[ExemplarReply], frozen=True, kw_only=True):
     is_in_console = True
 
     name: Text
+    """of what is found"""
     boxes: Annotated[tuple[Corners, ...], Meta(max_length=MAX_ITEMS)]
+    """around things, in pixels"""
     labels: Annotated[tuple[Annotated[int, Meta(ge=0, le=1)], ...], Meta(max_length=MAX_ITEMS)] | None = None
     """for each box 1 if it shows what is meant, 0 if it shows what is not; all 1 if absent"""
     text: Text | None = None
+    """what is meant, in words, beside the boxes"""
     photo: bytes | None = None
+    """a JPEG or PNG that the boxes are on, in place of a frame"""
     seq: Natural | None = None
     camera: Text | None = None
     epoch: Natural | None = None
@@ -320,6 +346,7 @@ class Reset(Operation[NothingReply], frozen=True, kw_only=True):
     is_in_console = True
 
     camera: Text | None = None
+    """whose objects are removed; without it, those of all"""
 
 
 class Pause(Operation[PausedReply], frozen=True, kw_only=True):
@@ -349,6 +376,7 @@ class ListObjects(Operation[ObjectsReply], frozen=True, kw_only=True):
     is_for_readers = True
 
     camera: Text | None = None
+    """whose objects are listed; without it, those of all"""
 
 
 class SegmentFrame(PromptOperation[SegmentReply], frozen=True, kw_only=True):
@@ -362,6 +390,7 @@ class SegmentFrame(PromptOperation[SegmentReply], frozen=True, kw_only=True):
     seq: Natural | None = None
     camera: Text | None = None
     multimask: bool = False
+    """also all masks that the prompt may mean: a part, a larger one, the whole"""
 
 
 class SegmentEverything(Operation[EverythingReply], frozen=True, kw_only=True):
@@ -372,10 +401,15 @@ class SegmentEverything(Operation[EverythingReply], frozen=True, kw_only=True):
     is_superseded = True
 
     grid: Natural | None = None
+    """points along each side, 1 to 32 [16]"""
     min_iou: Finite | None = None
+    """lowest IoU predicted for a mask, 0 to 1 [the model's own]"""
     min_stability: Finite | None = None
+    """lowest stability of a mask, 0 to 1 [the model's own]"""
     max_overlap: Finite | None = None
+    """highest IoU of the boxes of two masks that are both kept, 0 to 1 [0.7]"""
     most: Natural | None = None
+    """largest number of masks, 1 to 256 [100]"""
     seq: Natural | None = None
     camera: Text | None = None
 
@@ -387,9 +421,11 @@ class SegmentPhoto(Operation[PhotoReply], frozen=True, kw_only=True):
     is_repeatable = True
 
     photo: bytes
+    """a JPEG or PNG"""
     objects: Annotated[tuple[Prompt, ...], Meta(min_length=1, max_length=MAX_OBJECTS)] | None = None
     """a prompt for each; without names"""
     names: Texts | None = None
+    """what is looked for"""
     scores: Scores | None = None
     """of names, as of `set_prompts`"""
     multimask: bool = False
@@ -408,6 +444,7 @@ class ReadPoints(Operation[PointsReply], frozen=True, kw_only=True):
 
     id: Natural
     count: Annotated[int, Meta(ge=1, le=MAX_SURFACE_POINTS)] | None = None
+    """largest number of points [1000]"""
     camera: Text | None = None
     epoch: Natural | None = None
 
@@ -421,7 +458,9 @@ class FindObjects(Operation[PlacesReply], frozen=True, kw_only=True):
     is_in_console = True
 
     id: Natural | None = None
+    """of one object, in place of a label"""
     label: Text | None = None
+    """of the objects; without it, all that the node knows, also lost ones"""
     camera: Text | None = None
     epoch: Natural | None = None
 
@@ -466,6 +505,7 @@ class MakeSnapshot(Operation[SnapshotReply], frozen=True, kw_only=True):
     op = "snapshot"
 
     name: Text | None = None
+    """of the file: 1 to 64 letters, digits, _ and -"""
 
 
 class ReadSnapshot(Operation[SnapshotPart], frozen=True, kw_only=True):
@@ -475,7 +515,9 @@ class ReadSnapshot(Operation[SnapshotPart], frozen=True, kw_only=True):
     is_repeatable = True
 
     snapshot: Natural
+    """its number"""
     offset: Natural
+    """of the part, in bytes"""
 
 
 class RestoreSnapshot(Operation[RestoredReply], frozen=True, kw_only=True):
@@ -484,6 +526,7 @@ class RestoreSnapshot(Operation[RestoredReply], frozen=True, kw_only=True):
     op = "restore"
 
     name: Text
+    """of the snapshot"""
 
 
 class HandOver(Operation[SnapshotReply], frozen=True, kw_only=True):
@@ -492,7 +535,9 @@ class HandOver(Operation[SnapshotReply], frozen=True, kw_only=True):
     op = "hand_over"
 
     taker: Line | None = None
+    """which node continues, by a name of its own"""
     token: Line | None = None
+    """that the other node chooses"""
 
     def check(self) -> None:
         """Raise RequestError unless both are printable."""
@@ -506,7 +551,9 @@ class ConfirmHandOver(Operation[HandOverReply], frozen=True, kw_only=True):
     op = "confirm_hand_over"
 
     token: Line
+    """of the hand-over"""
     accepted: bool = True
+    """false: the node works on"""
 
     def check(self) -> None:
         """Raise RequestError unless the token is printable."""
@@ -523,7 +570,7 @@ class BeginEpisode(Operation[EpisodeReply], frozen=True, kw_only=True):
     is_in_console = True
 
     task: Line | None = None
-    """what is done in it, in words; None for the names that are looked for"""
+    """what is done in it, in words [the names that are looked for]"""
 
     def check(self) -> None:
         """Raise RequestError unless the task is printable."""
@@ -537,6 +584,7 @@ class EndEpisode(Operation[EndedEpisode], frozen=True, kw_only=True):
     is_in_console = True
 
     keep: bool = True
+    """false: recorders discard it"""
 
 
 Change = (
@@ -577,5 +625,7 @@ FOR_READERS = tuple(op for op, kind in OPERATIONS.items() if kind.is_for_readers
 """Operations that keys of the role reader may request"""
 REPEATABLE = tuple(op for op, kind in OPERATIONS.items() if kind.is_repeatable)
 """Operations that a client sends again if the connection ends before the reply"""
+FOR_AGENTS = tuple(kind for kind in OPERATIONS.values() if kind.is_for_agents)
+"""Operations that agents may request by tools of their names"""
 IN_CONSOLE = tuple(op for op, kind in OPERATIONS.items() if kind.is_in_console)
 """Operations that the console's page may request"""

@@ -180,6 +180,7 @@ def test_the_settings_of_one_group_are_listed(capsys: pytest.CaptureFixture[str]
         (["replay", "a.mcap", "-o", "o", "--from", "soon"], "--from"),
         (["replay", "a.mcap", "-o", "o", "--topics", ","], "--topics"),
         (["object", "remove", "x"], "expected a whole number, found 'x'"),
+        (["object", "points", "1", "--count", "20000"], "expected an integer in 1..10000, found '20000'"),
         (["object", "add", "--point", "1,2,3"], "expected 2 numbers"),
         (["segment", "--box", "a,b,c,d"], "expected 4 numbers"),
         (["prompt", "mug", "--most", "mug"], "expected NAME=NUMBER, found 'mug'"),
@@ -539,6 +540,28 @@ def test_the_node_is_paused_resumed_reset_and_asked(arguments: tuple[str, ...], 
     assert (json.loads(printed) if printed else None) == (
         {"paused": False} if arguments == ("status",) else None
     )
+
+
+def test_any_request_can_be_sent() -> None:
+    reply = {"id": 3, "camera": "left", "label": "blue mug"}
+    request, printed = run_against_server(reply, "request", "rename_object", "id=3", "label=blue mug")
+    assert (request.op, request.args) == ("rename_object", {"id": 3, "label": "blue mug"})
+    assert json.loads(printed) == reply
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("rename_object", "id=x", "label=mug"), "expected 'id' to be an integer"),
+        (("rename_object", "id"), "expected NAME=VALUE, found 'id'"),
+        (("rename_object", "name=mug"), "unknown argument 'name'; expected id, label, camera, epoch"),
+    ],
+)
+def test_a_wrong_request_is_not_sent(
+    arguments: tuple[str, ...], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["request", *arguments]) == 2
+    assert expected in capsys.readouterr().err
 
 
 def test_the_list_of_objects_names_their_cameras() -> None:

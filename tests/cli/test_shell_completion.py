@@ -61,7 +61,7 @@ bindkey '^I' complete-word '^T' begin '^G' leave
 """
 
 NEXT = {
-    "re": {"record", "resume", "reset", "replay"},
+    "re": {"record", "request", "resume", "reset", "replay"},
     "object ": {"add", "refine", "remove", "rename", "points", "list"},
     "object ren": {"rename"},
     "object add --bo": {"--box"},

@@ -30,6 +30,7 @@ from sam3_node.client import (
 from sam3_node.client import requests as client_requests
 from sam3_node.client.observations import ObjectSlots
 from sam3_node.client.requests import EVERYTHING_MS
+from sam3_node.schema.operations import Pause, RenameObject
 from sam3_node.settings import TransportSettings
 from sam3_node.transport import ControlClient, MaskPublisher, MaskSubscriber
 from sam3_node.transport.channels import NewestMasks
@@ -395,6 +396,20 @@ def test_the_epoch_of_places_is_that_of_later_requests() -> None:
         (place,) = client.where("mug")
         client.where(place.id)
         assert requests[1].args == {"id": 7, "camera": "cam0", "epoch": 1}
+
+
+def test_any_operation_is_asked_for_with_the_epoch_of_its_object() -> None:
+    replies = {
+        "where": {"objects": [PLACE]},
+        "rename_object": {"id": 7, "camera": "cam0", "epoch": 1, "label": "cup"},
+        "pause": {"paused": True},
+    }
+    with node(lambda request: replies[request.op]) as (_, client, requests):
+        client.where("mug")
+        renamed = client.ask(RenameObject(id=7, label="cup"))
+        assert (renamed.label, client.ask(Pause()).paused) == ("cup", True)
+        assert requests[1].args == {"id": 7, "label": "cup", "camera": "cam0", "epoch": 1}
+        assert requests[2].args == {}
 
 
 def test_a_picture_is_bytes_with_its_frame() -> None:

@@ -14,6 +14,7 @@ import pytest
 from sam3_node import client as api
 from sam3_node.client import PerceptionClient
 from sam3_node.errors import AmbiguousError, NodeRestarted, NotSeenError, RequestError, TransportError
+from sam3_node.schema.operations import Pause
 from sam3_node.transport import MaskPublisher
 from sam3_node.transport.control_server import ControlServer
 from sam3_node.types import MaskFrame
@@ -332,7 +333,7 @@ def test_a_closed_client_raises_in_every_method(publisher: MaskPublisher) -> Non
         assert waiting.result(60) is None  # it was closed meanwhile
     assert list(begun) == []
     arguments: dict[str, tuple[Any, ...]] = {"rename_object": (1, "cup"), "on_masks": (print,)}
-    arguments["add_exemplar"] = ("cup", [(0, 0, 9, 9)])
+    arguments |= {"add_exemplar": ("cup", [(0, 0, 9, 9)]), "ask": (Pause(),)}
     numbered = ("refine_object", "remove_object", "points", "grasps", "pin_frame", "wait_for_held", "picture")
     arguments |= dict.fromkeys(numbered, (1,))
     arguments |= dict.fromkeys(("wait_for", "wait_until_seen", "snapshot", "restore"), ("cup",))

@@ -136,11 +136,12 @@ def test_masks_are_no_way_to_upload(rig: ConsoleRig) -> None:
 
 def test_a_click_shows_the_masks_that_it_may_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     mask = encode_mask(Mask.from_full(np.eye(8, dtype=np.bool_)))
-    answer = {"mask": mask, "score": 1.0, "masks": [{"mask": mask, "score": 1.0}]}
-    monkeypatch.setattr(ControlClient, "call", lambda self, op, **args: answer | args)
+    answer = {"seq": 1, "mask": mask, "score": 1.0, "masks": [{"mask": mask, "score": 1.0}]}
+    monkeypatch.setattr(ControlClient, "call", lambda self, op, **args: sent.update(args) or answer)
+    sent: dict[str, Any] = {}
     with Controls(Settings(), dict, lambda: None) as controls:
         shown = json.loads(json.dumps(controls.call("segment", {"points": [[1, 1]], "multimask": True})))
-    assert shown["multimask"]
+    assert sent == {"points": [[1, 1]], "multimask": True}
     assert (shown["masks"][0]["mask"], shown["mask"]["area"]) == (shown["mask"], 8)
 
 

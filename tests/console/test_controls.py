@@ -11,11 +11,13 @@ from sam3_node.wire import Reply
 def test_a_picture_is_text_for_the_page(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/control"
     settings = Settings(transport={"control": endpoint})  # type: ignore[arg-type]
+    crop = {"id": 1, "seq": 2, "capture_ns": 3, "box": [0, 0, 9, 9], "jpeg": b"JPEG"}
     with (
-        ControlServer(endpoint, lambda request: Reply(request.id, {"id": 1, "jpeg": b"JPEG"})),
+        ControlServer(endpoint, lambda request: Reply(request.id, crop)),
         Controls(settings, dict, lambda: None) as controls,
     ):
-        assert controls.call("picture", {"id": 1}) == {"id": 1, "jpeg": "SlBFRw=="}
+        shown = controls.call("picture", {"id": 1})
+    assert shown == crop | {"box": [0, 0, 9, 9], "jpeg": "SlBFRw=="}
 
 
 def test_the_output_of_a_long_recording_is_not_kept() -> None:

@@ -146,7 +146,7 @@ def test_lost_objects_are_listed_those_first_that_were_seen_last(tmp_path: Path)
     settings = Settings(transport=transport)  # type: ignore[arg-type]
     with ControlServer(endpoint, answer), LiveViews(settings, lambda: None) as source:
         (found,) = until(lambda: source.state()["lost"], "the lost object")
-    assert (found["id"], found["age_s"], found["has_picture"]) == (2, 12.5, True)
+    assert (found.id, found.age_s, found.has_picture) == (2, 12.5, True)
 
 
 @pytest.fixture(scope="module")

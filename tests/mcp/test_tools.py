@@ -14,8 +14,11 @@ import pytest
 
 from sam3_node.cli.services import mcp
 from sam3_node.errors import NodeRestarted, RequestError, Sam3NodeError, SettingsError, TransportError
-from sam3_node.mcp.answers import MAX_OBJECTS, describe_place, round_lengths
+from sam3_node.mcp.answers import MAX_OBJECTS, describe_place, describe_reply
 from sam3_node.mcp.tools import AgentTools
+from sam3_node.schema.operations import OPERATIONS, RenameObject
+from sam3_node.schema.replies import PausedReply, PinnedFrame, PromptedObject, SnapshotPart
+from sam3_node.schema.values import MaskMap
 from sam3_node.settings import load_settings
 from sam3_node.transport import FramePublisher, MaskPublisher
 from sam3_node.transport.control_server import ControlServer
@@ -243,6 +246,37 @@ def test_names_replace_those_before_and_say_so(node: PlayedNode, tools: AgentToo
     assert request.args == {"prompts": ["red mug"], "most": {"red mug": 2}}
 
 
+def test_an_operation_for_agents_is_a_tool(node: PlayedNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sam3_node.mcp.tools.FOR_AGENTS", (RenameObject,))
+    node.answers["rename_object"] = {"id": 1, "camera": "cam0", "epoch": 5, "label": "blue mug"}
+    with AgentTools(node.settings) as reading:
+        assert "rename_object" not in [tool.name for tool in reading.tools]
+    with AgentTools(node.settings, allow_edits=True) as tools:
+        (tool,) = (tool for tool in tools.tools if tool.name == "rename_object")
+        assert tool.arguments.list_names() == ("id", "label", "camera", "epoch")
+        assert tool.arguments.describe() == "Change the label of an object."
+        assert (
+            tool.arguments.schema()["properties"]["id"]["description"] == "The object's id. `find` lists it."
+        )
+        facts = tools.call("rename_object", {"id": 1, "label": "blue mug", "epoch": 5}).facts
+        assert facts == node.answers["rename_object"]
+        assert node.requests[-1].args == {"id": 1, "label": "blue mug", "epoch": 5}
+        with pytest.raises(RequestError, match="expected 'id' to be an integer"):
+            tools.call("rename_object", {"id": "1", "label": "mug"})
+
+
+def test_a_reply_is_told_by_its_fields() -> None:
+    pinned = PinnedFrame(camera="cam0", seq=7, lease_s=60.0, age_ms=12.5)
+    assert describe_reply(pinned) == {"camera": "cam0", "seq": 7, "lease_s": 60.0, "age_ms": 12.5}
+    # what is required is told also if it is false
+    assert describe_reply(PausedReply(paused=False)) == {"paused": False}
+    # pixels and bytes are not for agents
+    mask = MaskMap("rle", (30, 40), (1, 2, 3, 4), b"")
+    prompted = PromptedObject(id=1, camera="cam0", mask=mask, score=0.5)
+    assert describe_reply(prompted)["mask"] == {"box": [1, 2, 3, 4]}
+    assert describe_reply(SnapshotPart(ready=True, data=b"DATA")) == {"ready": True}
+
+
 def test_lossless_delivery_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"mcp needs transport.delivery = 'newest'"):
         AgentTools(load_settings(overrides={"transport.delivery": "every"}))
@@ -266,7 +300,6 @@ def test_answers_are_json_whatever_was_measured() -> None:
     text = json.dumps(facts, allow_nan=False)
     assert "\n" not in text
     assert facts["upright_box_m"]["size"] == [0.1, 0.2, 0.3]
-    assert round_lengths(None) is None
 
 
 def test_a_closed_connection_is_an_error_of_ours(node: PlayedNode) -> None:
@@ -307,9 +340,11 @@ def test_a_frame_is_taken_with_its_own_masks(node: PlayedNode, tools: AgentTools
 def test_the_page_has_every_tool_and_argument(tools: AgentTools) -> None:
     page = ROOT / "docs/mcp.md"
     rows = dict(re.findall(r"^\| `(\w+)`(?: \(edits\))? \| (.*?) \|", page.read_text(), re.MULTILINE))
-    assert list(rows) == [tool.name for tool in tools.tools]
-    for tool in tools.tools:
-        assert re.findall(r"`(\w+)`", rows[tool.name]) == list(tool.arguments.model_fields), tool.name
+    # those of operations are in the table of operations
+    written = [tool for tool in tools.tools if tool.name not in OPERATIONS or tool.name in rows]
+    assert list(rows) == [tool.name for tool in written]
+    for tool in written:
+        assert re.findall(r"`(\w+)`", rows[tool.name]) == list(tool.arguments.list_names()), tool.name
 
 
 def test_the_page_configures_a_host() -> None:
@@ -321,7 +356,7 @@ def test_the_page_configures_a_host() -> None:
 def test_every_tool_tells_an_agent_what_it_takes(tools: AgentTools) -> None:
     for tool in tools.tools:
         assert tool.arguments.describe().endswith(".")
-        fields = tool.arguments.model_json_schema()["properties"]
-        assert all(field["description"] for field in fields.values()), tool.name
+        fields = tool.arguments.schema()["properties"]
+        assert all(len(field["description"]) > 1 for field in fields.values()), tool.name
     assert "newest picture" in tools.tools[1].arguments.describe()
     assert "With `keep_s`" in tools.tools[1].arguments.describe()

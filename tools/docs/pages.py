@@ -21,7 +21,7 @@ from .bounds import bounds_table
 from .command_line import command_reference
 from .compatibility import compatibility_table
 from .errors import error_table
-from .fields import instance_table, mask_frame_table
+from .fields import instance_table, mask_frame_table, wire_instance_table
 from .operations import operation_table, place_table, reply_table
 from .ros import left_out_table
 from .tables import code, output_table, table
@@ -188,6 +188,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "masks-message": masks_table,
     "mask-frame": mask_frame_table,
     "instance": instance_table,
+    "wire-instance": wire_instance_table,
     "layers": layer_diagram,
     "cli": command_reference,
     "compatibility": compatibility_table,
