@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Generator, Sequence
-from dataclasses import asdict
 from typing import Protocol, TypeVar, assert_never, cast
 
 import numpy as np
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from ..detection.detectors import require_exemplars
 from ..detection.phrases import clean_label
