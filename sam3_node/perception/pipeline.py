@@ -36,16 +36,12 @@ from .stages.detect import DetectObjects, FollowDetected, PlanDetection
 from .stages.doubt import HideUnsure, JudgeDoubt
 from .stages.encode import DecodeImage, EncodeImage, Preprocess
 from .stages.held import FindHeld
-from .stages.keep import KeepFrame
-from .stages.masks import CopyToHost, MakeMasks
-from .stages.recall import RecallObjects
-from .stages.remember import DescribeLooks, RememberObjects
+from .stages.masks import CopyToHost, KeepFrame, MakeMasks, UpdateStatus
+from .stages.recall import DescribeLooks, RecallObjects, RememberObjects
 from .stages.robot import CutRobot, FindRobot, Places
 from .stages.spatial import MeasuredPoints, MeasureObjects
-from .stages.status import UpdateStatus
 from .stages.table import DescribeOnTable, FindTable
-from .stages.track import TrackObjects
-from .stages.window import FollowWindows
+from .stages.track import FollowWindows, TrackObjects
 from .step import StepFrame
 
 

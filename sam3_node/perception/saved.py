@@ -16,10 +16,9 @@ from ..tracking.tracks import catching_key
 from .linking import CameraObject, LinksState
 from .prompting import PromptingState
 from .stages.detect import DetectionState
-from .stages.recall import RecallState
-from .stages.remember import RememberState
+from .stages.recall import RecallState, RememberState
 from .stages.table import TableState
-from .stages.window import WindowState
+from .stages.track import WindowState
 
 
 class StagesState(SavedState):

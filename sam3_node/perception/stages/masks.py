@@ -1,6 +1,8 @@
-"""Bring the tracks of a step to the host, and make masks at the frame's size, with the confidence of each."""
+"""End a step: bring the tracks to the host, make masks and instances, and keep the features for later prompts."""
 
 from ...tracking.confidence import ConfidenceEstimator
+from ..catch_up import CachedFrame, CatchUps, FrameCache
+from ..objects import Objects
 from ..output_masks import copy_to_host
 from ..stage import Stage
 from ..step import Seen, StepFrame
@@ -34,3 +36,41 @@ class MakeMasks(Stage):
         step.seen = [Seen(*values) for values in columns]
         for seen in step.seen:
             seen.mask = step.window_masks.get(seen.id, seen.mask)
+
+
+class UpdateStatus(Stage):
+    """Counts ages and frames out of view, and decides between tentative, tracked and occluded."""
+
+    name = "status"
+    timed = "host"
+    counts_as = "masks"
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+
+    def run(self, step: StepFrame) -> None:
+        """Fill `instances`, without 3-D fields."""
+        step.instances = [self._objects.observe(seen) for seen in step.seen]
+
+
+class KeepFrame(Stage):
+    """Adds the tracked frame to the cache. Objects that catch up use the frames that leave it, before they are gone.
+
+    `with_image`: keep the image, too, because the detector takes exemplars from it.
+    """
+
+    name = "keep"
+
+    def __init__(self, cache: FrameCache, catch_ups: CatchUps, with_image: bool) -> None:
+        self._cache = cache
+        self._catch_ups = catch_ups
+        self._with_image = with_image
+
+    def run(self, step: StepFrame) -> None:
+        """Cache the frame with its features and masks."""
+        self._cache.latest_image = step.image
+        cached = CachedFrame.from_step(step, self._with_image)
+        # these objects have no mask on this frame, so the cache gives them the one before
+        held = step.shed.held if step.shed is not None else ()
+        for dropped in self._cache.add(cached, held):
+            self._catch_ups.use_dropped(dropped)

@@ -1,7 +1,8 @@
-"""Find objects that are out of view by their looks, and let them go on under their ids.
+"""Remember what the objects look like, find those that are out of view by it, and let them go on under their ids.
 
-Every few frames, some hidden objects are searched for: where the features of the frame resemble the views of one most,
-a click and boxes give masks, and the mask that looks most like any object that is away is taken for it.
+Each frame, one object in view is compared with what it looked like before; a frame's work does not grow with their
+number. Every few frames, some hidden objects are searched for: where the features of the frame resemble the views of
+one most, a click and boxes give masks, and the mask that looks most like any object out of view is taken for it.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -15,9 +16,19 @@ from ...models.sam.stages import Decoded
 from ...schema.state import Count, Id, SavedState, Time
 from ...tracking import Track, Tracker
 from ...tracking.confidence import ConfidenceEstimator
+from ...tracking.host_copy import HostCopy
+from ...tracking.looks import describe_colours, describe_features, make_views
 from ..looking import FrameLooks, report
 from ..objects import Objects
-from ..remembering import Arrival, LookVerdict, Memory, ObjectMemory, measure_overlap_of_boxes, measure_whole
+from ..remembering import (
+    Arrival,
+    LookVerdict,
+    LostObjectsState,
+    Memory,
+    ObjectMemory,
+    measure_overlap_of_boxes,
+    measure_whole,
+)
 from ..shedding import stretch_detection
 from ..stage import Clock, Stage
 from ..step import StepFrame
@@ -38,6 +49,55 @@ tracked again."""
 MAX_OVERLAP = 0.3
 """Largest share of a candidate's mask that tracked objects may cover. Above it, the candidate belongs to one of
 them."""
+
+
+class DescribeLooks(Stage):
+    """Describes the features of one object on the device: of the one that was not looked at for longest.
+
+    Stands before the copy of the tracks to the host, which waits for the device.
+    """
+
+    name = "describe"
+
+    def __init__(self, memory: ObjectMemory) -> None:
+        self._memory = memory
+
+    def run(self, step: StepFrame) -> None:
+        """Fill `looked_at` and `look`."""
+        step.looked_at = self._memory.choose(step.tracks.ids)
+        if step.looked_at is not None:
+            row = step.tracks.ids.index(step.looked_at)
+            step.look = HostCopy(describe_features(step.features.top, step.tracks.logits[row : row + 1]))
+
+
+class RememberState(SavedState):
+    """What `RememberObjects` keeps."""
+
+    memory: LostObjectsState
+
+
+class RememberObjects(Stage):
+    """Notes where all objects are, and compares the one that was described with what it looked like before."""
+
+    name = "remember"
+    timed = "host"
+    STATE = RememberState
+
+    def __init__(self, memory: ObjectMemory) -> None:
+        self._memory = memory
+
+    def run(self, step: StepFrame) -> None:
+        """Fill the memory. The frame's fields do not change."""
+        frame = step.frame
+        memory = self._memory
+        memory.expire(frame.capture_ns)
+        memory.observe(step.instances, frame.seq, frame.capture_ns, step.camera_pose)
+        chosen = next((seen for seen in step.instances if seen.id == step.looked_at), None)
+        if chosen is None or step.look is None or not chosen.mask.crop.size:
+            return
+        features = torch.from_numpy(step.look.read())
+        view = make_views(features, [describe_colours(step.image, chosen.mask)])[0]
+        memory.look(chosen, view, step.image, frame.seq, frame.capture_ns)
 
 
 class RecallState(SavedState):
