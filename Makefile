@@ -21,6 +21,9 @@ ROS2_READY := $(ROS2)/.ready
 # environments of lerobot's releases, and the datasets that they open
 LEROBOT ?= out/lerobot
 
+# the processes of tests would each compile every module again, and each run rewrite the asserts of every test
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-training test-engines ros2 ros2-test lerobot-test lint bench docs lock clean
 
 help:
@@ -62,11 +65,11 @@ ros2-test: $(READY) $(ROS2_READY)
 lerobot-test: $(READY)
 	$(BIN)/python -m tools.lerobot_recorded --work $(LEROBOT)
 
+# mypy takes longest and runs beside the others
 lint: $(READY)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/vulture
+	@$(BIN)/mypy & mypy=$$!; \
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/vulture || failed=1; \
+	wait $$mypy && test -z "$$failed"
 
 bench: $(READY)
 	$(BIN)/python -m tools.bench.latency.step --no-variants
