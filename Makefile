@@ -48,8 +48,11 @@ demo: $(DEMO_READY)
 JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$(( (n * 3 + 1) / 2 )))
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
+# more folders of tests for the same processes, which need seconds to import all that tests use
+ALSO ?=
+
 test: lint
-	$(PYTEST)
+	$(PYTEST) $(ALSO) tests
 
 test-training: $(READY)
 	$(PYTEST) training/tests

@@ -292,6 +292,8 @@ def test_the_order_of_the_boards_quaternions_is_named_and_its_unit() -> None:
 
 WRONG_SIZES_MM = (20, 25, 30, 35, 38, 42, 45, 50, 60, 70, 80)
 """Sizes that are stated for a board of 40 mm."""
+SHARES = repetitions(2, 3)
+"""Parts of them, of which each set of views meets one."""
 
 
 @pytest.mark.parametrize("mounting", MOUNTINGS)
@@ -304,8 +306,8 @@ def test_seven_views_tell_the_size_of_the_board(mounting: Mounting) -> None:
         accepted += 1
         assert abs(result.scale[0]) < 0.02
         assert result.scale[1] < 0.01
-        # each size is refused for some views of either mounting
-        sizes = WRONG_SIZES_MM[(seed + MOUNTINGS.index(mounting)) % 2 :: 2]
+        # each size is refused for some views
+        sizes = WRONG_SIZES_MM[(seed + MOUNTINGS.index(mounting)) % SHARES :: SHARES]
         for size in sizes:
             wrong = scale(views, board=size / 40)
             assert "than described" in refuse(wrong, mounting, scaled=False)

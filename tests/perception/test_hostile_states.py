@@ -176,7 +176,7 @@ def test_each_value_is_right_or_refused(model: TrackerModel, snapshot: Snapshot)
     """In the place of each value of a snapshot stands one of another kind, range or type."""
     rng = random.Random(6)
     outcomes = {True: 0, False: 0}
-    for place, right in list_each_kind(snapshot.state, rng, repetitions(2, 1000)):
+    for place, right in list_each_kind(snapshot.state, rng, repetitions(2, 8)):
         others = [wrong for wrong in WRONG if type(wrong) is not type(right) or wrong != right]
         for wrong in rng.sample(others, repetitions(1, 2)):
             outcomes[attempt(model, replace(snapshot, state=put(snapshot.state, place, wrong)))] += 1
