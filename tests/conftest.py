@@ -22,6 +22,8 @@ LONGEST_FIRST = (
     "replay/cluster/test_operator.py",
     "replay/cluster/test_scheduler.py",
     "replay/cluster/test_jobs.py",
+    "console/test_live.py",
+    "tools/test_gpu.py",
     "transport/test_restart.py",
     "replay/test_resume.py",
     "engines/test_inductor.py",
