@@ -27,6 +27,7 @@ LONGEST_FIRST = (
     "transport/test_restart.py",
     "replay/test_resume.py",
     "engines/test_inductor.py",
+    "engines/test_inductor_groups.py",
     "engines/tensorrt/test_build.py",
     "replay/test_as_recorded.py",
     "cli/test_demo.py",
