@@ -21,6 +21,9 @@ ROS2_READY := $(ROS2)/.ready
 # environments of lerobot's releases, and the datasets that they open
 LEROBOT ?= out/lerobot
 
+# the processes of tests would each compile every module again, and each run rewrite the asserts of every test
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test test-training test-engines ros2 ros2-test lerobot-test lint bench docs lock clean
 
 help:
@@ -45,8 +48,11 @@ demo: $(DEMO_READY)
 JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$(( (n * 3 + 1) / 2 )))
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
+# more folders of tests for the same processes, which need seconds to import all that tests use
+ALSO ?=
+
 test: lint
-	$(PYTEST)
+	$(PYTEST) $(ALSO) tests
 
 test-training: $(READY)
 	$(PYTEST) training/tests
@@ -62,11 +68,11 @@ ros2-test: $(READY) $(ROS2_READY)
 lerobot-test: $(READY)
 	$(BIN)/python -m tools.lerobot_recorded --work $(LEROBOT)
 
+# mypy takes longest and runs beside the others
 lint: $(READY)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/vulture
+	@$(BIN)/mypy & mypy=$$!; \
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/vulture || failed=1; \
+	wait $$mypy && test -z "$$failed"
 
 bench: $(READY)
 	$(BIN)/python -m tools.bench.latency.step --no-variants

@@ -4,8 +4,6 @@ import ast
 import importlib.util
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from itertools import islice
@@ -31,6 +29,7 @@ from tests.support.node_rig import Rig
 from tests.support.pages import Code, block_with, blocks, shown
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_MS, PATIENCE_S
+from tests.support.processes import ForkedProcess
 from tests.support.tables import each_row
 from tests.support.wire_examples import golden
 from tools.docs.command_line import commands
@@ -88,11 +87,18 @@ def hex_digits(text: str) -> str:
     return re.sub(r"\s", "", text)
 
 
-def run(code: str, timeout_s: float = PATIENCE_S) -> str:
+def run(code: str) -> str:
     """Run Python code in a process of its own; return what it prints."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout_s)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    process = ForkedProcess(execute, [code])
+    with process.stdout:
+        printed = process.stdout.read()
+    assert process.wait(PATIENCE_S) == 0, printed
+    return printed
+
+
+def execute(code: str) -> None:
+    """Run code as a program: the main function of a process."""
+    exec(compile(code, "example", "exec"), {"__name__": "__main__"})
 
 
 @each_row(("page", "line"), command_lines())
@@ -258,7 +264,7 @@ def test_the_reader_without_this_package_decodes_the_golden_masks() -> None:
 
 
 def test_the_tracker_example_runs() -> None:
-    assert run(block_with("docs/python-api.md", "load_tracker("), 100).startswith("[1] (1, 64, 64)")
+    assert run(block_with("docs/python-api.md", "load_tracker(")).startswith("[1] (1, 64, 64)")
 
 
 def test_the_recording_example_runs() -> None:
@@ -344,7 +350,7 @@ def test_a_policy_and_a_reader_without_this_package_run(tmp_path: Path) -> None:
             for text in ("wait_for(", "node.where(", "on_masks(", "async for")
         ]
         client = f"PerceptionClient({rig.masks!r}, {rig.control!r})"
-        printed = run("\n".join(examples).replace("PerceptionClient()", client), 200)
+        printed = run("\n".join(examples).replace("PerceptionClient()", client))
         places = r"(red mug \w+ (True|False) .*\n(\d+ bytes\n)?)+"
         shown_lines = r"red mug: \d+ pixels, \d+ ms old\n(hold still\n)?"
         expected = rf"{shown_lines}{places}True False\nthe mug is there\n"

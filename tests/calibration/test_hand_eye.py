@@ -188,11 +188,18 @@ def refuse(views: list[HandEyeView], mounting: Mounting, scaled: bool = True) ->
     return str(caught.value)
 
 
-@pytest.mark.parametrize("mounting", MOUNTINGS)
-@pytest.mark.parametrize("turned", [False, True], ids=["z away", "z towards the viewer"])
-def test_inverted_frames_are_named(mounting: Mounting, turned: bool) -> None:
+FRAMES: tuple[tuple[Mounting, str], ...] = (
+    ("eye_in_hand", "z towards the viewer"),
+    ("eye_to_hand", "z away"),
+    ("eye_in_hand", "z away"),
+    ("eye_to_hand", "z towards the viewer"),
+)
+
+
+@pytest.mark.parametrize(("mounting", "axes"), FRAMES[: repetitions(2, 4)])
+def test_inverted_frames_are_named(mounting: Mounting, axes: str) -> None:
     _, views = make_hand_eye(14, mounting, board_poses_only=True)
-    views = [turn_board(view) for view in views] if turned else views
+    views = [turn_board(view) for view in views] if axes == "z towards the viewer" else views
     accepted = calibrate_hand_eye(views, mounting, board_centre_m=CENTRE_M, scaled=True, sight=SIGHT)
     assert len(accepted.views) >= 13
     board = [invert_board(view) for view in views]
@@ -235,7 +242,6 @@ def scale(views: list[HandEyeView], robot: float = 1.0, board: float = 1.0) -> l
     return list(map(change, views))
 
 
-@each_row("mounting", MOUNTINGS)
 @each_row(
     ("robot", "board", "named"),
     [
@@ -256,9 +262,23 @@ def scale(views: list[HandEyeView], robot: float = 1.0, board: float = 1.0) -> l
         (1, 1.25, r"(19|20)\.\d % smaller than described"),
     ],
 )
-def test_units_are_named(mounting: Mounting, robot: float, board: float, named: str) -> None:
-    _, views = make_hand_eye(14, mounting, board_poses_only=True)
-    assert re.search(named, refuse(scale(views, robot, board), mounting))
+def test_units_are_named(robot: float, board: float, named: str) -> None:
+    _, views = make_hand_eye(14, "eye_in_hand", board_poses_only=True)
+    assert re.search(named, refuse(scale(views, robot, board), "eye_in_hand"))
+
+
+@each_row(
+    ("robot", "board", "named"),
+    [
+        (1, 1e-3, "metres read as millimetres: correct board_unit"),
+        (1e3, 1, "too large, millimetres read as metres: correct unit"),
+        (0.1, 0.1, "check unit and board_unit"),
+        (1, 1.25, r"(19|20)\.\d % smaller than described"),
+    ],
+)
+def test_units_are_named_for_a_camera_beside_the_robot(robot: float, board: float, named: str) -> None:
+    _, views = make_hand_eye(14, "eye_to_hand", board_poses_only=True)
+    assert re.search(named, refuse(scale(views, robot, board), "eye_to_hand"))
 
 
 def test_the_order_of_the_boards_quaternions_is_named_and_its_unit() -> None:
@@ -272,6 +292,8 @@ def test_the_order_of_the_boards_quaternions_is_named_and_its_unit() -> None:
 
 WRONG_SIZES_MM = (20, 25, 30, 35, 38, 42, 45, 50, 60, 70, 80)
 """Sizes that are stated for a board of 40 mm."""
+SHARES = repetitions(2, 3)
+"""Parts of them, of which each set of views meets one."""
 
 
 @pytest.mark.parametrize("mounting", MOUNTINGS)
@@ -284,8 +306,8 @@ def test_seven_views_tell_the_size_of_the_board(mounting: Mounting) -> None:
         accepted += 1
         assert abs(result.scale[0]) < 0.02
         assert result.scale[1] < 0.01
-        # the first views meet all sizes, the others a third each: every size is refused by several views
-        sizes = WRONG_SIZES_MM if seed == 0 else WRONG_SIZES_MM[seed % 3 :: 3]
+        # each size is refused for some views
+        sizes = WRONG_SIZES_MM[(seed + MOUNTINGS.index(mounting)) % SHARES :: SHARES]
         for size in sizes:
             wrong = scale(views, board=size / 40)
             assert "than described" in refuse(wrong, mounting, scaled=False)

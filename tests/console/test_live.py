@@ -19,6 +19,7 @@ from tests.support.console_rig import (
     true_mask,
 )
 from tests.support.node_rig import masks_where
+from tests.support.repeats import repetitions
 
 MIN_IOU = 0.5  # the limit of the bundled weights
 ROW = "#tracks tbody tr"
@@ -243,7 +244,7 @@ def test_no_label_covers_another_object(rig: ConsoleRig, page: Page) -> None:
         client.on_masks(lambda masks: published.update({masks.seq: masks}))
         client.set_prompts(NAMES, most=dict.fromkeys(NAMES, 1))
         page.wait("#main-tile .tile[data-masks='4']")
-        for _ in range(6):
+        for _ in range(repetitions(3, 6)):
             seq = page.freeze()
             shown = {item.id: item.mask.full() for item in published[seq].instances if item.area}
             labels = {own: [*map(round, rect)] for own, *rect in json.loads(page.data("labels"))}

@@ -17,7 +17,7 @@ from tests.support.node_rig import Rig, until, unworried_client
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S
 from tests.support.processes import Team
-from tests.support.repeats import repetitions
+from tests.support.repeats import if_whole, repetitions
 from tests.support.transport_peer import peer
 from tools.bench.processes import free_endpoints
 
@@ -99,6 +99,7 @@ def launched(profile: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
         group.wait(PATIENCE_S)
 
 
+@if_whole("test_health.py has a node that hangs in a group, test_notify.py a silent process")
 def test_a_node_that_hangs_in_a_group_is_replaced(robot: Robot, tmp_path: Path) -> None:
     profile = tmp_path / "robot.toml"
     log = tmp_path / "log.txt"

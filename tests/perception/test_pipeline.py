@@ -667,28 +667,21 @@ def compiling(
     return settings, folders
 
 
-def test_an_encoder_that_a_detector_shares_is_compiled_once(
+def test_a_start_with_a_detector_compiles_each_stage_once(
     backend: CountingBackend, compiling: tuple[Settings, list[str]]
 ) -> None:
     """The detector is loaded before the gate and the warm-up, because sharing adds an output to the encoder."""
-    settings, _ = compiling
-    model, _ = load_models(settings)
-    warm = backend.graphs
-    Pipeline(model, settings.tracker, "cam").step(blank(0))
-    assert backend.graphs == warm == 4, "one of each stage"
-
-
-def test_the_gate_compiles_into_the_folder_of_engines(compiling: tuple[Settings, list[str]]) -> None:
     settings, folders = compiling
-    load_models(settings)
+    model, detector = load_models(settings)
+    # the gate compiles into the folder of engines
     assert folders == [str(settings.engine.folder / "compiled")]
-
-
-def test_the_detector_runs_before_the_first_frame(compiling: tuple[Settings, list[str]]) -> None:
-    _, detector = load_models(compiling[0])
+    # the detector runs before the first frame
     assert isinstance(detector, Searcher)
     assert len(detector.phrases) == len(detector.trunks) == 1
     assert detector.trunks[0] is not None
+    warm = backend.graphs
+    Pipeline(model, settings.tracker, "cam").step(blank(0))
+    assert backend.graphs == warm == 4, "one of each stage"
 
 
 def test_the_warm_up_prompts_in_each_way(model: TrackerModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,9 @@ import contextlib
 import hashlib
 import io
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -34,11 +32,11 @@ from sam3_node.replay.outputs.write import write_outputs
 from sam3_node.types import NANOSECONDS, Frame, Instance, Mask, MaskFrame
 from sam3_node.wire import decode_image, encode_image
 from tests.support.console_rig import BROWSERS
-from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S
+from tests.support.processes import ForkedProcess
 from tests.support.refuses import mentions, refuses
 
-pytest.importorskip("resource")
+resource = pytest.importorskip("resource")
 
 WIDTH = 96
 HEIGHT = 64
@@ -512,34 +510,27 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 
 LIMIT_BYTES = 20_000
 SMALL_LIMITS_BYTES = {"images": 100, "yolo": 100, "overlay": 2000}
-SCRIPT = """
-import resource, sys
-from pathlib import Path
-from sam3_node.errors import OutputError
-from sam3_node.replay.outputs.output import Sources
-from sam3_node.replay.outputs.write import write_outputs
-from tests.replay.test_outputs import all_frames, all_masks, told
-out, kind, limit = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-masks = lambda: (masks for _ in range(40) for masks in all_masks())
-frames = lambda: (frame for _ in range(40) for frame in all_frames())
-write_outputs(out, ["png"], Sources(all_masks, all_frames), told)
-resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-try:
-    write_outputs(out, [kind], Sources(masks, frames), told)
-except OutputError as error:
-    sys.exit(f"OutputError: {error}")
-"""
+
+
+def fill_disk(out: Path, kind: str, limit_bytes: int) -> None:
+    """Write an output in a process whose files may not be larger: the main function of a process."""
+    masks = lambda: (masks for _ in range(40) for masks in all_masks())  # noqa: E731
+    frames = lambda: (frame for _ in range(40) for frame in all_frames())  # noqa: E731
+    write_outputs(out, ["png"], ALL, told)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+    try:
+        write_outputs(out, [kind], Sources(masks, frames), told)
+    except OutputError as error:
+        print(f"OutputError: {error}")
 
 
 @pytest.mark.parametrize("kind", ["mcap", "mcap-images", "coco", "ytvis", "yolo", "overlay", "images"])
 def test_a_full_disk_is_an_error_that_spares_what_is_there(tmp_path: Path, kind: str) -> None:
     limit = SMALL_LIMITS_BYTES.get(kind, LIMIT_BYTES)
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path), kind, str(limit)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
-    )
-    assert done.returncode == 1, done.stderr
-    assert mentions(done.stderr, "OutputError")
+    process = ForkedProcess(fill_disk, [tmp_path, kind, limit])
+    with process.stdout:
+        printed = process.stdout.read()
+    assert process.wait(PATIENCE_S) == 0
+    assert mentions(printed, "OutputError")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["png"]
     assert json.loads((tmp_path / "png/left/objects.json").read_text())

@@ -23,7 +23,7 @@ from tests.support.patience import PATIENCE_S
 from tests.support.processes import Process, fork_command, forks, until
 from tests.support.repeats import repetitions
 
-KILLS = repetitions(4, 20)
+KILLS = repetitions(4, 12)
 FRAMES = 40
 OUTPUTS = ("mcap", "coco", "png")
 LIMITS = ShardLimits(frames=3)

@@ -19,10 +19,14 @@ from sam3_node.errors import DeviceError
 from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions
+from tests.support.repeats import if_whole
 from tools.bench import gpu
 from tools.bench.gpu import Journal, OutOfTimeError, read_lines
 
 UNLIMITED = ["--dry-run", "--seconds", "1e4", "--total", "1e4"]
+
+
+dry_run = if_whole("a dry run of all figures takes a minute, and measures nothing that a user has")
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +37,7 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@dry_run
 def test_a_dry_run_measures_every_figure_of_every_section(journal: Path) -> None:
     lines = read_lines(journal)
     assert not [line for line in lines if "error" in line]
@@ -45,6 +50,7 @@ def test_a_dry_run_measures_every_figure_of_every_section(journal: Path) -> None
     assert all(isinstance(value, float) and value >= 0 for value in values)
 
 
+@dry_run
 def test_a_run_that_was_killed_goes_on_where_it_was(
     journal: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,6 +156,7 @@ def run_bare(script: str, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@dry_run
 def test_it_runs_with_few_packages(tmp_path: Path) -> None:
     path = tmp_path / "first.jsonl"
     script = "from tools.bench import gpu\nsys.exit(gpu.main(sys.argv[1:]))"

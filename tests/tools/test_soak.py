@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sam3_node.types import MaskFrame
+from tests.support.repeats import if_whole
 from tests.support.transport_peer import wait_until
 from tools.bench import soak_chaos
 from tools.bench.soak_chaos import Plan, Reader, Soak
@@ -91,6 +92,7 @@ def test_a_log_that_was_cut_off_is_summarised(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"log.jsonl", "summary.json", "plot.png"}
 
 
+@if_whole("test_departures.py kills and stops the same processes")
 @pytest.mark.timeout(900)
 def test_a_short_chaos_runs_and_keeps_its_ids(tmp_path: Path) -> None:
     """Times are not asserted: only that faults happened, that all runs again, and that no id had two meanings."""

@@ -24,7 +24,7 @@ from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S
 from tests.support.processes import until
 from tests.support.refuses import mentions
-from tests.support.repeats import WHOLE
+from tests.support.repeats import if_whole
 from tests.support.s3 import BUCKET, EXTRA, S3Server, serve_s3
 from tools.bench.processes import free_ports
 
@@ -32,7 +32,7 @@ pytest.importorskip("ray", reason=EXTRA)
 pytest.importorskip("aiohttp_cors", reason=f"{EXTRA}, or ray[default]")
 pytestmark = [
     pytest.mark.timeout(1200),
-    pytest.mark.skipif(not WHOLE, reason="WHOLE_TESTS=1 starts a cluster of two nodes"),
+    if_whole("a cluster of two nodes takes a minute"),
 ]
 
 NAMES = ("a", "b")

@@ -6,7 +6,6 @@ The recordings are made by rosbags, mcap-protobuf-support, mcap-ros2-support, le
 import json
 import os
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -28,7 +27,7 @@ from sam3_node.settings import Settings
 from tests.support import mcap_files, ros_recordings
 from tests.support.live import chosen
 from tests.support.paths import ROOT
-from tests.support.processes import until
+from tests.support.processes import ForkedProcess, until
 from tests.support.refuses import mentions
 from tests.support.threads import in_thread
 
@@ -140,18 +139,16 @@ def is_alive(process: psutil.Process) -> bool:
     return False
 
 
+def drive(*arguments: str) -> None:
+    """Run the command, whose output goes to the log of its process."""
+    os.dup2(2, 1)
+    sys.exit(cli.main(arguments))
+
+
 @contextmanager
-def driver(arguments: Sequence[str], watch: WorkerWatch, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def driver(arguments: Sequence[str], watch: WorkerWatch, log: Path) -> Iterator[ForkedProcess]:
     """Start the command as a process. At the end, kill what is left of it and of its Ray."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "sam3_node", *arguments],
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            cwd=ROOT,
-            env=environment,
-        )
+    process = ForkedProcess(drive, arguments, os.environ | {"PYTHONPATH": str(ROOT)}, log)
     watch.driver = psutil.Process(process.pid)
     family: list[psutil.Process] = []
     try:
@@ -167,7 +164,7 @@ def driver(arguments: Sequence[str], watch: WorkerWatch, log: Path) -> Iterator[
 
 
 def wait_for_bill(
-    process: subprocess.Popen[bytes], out: Path, accept: Callable[[dict[str, Any]], object], what: str
+    process: ForkedProcess, out: Path, accept: Callable[[dict[str, Any]], object], what: str
 ) -> dict[str, Any]:
     """Return the first bill that is accepted. Fail if the driver ends before."""
 
