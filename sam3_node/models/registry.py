@@ -68,10 +68,16 @@ def find_family(name: str) -> Family | None:
 
 def find_reader(source: Any) -> tuple[Family, TransformersWeights]:
     """Return the family whose class has read weights in transformers' layout, or has this configuration."""
-    for family, weights in _TRANSFORMERS:
-        for reader in weights.classes.values():
-            if isinstance(source, (reader, reader.config_class)):
-                return family, weights
+    # a class that extends that of another family is of its own family, wherever that stands in the list
+    by_class = {
+        kind: (family, weights)
+        for family, weights in _TRANSFORMERS
+        for reader in weights.classes.values()
+        for kind in (reader, reader.config_class)
+    }
+    for kind in type(source).__mro__:
+        if kind in by_class:
+            return by_class[kind]
     raise ModelError(f"expected the model of a family in models/registry.py, found a {type(source).__name__}")
 
 

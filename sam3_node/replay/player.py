@@ -16,7 +16,6 @@ from ..schema.operations import AddLike, AddObject, Change, SegmentEverything
 from ..schema.replies import PromptedObject
 from ..types import Instance, MaskFrame, TrackState
 from ..wire.masks import open_mask
-from ..wire.messages import DEPTH_FIELDS
 from .edits import (
     AddEverything,
     CatchUpEnded,
@@ -32,6 +31,16 @@ from .store import NO_3D, WITH_DEPTH
 
 log = logging.getLogger(__name__)
 
+KEPT = frozenset({"confidence", "world_id", "name_confidence", "hidden_by"})
+"""Values of an instance that may be None and outlive a correction of its mask."""
+MEASURED_FIELDS = tuple(
+    name
+    for name, default in zip(
+        reversed(Instance.__struct_fields__), reversed(Instance.__struct_defaults__), strict=False
+    )
+    if default is None and name not in KEPT
+)
+"""The other ones, which were measured on the mask."""
 MAX_COUNTS = 100
 """Number of counts from which on no new reason for missing 3-D is counted. Reasons may hold figures."""
 
@@ -225,6 +234,6 @@ def update_masks(masks: MaskFrame, edit: Edit, prompted: PromptedObject) -> Mask
         if isinstance(edit, AddObject | AddLike) and edit.label is not None:
             label = edit.label
         edited = Instance(prompted.id, label, score, state, 0, 0, mask)
-    stale: dict[str, Any] = dict.fromkeys(DEPTH_FIELDS)  # they belong to the old mask
+    stale: dict[str, Any] = dict.fromkeys(MEASURED_FIELDS)  # they belong to the old mask
     instances[edited.id] = replace(edited, score=score, mask=mask, **stale)
     return replace(masks, instances=tuple(instances.values()))

@@ -238,18 +238,13 @@ def read_joints(fields: codec.Fields) -> types.JointState:
     return convert(fields.whole(), types.JointState, fields.what)
 
 
-_DEPTH_FIRST = ("position_m", "frame", "extent_m")
-_DEPTH_LATER = (
-    "depth_share camera_position_m covariance_m2 extent_centre_m extent_quaternion_xyzw nearest_m velocity_mps "
-    "velocity_age_s points_m heights_m upright_centre_m upright_quaternion_xyzw upright_size_m"
-)
-DEPTH_FIELDS = (*_DEPTH_FIRST, *_DEPTH_LATER.split())
-"""All fields of an instance that need depth."""
 _INSTANCE = Body(
     types.Instance,
     "instance",
     order="id label score box area state age frames_since_seen mask position_m frame extent_m confidence doubtful "
-    f"name_confidence hidden_by held world_id {_DEPTH_LATER}",
+    "name_confidence hidden_by held world_id depth_share camera_position_m covariance_m2 extent_centre_m "
+    "extent_quaternion_xyzw nearest_m velocity_mps velocity_age_s points_m heights_m upright_centre_m "
+    "upright_quaternion_xyzw upright_size_m",
     forms={
         "mask": MaskMap,
         # of the mask, so that readers know them without its pixels

@@ -18,11 +18,11 @@ from sam3_node.calibration.camera_file import HandEye, PinholeSection
 from sam3_node.client import PerceptionClient
 from sam3_node.errors import RequestError, UnknownFrameError, UnknownObjectError
 from sam3_node.replay.event_log import Gap, read_event_log
+from sam3_node.replay.player import MEASURED_FIELDS
 from sam3_node.replay.run import compare_masks
 from sam3_node.transport import PosePublisher
 from sam3_node.types import NANOSECONDS, FramePose, MaskFrame
 from sam3_node.wire import FAILED, Event
-from sam3_node.wire.messages import DEPTH_FIELDS
 from tests.support.node_rig import Process, Rig, masks_where, until
 from tests.support.processes import run_command
 from tests.support.refuses import refuses
@@ -222,7 +222,7 @@ def read_results(folder: Path) -> list[MaskFrame]:
 
 
 def spatial_fields(masks: MaskFrame) -> list[object]:
-    fields = [[item.held, *(getattr(item, name) for name in DEPTH_FIELDS)] for item in masks.instances]
+    fields = [[item.held, *(getattr(item, name) for name in MEASURED_FIELDS)] for item in masks.instances]
     return [masks.seq, masks.camera_pose, masks.robot_pose, masks.table, fields]
 
 
