@@ -214,6 +214,35 @@ def child_path(folder: Path, name: str) -> Path:
     return folder / name
 
 
+def check_inside(folder: Path, path: Path) -> Path:
+    """Return `path` in a folder that others may have made, to be written or removed.
+
+    Raises OutputError if it leads out of the folder, also by a symbolic link below it. Links that lead to the folder
+    itself are the user's, and are followed.
+    """
+    if not path.is_relative_to(folder) or ".." in path.relative_to(folder).parts:
+        raise OutputError(f"expected a file in {folder}, found {str(path)!r:.200}; name another folder")
+    place = folder
+    for part in path.relative_to(folder).parts:
+        place = place / part
+        if place.is_symlink():
+            raise OutputError(
+                f"expected files of {folder} itself, found a symbolic link at {place}; remove it, or name another folder"
+            )
+    return path
+
+
+def has_home(folder: Path, path: Path) -> bool:
+    """Return True if a file, behind its links, lies in its folder, or in the blobs of the hub's cache beside it."""
+    real = folder.resolve()
+    homes = [real]
+    # the hub's cache consists of links from `snapshots/REVISION` to `blobs`
+    if real.parent.name == "snapshots":
+        homes.append(real.parents[1] / "blobs")
+    target = path.resolve()
+    return any(target.is_relative_to(home) for home in homes)
+
+
 def make_private_dir(path: Path) -> None:
     """Create a folder of mode 0700, unless it exists, and its parents. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)

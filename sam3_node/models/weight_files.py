@@ -78,13 +78,9 @@ def is_cached(name: str, file: str = CONFIG) -> bool:
 
 
 def _check_links(folder: Path) -> Iterator[str]:
-    real = folder.resolve()
-    roots = [real, real.parents[1] / "blobs"] if real.parent.name == "snapshots" else [real]
     for path in sorted(folder.iterdir()):
-        if path.is_symlink() and path.suffix in _READ:
-            target = path.resolve()
-            if not any(target.is_relative_to(root) for root in roots):
-                yield f"a link from {path.name} to {target}"
+        if path.is_symlink() and path.suffix in _READ and not has_home(folder, path):
+            yield f"a link from {path.name} to {path.resolve()}"
 
 
 def _check_index(path: Path) -> Iterator[str]:

@@ -263,12 +263,30 @@ def local_bag(bag: str) -> Iterator[Path]:
         copy = child_path(folder, PurePosixPath(remote).name)
         try:
             limit = _limit_fetch(folder)
-            system.get(remote, str(copy), recursive=system.isdir(remote), callback=limit)
+            # one key for each file: a key may have the letters of a pattern, which a library would expand
+            found = _list_files(system, remote, copy)
+            system.get([remote_file for remote_file, _ in found], [str(file) for _, file in found], callback=limit)
         except FileNotFoundError as error:
             raise BagError(f"expected a recording, found nothing at {bag}") from error
         except Exception as error:  # each protocol has its own exceptions
             raise BagError(f"cannot fetch {bag}: {error}") from error
         yield copy
+
+
+def _list_files(system: Any, remote: str, copy: Path) -> list[tuple[str, Path]]:
+    """Return the key and the local path of each file of a recording. Raises BagError for a key that leads elsewhere."""
+    if not system.isdir(remote):
+        return [(remote, copy)]
+    files = []
+    for key in sorted(system.find(remote)):
+        name = key.removeprefix(f"{remote}/")
+        parts = name.split("/")
+        if name == key or any(part in ("", ".", "..") or "\0" in part for part in parts):
+            raise BagError(f"expected keys of files below {remote}, found {key!r:.200}; rename it")
+        path = copy.joinpath(*parts)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.append((key, path))
+    return files
 
 
 def _limit_fetch(folder: Path) -> Any:

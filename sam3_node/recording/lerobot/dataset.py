@@ -8,6 +8,7 @@ killed leaves a whole dataset: without its episode, or with it.
 import fcntl
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import BagError, OutputError, WireError, require
-from ...files import explain_os_error, make_folder, write_atomically
+from ...files import check_inside, explain_os_error, make_folder, read_regular, write_atomically
 from ...resources import Closeable
 from ...schema.fields import convert
 from ...types import Image
@@ -40,12 +41,19 @@ RECORDS = "meta/sam3_episodes"
 """Folder of the records of this package, one JSON file of each episode."""
 LOCK = "meta/.sam3_lock"
 """File that the process that writes locks."""
+UNFINISHED = "meta/.sam3_unfinished"
+"""File with the places of the files of the episode that is being written, a line each. Only these are removed after a
+process was killed."""
+MAX_RECORD_BYTES = 16 << 20
+"""Size of the largest record of an episode, or description of a dataset, that is read."""
 DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 """Place of an episode's table, as INFO names it."""
 VIDEO = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 """Place of an episode's video, as INFO names it."""
 FILES_PER_CHUNK = 1000
 """Number of files in a folder of tables or videos."""
+_KEY = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.-]{1,128}")
+"""Keys of videos, which become names of folders."""
 BATCH_ROWS = 64
 """Number of rows that are written to a table at once. They may hold pictures."""
 KEYFRAME_EVERY = 2
@@ -114,10 +122,13 @@ class DatasetFolder(Closeable):
                 f"expected a new folder, or a dataset that sam3-node has written, found other content in {path}; "
                 "name another folder"
             )
+        for place in (RECORDS, LOCK, UNFINISHED, INFO, STATS, NAMES, TASKS, EPISODES):
+            check_inside(path, path / place)
         make_folder(records)
         self._lock = _lock(path / LOCK)
         try:
             self.episodes = _read_records(records)
+            self._check_writers()
             self._repair()
         except BaseException:
             self.close()
@@ -154,7 +165,18 @@ class DatasetFolder(Closeable):
             if first.fps != fps:
                 raise BagError(f"expected {first.fps} rows per second as in the dataset, found {fps}")
             _require_equal(first.features, features)
-        return EpisodeFiles(self.path, len(self.episodes), features, fps)
+        number = len(self.episodes)
+        places = _list_places(number, features)
+        for place in places:
+            if os.path.lexists(check_inside(self.path, self.path / place)):
+                raise OutputError(
+                    f"expected no file of a new episode, found {self.path / place}, which another program has written; "
+                    "move it, or name another folder"
+                )
+        # first, so that what a killed process leaves is known for its own
+        with explain_os_error(OutputError, f"cannot write the dataset {self.path}"):
+            write_atomically(self.path / UNFINISHED, "\n".join(places).encode())
+        return EpisodeFiles(self.path, number, features, fps)
 
     def append(self, record: EpisodeRecord, files: "EpisodeFiles") -> None:
         """Make a finished episode part of the dataset."""
@@ -165,6 +187,7 @@ class DatasetFolder(Closeable):
             write_atomically(self.path / RECORDS / name, text.encode())
             self.episodes.append(record)
             self._write_meta()
+            (self.path / UNFINISHED).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Let other processes write. Idempotent."""
@@ -172,18 +195,37 @@ class DatasetFolder(Closeable):
             os.close(self._lock)
             self._lock = -1
 
+    def _count_described(self) -> int:
+        """Return the number of episodes in the description; 0 without one."""
+        try:
+            described = json.loads(read_regular(self.path / INFO, MAX_RECORD_BYTES))["total_episodes"]
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            return 0
+        return described if isinstance(described, int) else 0
+
+    def _check_writers(self) -> None:
+        """Raise OutputError for a dataset to which another program has appended, because its episodes would be lost."""
+        described = self._count_described()
+        if described > len(self.episodes):
+            raise OutputError(
+                f"expected a dataset that sam3-node alone has written, found {described} episodes in {self.path / INFO}, "
+                f"of which {len(self.episodes)} have a record of it; name another folder"
+            )
+
     def _repair(self) -> None:
-        """Remove what a killed process has left, and describe the episodes that are there."""
+        """Remove what a killed process of this package has left, and describe the episodes that are there."""
         number = len(self.episodes)
-        for place in [DATA, *(VIDEO.replace("{video_key}", key) for key in _list_videos(self._features()))]:
-            left = self.path / place.format(**FileNumber.of(number)._asdict())
-            for path in (left, left.with_name(left.name + PARTIAL)):
-                path.unlink(missing_ok=True)
+        expected = _list_places(number, self._features())
+        journal = self.path / UNFINISHED
+        if journal.exists():
+            with explain_os_error(OutputError, f"cannot repair {self.path}"):
+                # a file that somebody made up may name any file: only those of the next episode are removed
+                for place in read_regular(journal, MAX_RECORD_BYTES).decode(errors="replace").split("\n"):
+                    if place in expected or (not self.episodes and _is_place(place)):
+                        check_inside(self.path, self.path / place).unlink(missing_ok=True)
+                journal.unlink()
         # a process may have been killed between the record of an episode and the description
-        described = 0
-        with suppress(OSError, ValueError, KeyError):
-            described = json.loads((self.path / INFO).read_text())["total_episodes"]
-        if self.episodes and described != number:
+        if self.episodes and self._count_described() != number:
             self._write_meta()
 
     def _features(self) -> Features:
@@ -264,6 +306,21 @@ class DatasetFolder(Closeable):
             row |= {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
             rows.append(row)
         return rows
+
+
+def _list_places(number: int, features: Features) -> list[str]:
+    """Return the places of the files of an episode in its dataset, also of the table while it is not complete."""
+    places = [DATA, DATA + PARTIAL, *(VIDEO.replace("{video_key}", key) for key in _list_videos(features))]
+    numbers = FileNumber.of(number)._asdict()
+    return [place.format(**numbers) for place in places]
+
+
+def _is_place(place: str) -> bool:
+    """Return True for the place of a file of the first episode, whose features no record tells."""
+    parts = place.split("/")
+    is_table = place in _list_places(0, {})
+    is_video = len(parts) == 4 and parts[0] == "videos" and parts[2:] == ["chunk-000", "file-000.mp4"]
+    return is_table or is_video
 
 
 class EpisodeFiles(Closeable):
@@ -382,11 +439,12 @@ def _read_records(folder: Path) -> list[EpisodeRecord]:
     records = []
     for number, path in enumerate(sorted(folder.glob("episode-*.json"))):
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = json.loads(read_regular(path, MAX_RECORD_BYTES))
             record = EpisodeRecord(**values)
             # a check only: `convert` would drop what a later version has added to features
             convert(values, EpisodeRecord, "record")
-        except (ValueError, TypeError, WireError) as error:
+            _check_keys(record.features)
+        except (OSError, ValueError, TypeError, RecursionError, WireError) as error:
             raise OutputError(
                 f"{path}: expected a record of sam3-node, found {str(error)[:100]}; name another folder"
             ) from error
@@ -398,10 +456,17 @@ def _read_records(folder: Path) -> list[EpisodeRecord]:
     return records
 
 
+def _check_keys(features: Features) -> None:
+    """Raise ValueError for a key of a video that cannot be the name of a folder, because it becomes one."""
+    for key in _list_videos(features):
+        if not _KEY.fullmatch(key):
+            raise ValueError(f"a video's key of letters, digits, '_', '.' and '-' was expected, found {key!r:.80}")
+
+
 def _lock(path: Path) -> int:
     """Return a descriptor that holds the lock of the dataset. Raises OutputError if another process has it."""
     with explain_os_error(OutputError, f"cannot write {path}"):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -22,6 +22,7 @@ from ...bags.formats.lerobot import EPISODES_V3, INFO, Episode, is_lerobot, read
 from ...bags.isolated import IsolatedCalls
 from ...bags.samples import split_selection
 from ...errors import BagError, ReplayError, find_version, install_advice
+from ...files import check_inside, has_home
 from ...recording.lerobot.forms import Feature, MaskNames, PictureCell
 from ...recording.lerobot.masks import (
     CHANNELS,
@@ -149,6 +150,12 @@ class _DatasetWriter:
         tables = {episode.table for episode in self._episodes}
         for name in COPIED:
             for path in sorted((root / name).rglob("*")):
+                # a copy is published: what a link brings from elsewhere is not the dataset's
+                if not has_home(root, path):
+                    raise BagError(
+                        f"{root}: expected a dataset whose files lie in its folder, found that {path} leads to "
+                        f"{path.resolve()}; copy it there"
+                    )
                 self._find_target(path).parent.mkdir(parents=True, exist_ok=True)
                 if not path.is_file() or path in tables or (root / EPISODES_V3) in path.parents:
                     continue
@@ -182,7 +189,7 @@ class _DatasetWriter:
             count = self._tables.call("append_copy", table, added=added)
 
     def _find_target(self, path: Path) -> Path:
-        return self._target / path.relative_to(self._layout.root)
+        return check_inside(self._target, self._target / path.relative_to(self._layout.root))
 
     def _find_episode(self, table: Path, row: int) -> Episode | None:
         """Return the episode of a row; None for a row of a table that is longer than its episodes."""
