@@ -155,7 +155,7 @@ class FrameCache(SavedPart[FramesState]):
         self._limits = limits
         self._frames: list[CachedFrame] = []
         self.latest_image: Image | None = None
-        """BGR image of the newest frame, for what is found by its looks; None: there is no frame"""
+        """BGR image of the newest frame, for what is found by its appearance; None: there is no frame"""
 
     def __len__(self) -> int:
         return len(self._frames)

@@ -18,16 +18,16 @@ from ..models import TrackerModel
 from ..robot.body import RobotBody
 from ..schema.replies import ObjectPlace
 from ..settings import DetectorSettings, RobotSettings, SpatialSettings, TrackerSettings
+from ..tracking.appearance import Gallery
 from ..tracking.confidence import CALIBRATION, is_calibrated
-from ..tracking.looks import Gallery
 from ..tracking.names import is_calibrated as is_name_calibrated
 from ..types import Frame, Instance, Mask, MaskFrame, Priority, RobotState
 from ..wire.frame_prompt import FramePrompt
-from .looking import FrameLooks, find_like
 from .objects import Objects, ObjectStatus
 from .output_masks import copy_masks, to_prompt_results
 from .prompting import Prompting
 from .prompts import PromptOutcome, PromptResult
+from .reidentification import AppearanceFrame, find_like
 from .remembering import ObjectMemory
 from .saved import CameraState, Origin, StagesState
 from .stage import Nothing, Stage, StageTimer
@@ -37,7 +37,7 @@ from .stages.doubt import HideUnsure, JudgeDoubt
 from .stages.encode import DecodeImage, EncodeImage, Preprocess
 from .stages.held import FindHeld
 from .stages.masks import CopyToHost, KeepFrame, MakeMasks, UpdateStatus
-from .stages.recall import DescribeLooks, RecallObjects, RememberObjects
+from .stages.recall import DescribeAppearance, RecallObjects, RememberObjects
 from .stages.robot import CutRobot, FindRobot, Places
 from .stages.spatial import MeasuredPoints, MeasureObjects
 from .stages.table import DescribeOnTable, FindTable
@@ -210,7 +210,7 @@ class Pipeline:
             stages.append(FollowWindows(model, prompting.tracker, prompting.windows))
         takes_exemplars = isinstance(self._detector, ExemplarDetector)
         stages.append(KeepFrame(prompting.frame_cache, self.catch_ups, takes_exemplars))
-        stages.append(DescribeLooks(self.memory))
+        stages.append(DescribeAppearance(self.memory))
         # on the host
         stages += [CopyToHost(), MakeMasks(prompting.confidence), HideUnsure(limits.hide_below)]
         if self.finds_robot:
@@ -320,7 +320,7 @@ class Pipeline:
 
     @torch.inference_mode()
     def add_like(self, gallery: Gallery, label: str) -> PromptOutcome:
-        """Begin an object where the latest frame surely shows what has these looks.
+        """Begin an object where the latest frame surely shows what has this appearance.
 
         Raises RequestError where it does not, and CapacityError if all slots are taken; nothing is changed then.
         """
@@ -330,7 +330,7 @@ class Pipeline:
         cached = prompting.find()
         image = prompting.frame_cache.latest_image
         assert image is not None  # as there is a frame
-        scene = FrameLooks.from_cached(cached, image, tracker)
+        scene = AppearanceFrame.from_cached(cached, image, tracker)
         found = find_like(scene, tracker, gallery, self.memory.limits)
         track = tracker.adopt(scene.features, cached.frame_number, object_id, found.decoded, found.choice)
         self.registry.add(object_id, label)

@@ -136,7 +136,7 @@ class Prompting(SavedPart[PromptingState]):
     ) -> PromptResult:
         """Correct an object on the cached frame `seq`, or on the latest for None. Points correct its mask there.
 
-        What is remembered of its looks does not change: users call `Pipeline.refine`. Raises the errors of `add`,
+        What is remembered of its appearance does not change: users call `Pipeline.refine`. Raises the errors of `add`,
         UnknownObjectError, and RequestError for an object that has not entered yet.
         """
         self.registry.require(object_id)

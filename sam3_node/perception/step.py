@@ -118,9 +118,9 @@ class StepFrame:
     tracks: Tracks = field(init=False)
 
     # filled by describe
-    looked_at: int | None = None
-    """the object whose looks are compared on this frame"""
-    look: HostCopy | None = None
+    described_id: int | None = None
+    """the object whose appearance is compared on this frame"""
+    described_features: HostCopy | None = None
     """its features [1, C], on their way to the host"""
 
     # filled by window

@@ -1,4 +1,4 @@
-"""Objects that left the view: known again by their looks, never by guess, remembered for a while, asked for by name."""
+"""Objects that left the view: known again by appearance, never by guess, remembered for a while, asked for by name."""
 
 import cv2
 import numpy as np
@@ -10,14 +10,14 @@ from sam3_node.errors import RequestError, UnknownObjectError
 from sam3_node.geometry import DepthMap, RayMap, Scaling
 from sam3_node.models import TrackerModel
 from sam3_node.models.sam.stages import Decoded
-from sam3_node.perception.looking import FrameLooks
 from sam3_node.perception.objects import Objects
 from sam3_node.perception.pipeline import Pipeline
+from sam3_node.perception.reidentification import AppearanceFrame
 from sam3_node.perception.remembering import (
     HIDDEN_FRAMES,
     MAX_WAIT,
     STRANGE_LOOKS,
-    TURNED_LOOKS,
+    TURNED_MISMATCHES,
     Arrival,
     LastSighting,
     Memory,
@@ -26,7 +26,7 @@ from sam3_node.perception.remembering import (
 )
 from sam3_node.perception.step import StepFrame
 from sam3_node.settings import DetectorSettings, TrackerSettings
-from sam3_node.tracking.looks import Gallery
+from sam3_node.tracking.appearance import Gallery
 from sam3_node.types import NANOSECONDS, FramePose, Instance, Intrinsics, Mask, MaskFrame
 from sam3_node.wire import AMBIGUOUS, RECALLED
 from sam3_node.wire.frame_prompt import FramePrompt
@@ -260,7 +260,7 @@ def test_a_gallery_starts_the_object_on_another_camera(nano: TrackerModel) -> No
     twins.step(make_frame(0, {"red": (60, 60), "red too": (240, 180)}))
     with refuses(RequestError, field="several"):
         twins.add_like(gallery, "cup")
-    with refuses(RequestError, field="view"):
+    with refuses(RequestError, field="appearance"):
         twins.add_like(Gallery(), "cup")
 
 
@@ -273,26 +273,28 @@ def make_memory(**settings: object) -> tuple[Objects, ObjectMemory]:
 
 
 def direction(*weights: float) -> torch.Tensor:
-    """Return a view whose halves both lie between given axes."""
+    """Return an embedding whose halves both lie between given axes."""
     half = torch.zeros(8)
     half[: len(weights)] = torch.tensor(weights)
     half /= half.norm()
     return torch.cat([half, half])
 
 
-def arrive(view: torch.Tensor, box: tuple[int, int, int, int] = (0, 0, 10, 10), **known: float) -> Arrival:
+def arrive(
+    embedding: torch.Tensor, box: tuple[int, int, int, int] = (0, 0, 10, 10), **known: float
+) -> Arrival:
     sighting = None
     if known:
         position = (known.get("x", 0.0), 0.0, 0.5)
         sighting = LastSighting(9, 9 * NANOSECONDS, box, 0.9, "base", position, size_m=known.get("size", 0.1))
-    return Arrival(view, 9 * NANOSECONDS, box, sighting=sighting)
+    return Arrival(embedding, 9 * NANOSECONDS, box, sighting=sighting)
 
 
 def remember(
-    objects: Objects, memory: ObjectMemory, object_id: int, view: torch.Tensor, label: str = "mug"
+    objects: Objects, memory: ObjectMemory, object_id: int, embedding: torch.Tensor, label: str = "mug"
 ) -> Memory:
     objects.add(object_id, label)
-    memory.begin(object_id, Gallery(view[None]))
+    memory.begin(object_id, Gallery(embedding[None]))
     kept = memory.require(object_id)
     kept.sighting = LastSighting(1, NANOSECONDS, (0, 0, 10, 10), 0.9, "base", (0.0, 0.0, 0.5), size_m=0.1)
     return kept
@@ -373,7 +375,7 @@ def test_what_is_back_is_searched_for_until_its_mask_is_sure() -> None:
     assert not kept.is_away
 
 
-def test_a_detection_waits_some_rounds_for_another_view() -> None:
+def test_a_detection_waits_some_rounds_for_another_embedding() -> None:
     objects, memory = make_memory()
     remember(objects, memory, 1, direction(1))
     waits = [memory.may_wait(1) for _ in range(MAX_WAIT + 1)]
@@ -382,14 +384,14 @@ def test_a_detection_waits_some_rounds_for_another_view() -> None:
     assert memory.may_wait(1)
 
 
-def see(memory: ObjectMemory, view: torch.Tensor, looks: int = 1, doubtful: bool = False) -> None:
-    """Let object 1 be in view, and look at it."""
+def see(memory: ObjectMemory, embedding: torch.Tensor, times: int = 1, doubtful: bool = False) -> None:
+    """Let object 1 be in view, and compare its appearance."""
     seen = Instance(
         1, "mug", 0.9, "tracked", 1, 0, Mask.from_full(np.ones((20, 20), bool)), doubtful=doubtful
     )
-    for _ in range(looks):
+    for _ in range(times):
         memory.observe([seen], 1, 1, None)
-        memory.look(seen, view, np.zeros((20, 20, 3), np.uint8), 1, 1)
+        memory.compare_appearance(seen, embedding, np.zeros((20, 20, 3), np.uint8), 1, 1)
 
 
 def hide(memory: ObjectMemory) -> None:
@@ -402,21 +404,21 @@ def test_an_object_that_never_left_may_be_turned() -> None:
     objects, memory = make_memory()
     objects.add(1, "mug")
     see(memory, direction(1))
-    see(memory, direction(0, 1), TURNED_LOOKS)
+    see(memory, direction(0, 1), TURNED_MISMATCHES)
     assert not memory.is_stranger(1)
     assert len(memory.require(1).gallery) == 1
     see(memory, direction(0, 1))
     assert len(memory.require(1).gallery) == 2
 
 
-def test_what_comes_back_with_other_looks_stays_a_stranger() -> None:
+def test_what_comes_back_with_another_appearance_stays_a_stranger() -> None:
     objects, memory = make_memory()
     objects.add(1, "mug")
     see(memory, direction(1))
     hide(memory)
     see(memory, direction(0, 1), STRANGE_LOOKS)
     assert memory.is_stranger(1)
-    see(memory, direction(0, 1), 2 * TURNED_LOOKS)
+    see(memory, direction(0, 1), 2 * TURNED_MISMATCHES)
     assert memory.is_stranger(1)
     assert len(memory.require(1).gallery) == 1
     see(memory, direction(1))
@@ -452,17 +454,17 @@ def test_depth_tells_size_and_place_of_what_comes_into_view(nano: TrackerModel) 
     low = cv2.resize(mask.astype(np.float32), (side, side), interpolation=cv2.INTER_AREA) - 0.5
     decoded = Decoded(torch.from_numpy(low)[None], torch.ones(1), torch.ones(1), torch.zeros(1, nano.hidden))
     pose = FramePose("camera", "base", 5, (1.0, 0.0, 0.0), (0.0, 0.0, 0.0, 1.0))
-    looks = FrameLooks(
+    scene = AppearanceFrame(
         features,
         np.zeros((height, width, 3), np.uint8),
         Scaling((height, width), nano.image_size),
         5,
         torch.zeros(side, side, dtype=torch.bool),
     )
-    (without,) = looks.describe(decoded)
+    (without,) = scene.describe(decoded)
     assert without is not None
     assert without.sighting is None
-    (arrival,) = looks._replace(depth=depth, camera_pose=pose).describe(decoded)
+    (arrival,) = scene._replace(depth=depth, camera_pose=pose).describe(decoded)
     assert arrival is not None
     assert arrival.sighting is not None
     # 80 by 60 pixels at 0.6 m, 20 px to the left of the middle and 30 px above it

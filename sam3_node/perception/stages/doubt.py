@@ -27,7 +27,7 @@ class HideUnsure(Stage):
 
 
 class JudgeDoubt(Stage):
-    """Marks objects in view whose mask or whose name is less sure than the limits, or that look like another thing."""
+    """Marks objects in view whose mask or name is less sure than the limits, or whose appearance is another thing's."""
 
     name = "doubt"
     timed = "host"
@@ -36,7 +36,7 @@ class JudgeDoubt(Stage):
     def __init__(
         self, min_confidence: float, min_name_confidence: float, is_stranger: Callable[[int], bool]
     ) -> None:
-        """`is_stranger` says whether an object has come back with other looks."""
+        """`is_stranger` says whether an object has come back with another appearance."""
         self._is_stranger = is_stranger
         self._min_confidence = min_confidence
         self._min_name_confidence = min_name_confidence

@@ -1,8 +1,9 @@
-"""Remember what the objects look like, find those that are out of view by it, and let them go on under their ids.
+"""Remember the appearance of the objects, find those that are out of view by it, and let them go on under their ids.
 
-Each frame, one object in view is compared with what it looked like before; a frame's work does not grow with their
-number. Every few frames, some hidden objects are searched for: where the features of the frame resemble the views of
-one most, a click and boxes give masks, and the mask that looks most like any object out of view is taken for it.
+Each frame, the appearance of one object in view is compared with its stored one; a frame's work does not grow with the
+number of objects. Every few frames, some hidden objects are searched for: where the features of the frame are most
+similar to the embeddings of one, a click and boxes give masks, and the mask that is most similar to any object out of
+view is taken for it.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -15,14 +16,14 @@ from ...geometry import Scaling
 from ...models.sam.stages import Decoded
 from ...schema.state import Count, Id, SavedState, Time
 from ...tracking import Track, Tracker
+from ...tracking.appearance import describe_colours, describe_features, make_embeddings
 from ...tracking.confidence import ConfidenceEstimator
 from ...tracking.host_copy import HostCopy
-from ...tracking.looks import describe_colours, describe_features, make_views
-from ..looking import FrameLooks, report
 from ..objects import Objects
+from ..reidentification import AppearanceFrame, report
 from ..remembering import (
     Arrival,
-    LookVerdict,
+    IdentityVerdict,
     LostObjectsState,
     Memory,
     ObjectMemory,
@@ -51,8 +52,8 @@ MAX_OVERLAP = 0.3
 them."""
 
 
-class DescribeLooks(Stage):
-    """Describes the features of one object on the device: of the one that was not looked at for longest.
+class DescribeAppearance(Stage):
+    """Describes the features of one object on the device: of the one whose last comparison is the oldest.
 
     Stands before the copy of the tracks to the host, which waits for the device.
     """
@@ -63,11 +64,13 @@ class DescribeLooks(Stage):
         self._memory = memory
 
     def run(self, step: StepFrame) -> None:
-        """Fill `looked_at` and `look`."""
-        step.looked_at = self._memory.choose(step.tracks.ids)
-        if step.looked_at is not None:
-            row = step.tracks.ids.index(step.looked_at)
-            step.look = HostCopy(describe_features(step.features.top, step.tracks.logits[row : row + 1]))
+        """Fill `described_id` and `described_features`."""
+        step.described_id = self._memory.choose(step.tracks.ids)
+        if step.described_id is not None:
+            row = step.tracks.ids.index(step.described_id)
+            step.described_features = HostCopy(
+                describe_features(step.features.top, step.tracks.logits[row : row + 1])
+            )
 
 
 class RememberState(SavedState):
@@ -77,7 +80,7 @@ class RememberState(SavedState):
 
 
 class RememberObjects(Stage):
-    """Notes where all objects are, and compares the one that was described with what it looked like before."""
+    """Notes where all objects are, and compares the one that was described with its stored appearance."""
 
     name = "remember"
     timed = "host"
@@ -92,12 +95,12 @@ class RememberObjects(Stage):
         memory = self._memory
         memory.expire(frame.capture_ns)
         memory.observe(step.instances, frame.seq, frame.capture_ns, step.camera_pose)
-        chosen = next((seen for seen in step.instances if seen.id == step.looked_at), None)
-        if chosen is None or step.look is None or not chosen.mask.crop.size:
+        chosen = next((seen for seen in step.instances if seen.id == step.described_id), None)
+        if chosen is None or step.described_features is None or not chosen.mask.crop.size:
             return
-        features = torch.from_numpy(step.look.read())
-        view = make_views(features, [describe_colours(step.image, chosen.mask)])[0]
-        memory.look(chosen, view, step.image, frame.seq, frame.capture_ns)
+        features = torch.from_numpy(step.described_features.read())
+        embedding = make_embeddings(features, [describe_colours(step.image, chosen.mask)])[0]
+        memory.compare_appearance(chosen, embedding, step.image, frame.seq, frame.capture_ns)
 
 
 class RecallState(SavedState):
@@ -150,7 +153,7 @@ class RecallObjects(Stage):
         tentative_id = self._tentative_id
         self._tentative_id = 0
         # masks of objects out of view must not cover anything: they may lie on the object that is searched for
-        scene = FrameLooks.from_step(step, away)
+        scene = AppearanceFrame.from_step(step, away)
         decoded = self._propose(scene, sought)
         if decoded is None:
             return
@@ -192,18 +195,18 @@ class RecallObjects(Stage):
         earlier = [i for i in away if i <= self._last_id]
         return [*sorted(later), *sorted(earlier)][:AT_ONCE]
 
-    def _propose(self, scene: FrameLooks, sought: Sequence[int]) -> Decoded | None:
-        """Return the masks of the best place for each object that is searched for, in one batch; None for no place."""
-        places = []
+    def _propose(self, scene: AppearanceFrame, sought: Sequence[int]) -> Decoded | None:
+        """Return the masks of the best region for each object that is searched for, in one batch; None without one."""
+        regions = []
         sides = []
         for object_id in sought:
             memory = self._memory.require(object_id)
-            for place in scene.list_places(memory.gallery, 1):
-                places.append(place)
+            for region in scene.list_regions(memory.gallery, 1):
+                regions.append(region)
                 sides.append(measure_sides(memory, scene.scaling))
-        if not places:
+        if not regions:
             return None
-        return scene.propose(self._tracker, places, sides)
+        return scene.propose(self._tracker, regions, sides)
 
     def _clear(
         self, step: StepFrame, decoded: Decoded, index: int, others: Collection[int]
@@ -231,7 +234,7 @@ class RecallObjects(Stage):
         return bool(away) and self._since + 1 >= every * stretch_detection(step.shed_level)
 
     def _list_away(self, step: StepFrame) -> Iterator[int]:
-        """Yield the tracked objects that are not where they were, and that have views."""
+        """Yield the tracked objects that are not where they were, and that have embeddings."""
         # the robot is in front of a covered object, so it is not elsewhere
         covered = step.cover.ids if step.cover is not None else ()
         for object_id in step.tracks.ids:
@@ -242,9 +245,9 @@ class RecallObjects(Stage):
 
 def find_best(
     memory: ObjectMemory, arrivals: Sequence[Arrival | None], away: Collection[int]
-) -> tuple[int, LookVerdict]:
-    """Return the index of the mask that looks most like an object that is away, and which object it is."""
-    best = 0, LookVerdict("new")
+) -> tuple[int, IdentityVerdict]:
+    """Return the index of the mask that is most similar to an object that is away, and which object it is."""
+    best = 0, IdentityVerdict("new")
     for index, arrival in enumerate(arrivals):
         if arrival is None or arrival.overlap > MAX_OVERLAP:
             continue
