@@ -217,8 +217,8 @@ class Pipeline:
             stages.append(CutRobot(places))
         if self._detection is not None:
             stages.append(FollowDetected(self._detection))
-        is_stranger = self.memory.is_stranger if settings.recall else lambda _: False
-        stages.append(JudgeDoubt(limits.min_mask, limits.min_name, is_stranger))
+        has_identity_mismatch = self.memory.has_identity_mismatch if settings.recall else lambda _: False
+        stages.append(JudgeDoubt(limits.min_mask, limits.min_name, has_identity_mismatch))
         stages.append(UpdateStatus(self.registry))
         if surroundings.robot is None:
             stages.append(self.spatial.depth)

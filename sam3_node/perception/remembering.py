@@ -65,7 +65,7 @@ seen."""
 WHOLE_S = 1.0
 """Seconds for which the last box of the whole object is kept as its last sighting, when the frame's edge cuts the
 object off."""
-STRANGE_LOOKS = 2
+MIN_MISMATCHES = 2
 """Embeddings in a row that match none of the object's stored ones, from which on its mask is taken for that of another
 object."""
 
@@ -146,7 +146,7 @@ class Memory(SavedState):
     """True from its return on until a mask of it is not doubtful"""
     waited: Count = 0
     """rounds for which a detection that may be this object has started no new one"""
-    strange_looks: Count = 0
+    mismatches: Count = 0
     """comparisons in a row in which its mask showed something else"""
 
     @property
@@ -158,7 +158,7 @@ class Memory(SavedState):
     def is_away(self) -> bool:
         """True if it is not where its mask is, or has none: it is to be searched for."""
         is_hidden = self.hidden_frames >= HIDDEN_FRAMES
-        return is_hidden or self.strange_looks >= STRANGE_LOOKS or self.is_back_unsure
+        return is_hidden or self.mismatches >= MIN_MISMATCHES or self.is_back_unsure
 
 
 class LostObject(SavedState):
@@ -264,8 +264,8 @@ class ObjectMemory(SavedPart[LostObjectsState]):
             if not in_view:
                 memory.held = instance.held
                 memory.hidden_by = instance.hidden_by or memory.hidden_by
-            # what a strange mask shows is not where the object is, and what is back may be another thing
-            elif not instance.doubtful and not memory.strange_looks and not memory.is_unproven:
+            # a mask of another identity does not show where the object is, and what is back may be another thing
+            elif not instance.doubtful and not memory.mismatches and not memory.is_unproven:
                 memory.held = instance.held
                 memory.hidden_by = None
                 memory.seen_ns = capture_ns
@@ -298,19 +298,19 @@ class ObjectMemory(SavedPart[LostObjectsState]):
         if is_known:
             memory.was_away = False
         # an object that was in view all the time may have been turned
-        elif not memory.was_away and memory.strange_looks >= TURNED_MISMATCHES and not instance.doubtful:
+        elif not memory.was_away and memory.mismatches >= TURNED_MISMATCHES and not instance.doubtful:
             is_known = True
-        memory.strange_looks = 0 if is_known else memory.strange_looks + 1
+        memory.mismatches = 0 if is_known else memory.mismatches + 1
         if instance.doubtful or not is_known:
             return
         memory.gallery.add(embedding)
         if self._pictures:
             memory.picture = take_picture(image, instance.box, seq, capture_ns)
 
-    def is_stranger(self, object_id: int) -> bool:
+    def has_identity_mismatch(self, object_id: int) -> bool:
         """Return True if an object was out of view, and what has its mask since then looks like something else."""
         memory = self._memories.get(object_id)
-        return memory is not None and memory.was_away and memory.strange_looks >= STRANGE_LOOKS
+        return memory is not None and memory.was_away and memory.mismatches >= MIN_MISMATCHES
 
     def confirm(self, object_id: int) -> None:
         """Take the mask of an object for right, because a user has given it or its appearance was found there."""
@@ -318,7 +318,7 @@ class ObjectMemory(SavedPart[LostObjectsState]):
         if memory is not None:
             memory.hidden_frames = 0
             memory.waited = 0
-            memory.strange_looks = 0
+            memory.mismatches = 0
             memory.was_away = False
             memory.is_back_unsure = False
 
@@ -392,7 +392,7 @@ class ObjectMemory(SavedPart[LostObjectsState]):
             return NEW
         if similarity < self.limits.sure:
             return IdentityVerdict("unsure", (best,), similarity)
-        # its place tells it from a stranger, but not from a look-alike, which may have taken the place
+        # its position tells it from other things, but not from a look-alike, which may have taken the position
         similarities = {i: self._measure_similarity(arrival, memory) for i, memory in self._list_all(away)}
         rivals = [i for i in similarities if i != best and similarities[i] > similarities[best] - MARGIN]
         if rivals:

@@ -16,7 +16,7 @@ from sam3_node.perception.reidentification import AppearanceFrame
 from sam3_node.perception.remembering import (
     HIDDEN_FRAMES,
     MAX_WAIT,
-    STRANGE_LOOKS,
+    MIN_MISMATCHES,
     TURNED_MISMATCHES,
     Arrival,
     LastSighting,
@@ -181,7 +181,7 @@ def test_another_thing_in_its_place_is_doubtful(nano: TrackerModel) -> None:
     desk = Desk(nano)
     assert not any(each.doubtful for each in desk.step(RED, 6))
     assert desk.step(BLUE, 8)[0].state == "occluded"
-    cup, box = desk.step(BLUE | {"yellow": (150, 180)}, 4 + 2 * STRANGE_LOOKS)
+    cup, box = desk.step(BLUE | {"yellow": (150, 180)}, 4 + 2 * MIN_MISMATCHES)
     assert cup.state == "occluded" or cup.doubtful
     assert not box.doubtful
     # without the check, the tracker takes the one thing for the other
@@ -200,7 +200,7 @@ def desk_without_recall(nano: TrackerModel) -> list[Instance]:
     desk = Desk(nano, recall=False)
     desk.step(RED, 6)
     desk.step(BLUE, 8)
-    return desk.step(BLUE | {"yellow": (150, 180)}, 4 + 2 * STRANGE_LOOKS)
+    return desk.step(BLUE | {"yellow": (150, 180)}, 4 + 2 * MIN_MISMATCHES)
 
 
 def test_where_says_what_is_in_view_and_what_was(nano: TrackerModel) -> None:
@@ -405,24 +405,24 @@ def test_an_object_that_never_left_may_be_turned() -> None:
     objects.add(1, "mug")
     see(memory, direction(1))
     see(memory, direction(0, 1), TURNED_MISMATCHES)
-    assert not memory.is_stranger(1)
+    assert not memory.has_identity_mismatch(1)
     assert len(memory.require(1).gallery) == 1
     see(memory, direction(0, 1))
     assert len(memory.require(1).gallery) == 2
 
 
-def test_what_comes_back_with_another_appearance_stays_a_stranger() -> None:
+def test_what_comes_back_with_another_appearance_stays_a_mismatch() -> None:
     objects, memory = make_memory()
     objects.add(1, "mug")
     see(memory, direction(1))
     hide(memory)
-    see(memory, direction(0, 1), STRANGE_LOOKS)
-    assert memory.is_stranger(1)
+    see(memory, direction(0, 1), MIN_MISMATCHES)
+    assert memory.has_identity_mismatch(1)
     see(memory, direction(0, 1), 2 * TURNED_MISMATCHES)
-    assert memory.is_stranger(1)
+    assert memory.has_identity_mismatch(1)
     assert len(memory.require(1).gallery) == 1
     see(memory, direction(1))
-    assert not memory.is_stranger(1)
+    assert not memory.has_identity_mismatch(1)
 
 
 def test_doubtful_masks_teach_nothing() -> None:
