@@ -24,7 +24,7 @@ from .catch_up import CachedFrame
 from .output_masks import rasterize
 from .remembering import (
     MARGIN,
-    Arrival,
+    Candidate,
     IdentityVerdict,
     LastSighting,
     ObjectMemory,
@@ -137,8 +137,8 @@ class AppearanceFrame(NamedTuple):
         boxed = tracker.propose(self.features, torch.tensor(boxes).clamp(0, 1) * size)
         return Decoded(*(torch.cat(pair) for pair in zip(clicked, boxed, strict=True)))
 
-    def describe(self, decoded: Decoded) -> list[Arrival | None]:
-        """Return each of K masks as something that came into view; None for one that is too small."""
+    def describe(self, decoded: Decoded) -> list[Candidate | None]:
+        """Return each of K masks as a candidate; None for one that is too small."""
         logits = decoded.logits.float()
         inside = (logits > 0).flatten(1)
         shared = (inside & self.covered.flatten()).sum(dim=1) / inside.sum(dim=1).clamp(min=1)
@@ -147,15 +147,15 @@ class AppearanceFrame(NamedTuple):
         least_px = MIN_CELLS * inside.shape[1] / self.features.top[0, 0].numel()
         is_large = (inside.sum(dim=1) >= least_px).tolist()
         host = logits.cpu().numpy()
-        arrivals: list[Arrival | None] = []
+        candidates: list[Candidate | None] = []
         for index, overlap in enumerate(shared.tolist()):
             mask = rasterize(host[index], self.scaling.frame_size)
             if not mask.crop.size or not is_large[index]:
-                arrivals.append(None)
+                candidates.append(None)
                 continue
             embedding = make_embeddings(features[index : index + 1], [describe_colours(self.image, mask)])[0]
-            arrivals.append(Arrival(embedding, self.capture_ns, mask.box, overlap, self._measure(mask)))
-        return arrivals
+            candidates.append(Candidate(embedding, self.capture_ns, mask.box, overlap, self._measure(mask)))
+        return candidates
 
     def _measure(self, mask: Mask) -> LastSighting | None:
         """Return the position and the size of what a mask shows; None without depth there."""
@@ -214,10 +214,10 @@ def find_like(scene: AppearanceFrame, tracker: Tracker, gallery: Gallery, limits
     found = []
     for region in scene.list_regions(gallery, MAX_REGIONS):
         decoded = scene.propose(tracker, [region], [None])
-        for index, arrival in enumerate(scene.describe(decoded)):
-            if arrival is not None and arrival.overlap <= COVERED:
-                similarity = float(gallery.compare(arrival.embedding[None])[0])
-                found.append(Found(similarity, decoded, index, arrival.box))
+        for index, candidate in enumerate(scene.describe(decoded)):
+            if candidate is not None and candidate.overlap <= COVERED:
+                similarity = float(gallery.compare(candidate.embedding[None])[0])
+                found.append(Found(similarity, decoded, index, candidate.box))
     found.sort(key=lambda each: each.similarity, reverse=True)
     if not found or found[0].similarity < limits.sure:
         best = f"{found[0].similarity:.2f}" if found else "none"

@@ -173,7 +173,7 @@ class LostObject(SavedState):
 
 
 class IdentityVerdict(NamedTuple):
-    """Which object something is that came into view.
+    """Which object a candidate is.
 
     known: `ids` has the one object. unsure: it may be this one, or a new one. ambiguous: it may be any of these. new:
     it is none of them.
@@ -187,8 +187,8 @@ class IdentityVerdict(NamedTuple):
 NEW = IdentityVerdict("new")
 
 
-class Arrival(NamedTuple):
-    """Something that came into view."""
+class Candidate(NamedTuple):
+    """A region or detection that may be one of the objects that are out of view."""
 
     embedding: Tensor
     """[C + COLOURS], on the host"""
@@ -198,7 +198,7 @@ class Arrival(NamedTuple):
     overlap: float = 0.0
     """share of it that objects in view cover"""
     sighting: LastSighting | None = None
-    """its place, where that is measured"""
+    """where it is, if that is measured"""
 
 
 class LostObjectsState(SavedState):
@@ -378,12 +378,12 @@ class ObjectMemory(SavedPart[LostObjectsState]):
         here = [i for i in hidden if label is None or i not in named or self._objects.label(i) == label]
         return [*here, *lost]
 
-    def judge(self, arrival: Arrival, away: Collection[int]) -> IdentityVerdict:
-        """Say which of the objects that are away something is.
+    def judge(self, candidate: Candidate, away: Collection[int]) -> IdentityVerdict:
+        """Say which of the objects that are away a candidate is.
 
         What looks as much like any other object, also like one in view, is ambiguous: one of them may be the other.
         """
-        scores = self._compare(arrival, away)
+        scores = self._compare(candidate, away)
         if not scores:
             return NEW
         best = max(scores, key=lambda each: scores[each])
@@ -393,22 +393,22 @@ class ObjectMemory(SavedPart[LostObjectsState]):
         if similarity < self.limits.sure:
             return IdentityVerdict("unsure", (best,), similarity)
         # its position tells it from other things, but not from a look-alike, which may have taken the position
-        similarities = {i: self._measure_similarity(arrival, memory) for i, memory in self._list_all(away)}
+        similarities = {i: self._measure_similarity(candidate, memory) for i, memory in self._list_all(away)}
         rivals = [i for i in similarities if i != best and similarities[i] > similarities[best] - MARGIN]
         if rivals:
             return IdentityVerdict("ambiguous", (best, *rivals), similarity)
         return IdentityVerdict("known", (best,), similarity)
 
-    def _compare(self, arrival: Arrival, away: Iterable[int]) -> dict[int, float]:
-        """Return how similar something is to each of the objects that it may be."""
+    def _compare(self, candidate: Candidate, away: Iterable[int]) -> dict[int, float]:
+        """Return how similar a candidate is to each of the objects that it may be."""
         scores: dict[int, float] = {}
         for object_id in away:
             memory = self.get(object_id)
-            if memory is not None and len(memory.gallery) and may_be(memory.sighting, arrival):
+            if memory is not None and len(memory.gallery) and may_be(memory.sighting, candidate):
                 overlap = 0.0
                 if memory.sighting is not None:
-                    overlap = measure_overlap_of_boxes(memory.sighting.box, arrival.box)
-                scores[object_id] = self._measure_similarity(arrival, memory) + SAME_PLACE * overlap
+                    overlap = measure_overlap_of_boxes(memory.sighting.box, candidate.box)
+                scores[object_id] = self._measure_similarity(candidate, memory) + SAME_PLACE * overlap
         return scores
 
     def _list_all(self, away: Iterable[int]) -> Iterator[tuple[int, Memory]]:
@@ -418,8 +418,8 @@ class ObjectMemory(SavedPart[LostObjectsState]):
             if object_id in self.lost:
                 yield object_id, self.lost[object_id].memory
 
-    def _measure_similarity(self, arrival: Arrival, memory: Memory) -> float:
-        return float(memory.gallery.compare(arrival.embedding[None])[0])
+    def _measure_similarity(self, candidate: Candidate, memory: Memory) -> float:
+        return float(memory.gallery.compare(candidate.embedding[None])[0])
 
     def _keep(self, object_id: int, now_ns: int) -> None:
         """Remember an object that is given up, if there is anything to know it by."""
@@ -509,13 +509,13 @@ def describe_memory(place: ObjectPlace, memory: Memory, now_ns: int) -> ObjectPl
     )
 
 
-def may_be(sighting: LastSighting | None, arrival: Arrival) -> bool:
-    """Return False if something is too large or too small for an object, or too far from where that was."""
-    found = arrival.sighting
+def may_be(sighting: LastSighting | None, candidate: Candidate) -> bool:
+    """Return False if a candidate is too large or too small for an object, or too far from where that was."""
+    found = candidate.sighting
     if sighting is None:
         return True
     if found is None or sighting.size_m is None or found.size_m is None:
-        x0, y0, x1, y1 = arrival.box
+        x0, y0, x1, y1 = candidate.box
         ratio = max(x1 - x0, y1 - y0) / max(1.0, *measure_whole(sighting, None))
         return MIN_SIDE_RATIO <= ratio <= MAX_SIDE_RATIO
     if not 1 / SIZE_RATIO <= found.size_m / max(1e-6, sighting.size_m) <= SIZE_RATIO:
@@ -523,7 +523,7 @@ def may_be(sighting: LastSighting | None, arrival: Arrival) -> bool:
     # places of a camera that moves cannot be compared
     if found.frame != BASE or sighting.frame != BASE or not found.position_m or not sighting.position_m:
         return True
-    apart_s = max(0, arrival.capture_ns - sighting.capture_ns) / NANOSECONDS
+    apart_s = max(0, candidate.capture_ns - sighting.capture_ns) / NANOSECONDS
     return math.dist(found.position_m, sighting.position_m) <= REACH_M + REACH_MPS * apart_s
 
 

@@ -18,7 +18,7 @@ from sam3_node.perception.remembering import (
     MAX_WAIT,
     MIN_MISMATCHES,
     TURNED_MISMATCHES,
-    Arrival,
+    Candidate,
     LastSighting,
     Memory,
     ObjectMemory,
@@ -280,14 +280,14 @@ def direction(*weights: float) -> torch.Tensor:
     return torch.cat([half, half])
 
 
-def arrive(
+def make_candidate(
     embedding: torch.Tensor, box: tuple[int, int, int, int] = (0, 0, 10, 10), **known: float
-) -> Arrival:
+) -> Candidate:
     sighting = None
     if known:
         position = (known.get("x", 0.0), 0.0, 0.5)
         sighting = LastSighting(9, 9 * NANOSECONDS, box, 0.9, "base", position, size_m=known.get("size", 0.1))
-    return Arrival(embedding, 9 * NANOSECONDS, box, sighting=sighting)
+    return Candidate(embedding, 9 * NANOSECONDS, box, sighting=sighting)
 
 
 def remember(
@@ -304,13 +304,13 @@ def test_something_is_known_unsure_or_new_by_its_likeness() -> None:
     objects, memory = make_memory()
     remember(objects, memory, 1, direction(1))
     far = (500, 500, 510, 510)
-    assert memory.judge(arrive(direction(1, 0.2), far), [1]).kind == "known"
-    unsure = memory.judge(arrive(direction(1, 0.75), far), [1])
+    assert memory.judge(make_candidate(direction(1, 0.2), far), [1]).kind == "known"
+    unsure = memory.judge(make_candidate(direction(1, 0.75), far), [1])
     assert (unsure.kind, unsure.ids) == ("unsure", (1,))
-    assert memory.judge(arrive(direction(1, 2), far), [1]).kind == "new"
-    assert memory.judge(arrive(direction(1), far), []).kind == "new"
+    assert memory.judge(make_candidate(direction(1, 2), far), [1]).kind == "new"
+    assert memory.judge(make_candidate(direction(1), far), []).kind == "new"
     # where it was seen last, less is enough
-    assert memory.judge(arrive(direction(1, 0.6)), [1]).kind == "known"
+    assert memory.judge(make_candidate(direction(1, 0.6)), [1]).kind == "known"
 
 
 def test_what_looks_like_two_objects_is_ambiguous_also_if_one_is_in_view() -> None:
@@ -318,21 +318,21 @@ def test_what_looks_like_two_objects_is_ambiguous_also_if_one_is_in_view() -> No
     remember(objects, memory, 1, direction(1))
     remember(objects, memory, 2, direction(1, 0.1))
     for away in ([1, 2], [1]):
-        verdict = memory.judge(arrive(direction(1, 0.05)), away)
+        verdict = memory.judge(make_candidate(direction(1, 0.05)), away)
         assert verdict.kind == "ambiguous"
         assert set(verdict.ids) == {1, 2}
 
 
 def test_size_and_way_must_fit() -> None:
     sighting = LastSighting(1, NANOSECONDS, (0, 0, 10, 10), 0.9, "base", (0.0, 0.0, 0.5), size_m=0.1)
-    assert may_be(sighting, arrive(direction(1), size=0.12, x=2.0))
-    assert not may_be(sighting, arrive(direction(1), size=0.15))
+    assert may_be(sighting, make_candidate(direction(1), size=0.12, x=2.0))
+    assert not may_be(sighting, make_candidate(direction(1), size=0.15))
     # eight seconds are not enough for 100 m
-    assert not may_be(sighting, arrive(direction(1), x=100.0))
+    assert not may_be(sighting, make_candidate(direction(1), x=100.0))
     # without depth, the sides in the picture
-    assert may_be(sighting, arrive(direction(1), (0, 0, 15, 15)))
-    assert not may_be(sighting, arrive(direction(1), (0, 0, 30, 30)))
-    assert may_be(None, arrive(direction(1), (0, 0, 30, 30)))
+    assert may_be(sighting, make_candidate(direction(1), (0, 0, 15, 15)))
+    assert not may_be(sighting, make_candidate(direction(1), (0, 0, 30, 30)))
+    assert may_be(None, make_candidate(direction(1), (0, 0, 30, 30)))
 
 
 def show(memory: ObjectMemory, side: int, frames: int = 1, doubtful: bool = False) -> None:
@@ -353,10 +353,10 @@ def test_what_was_partly_hidden_at_last_is_as_large_as_before() -> None:
     kept = memory.require(1)
     assert kept.sighting is not None
     assert kept.sighting.box == (0, 0, 10, 10)
-    assert may_be(kept.sighting, arrive(direction(1), (0, 0, 30, 30)))
+    assert may_be(kept.sighting, make_candidate(direction(1), (0, 0, 30, 30)))
     # what has been smaller for some seconds is farther away
     show(memory, 10, frames=100)
-    assert not may_be(kept.sighting, arrive(direction(1), (0, 0, 30, 30)))
+    assert not may_be(kept.sighting, make_candidate(direction(1), (0, 0, 30, 30)))
 
 
 def test_what_is_back_is_searched_for_until_its_mask_is_sure() -> None:
@@ -464,10 +464,10 @@ def test_depth_tells_size_and_place_of_what_comes_into_view(nano: TrackerModel) 
     (without,) = scene.describe(decoded)
     assert without is not None
     assert without.sighting is None
-    (arrival,) = scene._replace(depth=depth, camera_pose=pose).describe(decoded)
-    assert arrival is not None
-    assert arrival.sighting is not None
+    (candidate,) = scene._replace(depth=depth, camera_pose=pose).describe(decoded)
+    assert candidate is not None
+    assert candidate.sighting is not None
     # 80 by 60 pixels at 0.6 m, 20 px to the left of the middle and 30 px above it
-    assert arrival.sighting.position_m == pytest.approx((1.0 - 0.04, -0.06, 0.6), abs=0.005)
-    assert arrival.sighting.size_m == pytest.approx(0.16, rel=0.15)
-    assert arrival.sighting.frame == "base"
+    assert candidate.sighting.position_m == pytest.approx((1.0 - 0.04, -0.06, 0.6), abs=0.005)
+    assert candidate.sighting.size_m == pytest.approx(0.16, rel=0.15)
+    assert candidate.sighting.frame == "base"

@@ -319,15 +319,15 @@ class DetectObjects(Stage):
         if not found or not (hidden or memory.lost):
             return association._replace(recovered=recovered, new=found), {}
         described = AppearanceFrame.from_step(step).describe(candidates.proposals.pick_all(found))
-        arrivals = dict(zip(found, described, strict=True))
+        compared = dict(zip(found, described, strict=True))
 
         def judge(index: int) -> IdentityVerdict:
-            arrival = arrivals[index]
-            if arrival is None:
+            candidate = compared[index]
+            if candidate is None:
                 return NEW
             label = candidates.detections[index].label
             away = memory.list_away(label, hidden, self._lifecycle.ids)
-            return memory.judge(arrival, [i for i in away if i not in known])
+            return memory.judge(candidate, [i for i in away if i not in known])
 
         known: dict[int, int] = {}
         new = []

@@ -22,7 +22,7 @@ from ...tracking.host_copy import HostCopy
 from ..objects import Objects
 from ..reidentification import AppearanceFrame, report
 from ..remembering import (
-    Arrival,
+    Candidate,
     IdentityVerdict,
     LostObjectsState,
     Memory,
@@ -159,9 +159,9 @@ class RecallObjects(Stage):
             return
         if step.cover is not None:
             decoded = step.cover.cut(decoded)
-        arrivals = scene.describe(decoded)
-        index, verdict = find_best(self._memory, arrivals, away)
-        found = arrivals[index]
+        candidates = scene.describe(decoded)
+        index, verdict = find_best(self._memory, candidates, away)
+        found = candidates[index]
         if verdict.kind == "ambiguous" and self._told_ids != set(verdict.ids):
             self._told_ids = set(verdict.ids)
             report(step, verdict, self._memory)
@@ -244,14 +244,14 @@ class RecallObjects(Stage):
 
 
 def find_best(
-    memory: ObjectMemory, arrivals: Sequence[Arrival | None], away: Collection[int]
+    memory: ObjectMemory, candidates: Sequence[Candidate | None], away: Collection[int]
 ) -> tuple[int, IdentityVerdict]:
     """Return the index of the mask that is most similar to an object that is away, and which object it is."""
     best = 0, IdentityVerdict("new")
-    for index, arrival in enumerate(arrivals):
-        if arrival is None or arrival.overlap > MAX_OVERLAP:
+    for index, candidate in enumerate(candidates):
+        if candidate is None or candidate.overlap > MAX_OVERLAP:
             continue
-        verdict = memory.judge(arrival, away)
+        verdict = memory.judge(candidate, away)
         if verdict.similarity > best[1].similarity:
             best = index, verdict
     return best
