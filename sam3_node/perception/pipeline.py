@@ -23,12 +23,12 @@ from ..tracking.confidence import CALIBRATION, is_calibrated
 from ..tracking.names import is_calibrated as is_name_calibrated
 from ..types import Frame, Instance, Mask, MaskFrame, Priority, RobotState
 from ..wire.frame_prompt import FramePrompt
+from .object_memory import ObjectMemory
 from .objects import Objects, ObjectStatus
 from .output_masks import copy_masks, to_prompt_results
 from .prompting import Prompting
 from .prompts import PromptOutcome, PromptResult
 from .reidentification import AppearanceFrame, find_like
-from .remembering import ObjectMemory
 from .saved import CameraState, Origin, StagesState
 from .stage import Nothing, Stage, StageTimer
 from .stages.depth import ReadDepth
@@ -37,7 +37,7 @@ from .stages.doubt import HideUnsure, JudgeDoubt
 from .stages.encode import DecodeImage, EncodeImage, Preprocess
 from .stages.held import FindHeld
 from .stages.masks import CopyToHost, KeepFrame, MakeMasks, UpdateStatus
-from .stages.recall import DescribeAppearance, RecallObjects, RememberObjects
+from .stages.reidentify import DescribeAppearance, ReidentifyObjects, UpdateObjectMemory
 from .stages.robot import CutRobot, FindRobot, Places
 from .stages.spatial import MeasuredPoints, MeasureObjects
 from .stages.table import DescribeOnTable, FindTable
@@ -204,7 +204,9 @@ class Pipeline:
         if self._detection is not None:
             stages.append(self._detection)
         if settings.recall:
-            stages.append(RecallObjects(prompting.tracker, self.registry, self.memory, prompting.confidence))
+            stages.append(
+                ReidentifyObjects(prompting.tracker, self.registry, self.memory, prompting.confidence)
+            )
         # after all that decides which object has which mask
         if prompting.windows is not None:
             stages.append(FollowWindows(model, prompting.tracker, prompting.windows))
@@ -224,7 +226,7 @@ class Pipeline:
             stages.append(self.spatial.depth)
         stages += self.spatial.list_after_depth()
         # after all that says where the objects are
-        stages.append(RememberObjects(self.memory))
+        stages.append(UpdateObjectMemory(self.memory))
         return stages
 
     @torch.inference_mode()

@@ -21,8 +21,7 @@ from ..tracking.appearance import Gallery, describe_colours, describe_features, 
 from ..types import NANOSECONDS, Box, FramePose, Image, Mask
 from ..wire import AMBIGUOUS, RECALLED
 from .catch_up import CachedFrame
-from .output_masks import rasterize
-from .remembering import (
+from .object_memory import (
     MARGIN,
     Candidate,
     IdentityVerdict,
@@ -31,6 +30,7 @@ from .remembering import (
     SimilarityLimits,
     measure_overlap_of_boxes,
 )
+from .output_masks import rasterize
 from .step import BASE, CAMERA, ObjectEvent, StepFrame
 from .surfaces import measure_surfaces
 
@@ -72,11 +72,11 @@ class AppearanceFrame(NamedTuple):
     """in the base"""
 
     @classmethod
-    def from_step(cls, step: StepFrame, away: Collection[int] = ()) -> AppearanceFrame:
-        """Build it from a step whose objects are tracked. Masks of those that are `away` cover nothing."""
+    def from_step(cls, step: StepFrame, out_of_view: Collection[int] = ()) -> AppearanceFrame:
+        """Build it from a step whose objects are tracked. Masks of those in `out_of_view` cover nothing."""
         tracks = step.tracks
         present = torch.tensor(
-            [i not in away for i in tracks.ids], dtype=torch.bool, device=tracks.logits.device
+            [i not in out_of_view for i in tracks.ids], dtype=torch.bool, device=tracks.logits.device
         )
         inside = (tracks.logits > 0) & (tracks.visible & present)[:, None, None]
         frame = step.frame
@@ -241,8 +241,8 @@ def report(step: StepFrame, verdict: IdentityVerdict, memory: ObjectMemory) -> N
     if verdict.kind == "ambiguous":
         step.events.append(ObjectEvent(AMBIGUOUS, verdict.ids[0], {"ids": list(verdict.ids)}))
     elif verdict.kind == "known":
-        memory.recalled += 1
+        memory.reidentifications += 1
         sighting = memory.require(verdict.ids[0]).sighting
-        away_ns = 0 if sighting is None else max(0, step.frame.capture_ns - sighting.capture_ns)
-        details = {"absent_s": round(away_ns / NANOSECONDS, 3)}
+        absent_ns = 0 if sighting is None else max(0, step.frame.capture_ns - sighting.capture_ns)
+        details = {"absent_s": round(absent_ns / NANOSECONDS, 3)}
         step.events.append(ObjectEvent(RECALLED, verdict.ids[0], details))

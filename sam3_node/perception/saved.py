@@ -16,7 +16,7 @@ from ..tracking.tracks import catching_key
 from .linking import CameraObject, LinksState
 from .prompting import PromptingState
 from .stages.detect import DetectionState
-from .stages.recall import RecallState, RememberState
+from .stages.reidentify import ObjectMemoryState, ReidentifyState
 from .stages.table import TableState
 from .stages.track import WindowState
 
@@ -25,8 +25,8 @@ class StagesState(SavedState):
     """The stages that keep something, by their names. One is absent if the settings did not have it."""
 
     detect: DetectionState | None = None
-    remember: RememberState | None = None
-    recall: RecallState | None = None
+    remember: ObjectMemoryState | None = None
+    recall: ReidentifyState | None = None
     table: TableState | None = None
     window: WindowState | None = None
 

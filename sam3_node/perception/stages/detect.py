@@ -32,9 +32,9 @@ from ...tracking.association import (
 from ...tracking.confidence import ConfidenceEstimator
 from ...tracking.names import estimate_name, is_calibrated, measure_names
 from ...types import Detection, Priority
+from ..object_memory import NEW, IdentityVerdict, ObjectMemory
 from ..objects import Objects
 from ..reidentification import AppearanceFrame, report
-from ..remembering import NEW, IdentityVerdict, ObjectMemory
 from ..shedding import stretch_detection
 from ..stage import Clock, Stage
 from ..step import Seen, StepFrame
@@ -298,7 +298,7 @@ class DetectObjects(Stage):
     def _recognise(
         self, memory: ObjectMemory, ids: list[int], association: Association, candidates: _Candidates
     ) -> tuple[Association, dict[int, int]]:
-        """Compare what belongs to no object in view with the appearance of those that are away.
+        """Compare what belongs to no object in view with the appearance of those that are out of view.
 
         Return the association without what is known again or waits, and the detections that are known, by object.
         """
@@ -326,8 +326,8 @@ class DetectObjects(Stage):
             if candidate is None:
                 return NEW
             label = candidates.detections[index].label
-            away = memory.list_away(label, hidden, self._lifecycle.ids)
-            return memory.judge(candidate, [i for i in away if i not in known])
+            out_of_view = memory.list_out_of_view(label, hidden, self._lifecycle.ids)
+            return memory.judge(candidate, [i for i in out_of_view if i not in known])
 
         known: dict[int, int] = {}
         new = []
@@ -368,7 +368,7 @@ class DetectObjects(Stage):
             if not self._make_room(candidates.detections[index].score, candidates.step, results):
                 return
             report(candidates.step, IdentityVerdict("known", (object_id,)), self._memory)
-            self._memory.recall(object_id)
+            self._memory.reactivate(object_id)
             self._mark_detected(object_id, index, candidates, anew=True)
             self._lifecycle.confirm(object_id)
         elif object_id not in self._objects:

@@ -10,10 +10,7 @@ from sam3_node.errors import RequestError, UnknownObjectError
 from sam3_node.geometry import DepthMap, RayMap, Scaling
 from sam3_node.models import TrackerModel
 from sam3_node.models.sam.stages import Decoded
-from sam3_node.perception.objects import Objects
-from sam3_node.perception.pipeline import Pipeline
-from sam3_node.perception.reidentification import AppearanceFrame
-from sam3_node.perception.remembering import (
+from sam3_node.perception.object_memory import (
     HIDDEN_FRAMES,
     MAX_WAIT,
     MIN_MISMATCHES,
@@ -24,6 +21,9 @@ from sam3_node.perception.remembering import (
     ObjectMemory,
     may_be,
 )
+from sam3_node.perception.objects import Objects
+from sam3_node.perception.pipeline import Pipeline
+from sam3_node.perception.reidentification import AppearanceFrame
 from sam3_node.perception.step import StepFrame
 from sam3_node.settings import DetectorSettings, TrackerSettings
 from sam3_node.tracking.appearance import Gallery
@@ -83,7 +83,7 @@ def test_a_lost_object_comes_back_under_its_id(nano: TrackerModel) -> None:
     assert in_view(masks) == [first]
     ((op, object_id, details),) = table.events
     assert (op, object_id) == (RECALLED, first)
-    assert table.pipeline.memory.recalled == 1
+    assert table.pipeline.memory.reidentifications == 1
     assert details["absent_s"] == pytest.approx(GONE * PERIOD_NS / NANOSECONDS, abs=0.4)
     assert table.lost() == []
     # ids count on behind it
@@ -317,8 +317,8 @@ def test_what_looks_like_two_objects_is_ambiguous_also_if_one_is_in_view() -> No
     objects, memory = make_memory()
     remember(objects, memory, 1, direction(1))
     remember(objects, memory, 2, direction(1, 0.1))
-    for away in ([1, 2], [1]):
-        verdict = memory.judge(make_candidate(direction(1, 0.05)), away)
+    for out_of_view in ([1, 2], [1]):
+        verdict = memory.judge(make_candidate(direction(1, 0.05)), out_of_view)
         assert verdict.kind == "ambiguous"
         assert set(verdict.ids) == {1, 2}
 
@@ -365,14 +365,14 @@ def test_what_is_back_is_searched_for_until_its_mask_is_sure() -> None:
     show(memory, 10)
     kept = memory.require(1)
     show(memory, 0, frames=HIDDEN_FRAMES)
-    assert kept.is_away
+    assert kept.needs_reidentification
     show(memory, 10, doubtful=True)
-    assert kept.is_away
+    assert kept.needs_reidentification
     show(memory, 10)
-    assert not kept.is_away
+    assert not kept.needs_reidentification
     # what never left is not
     show(memory, 10, doubtful=True)
-    assert not kept.is_away
+    assert not kept.needs_reidentification
 
 
 def test_a_detection_waits_some_rounds_for_another_embedding() -> None:

@@ -140,7 +140,7 @@ class Memory(SavedState):
     """capture time of the last comparison of its appearance"""
     hidden_frames: Count = 0
     """frames in a row without a mask"""
-    was_away: bool = False
+    was_out_of_view: bool = False
     """True if it has been out of view since its appearance last matched"""
     is_back_unsure: bool = False
     """True from its return on until a mask of it is not doubtful"""
@@ -150,12 +150,12 @@ class Memory(SavedState):
     """comparisons in a row in which its mask showed something else"""
 
     @property
-    def is_unproven(self) -> bool:
-        """True if it has been away, and nothing since then has shown that its mask is that of the same thing."""
-        return self.was_away and len(self.gallery) > 0
+    def is_unverified(self) -> bool:
+        """True if it has been out of view, and nothing since then has shown that its mask is that of the same thing."""
+        return self.was_out_of_view and len(self.gallery) > 0
 
     @property
-    def is_away(self) -> bool:
+    def needs_reidentification(self) -> bool:
         """True if it is not where its mask is, or has none: it is to be searched for."""
         is_hidden = self.hidden_frames >= HIDDEN_FRAMES
         return is_hidden or self.mismatches >= MIN_MISMATCHES or self.is_back_unsure
@@ -216,7 +216,7 @@ class ObjectMemory(SavedPart[LostObjectsState]):
         self.limits = LIMITS.get(model, OTHER_LIMITS)
         self.lost: dict[int, LostObject] = {}
         """The objects that were lost, by id, those first that were lost first"""
-        self.recalled = 0
+        self.reidentifications = 0
         """Number of times that an object came back by its appearance, since the start"""
         self._objects = objects
         self._memories = objects.register(PerObject("memories", Memory))
@@ -260,12 +260,12 @@ class ObjectMemory(SavedPart[LostObjectsState]):
             has_returned = in_view and memory.hidden_frames >= HIDDEN_FRAMES
             memory.is_back_unsure = (has_returned or memory.is_back_unsure) and instance.doubtful
             memory.hidden_frames = 0 if in_view else memory.hidden_frames + 1
-            memory.was_away = memory.was_away or memory.hidden_frames >= HIDDEN_FRAMES
+            memory.was_out_of_view = memory.was_out_of_view or memory.hidden_frames >= HIDDEN_FRAMES
             if not in_view:
                 memory.held = instance.held
                 memory.hidden_by = instance.hidden_by or memory.hidden_by
             # a mask of another identity does not show where the object is, and what is back may be another thing
-            elif not instance.doubtful and not memory.mismatches and not memory.is_unproven:
+            elif not instance.doubtful and not memory.mismatches and not memory.is_unverified:
                 memory.held = instance.held
                 memory.hidden_by = None
                 memory.seen_ns = capture_ns
@@ -280,7 +280,7 @@ class ObjectMemory(SavedPart[LostObjectsState]):
         """
         known = {i: self._memories[i] for i in tracked if i in self._memories}
         seen = [i for i, memory in known.items() if not memory.hidden_frames]
-        return min(seen, key=lambda i: (not known[i].was_away, known[i].compared_ns), default=None)
+        return min(seen, key=lambda i: (not known[i].was_out_of_view, known[i].compared_ns), default=None)
 
     def compare_appearance(
         self, instance: Instance, embedding: Tensor, image: Image, seq: int, capture_ns: int
@@ -296,9 +296,9 @@ class ObjectMemory(SavedPart[LostObjectsState]):
             not len(memory.gallery) or float(memory.gallery.compare(embedding[None])[0]) >= self.limits.maybe
         )
         if is_known:
-            memory.was_away = False
+            memory.was_out_of_view = False
         # an object that was in view all the time may have been turned
-        elif not memory.was_away and memory.mismatches >= TURNED_MISMATCHES and not instance.doubtful:
+        elif not memory.was_out_of_view and memory.mismatches >= TURNED_MISMATCHES and not instance.doubtful:
             is_known = True
         memory.mismatches = 0 if is_known else memory.mismatches + 1
         if instance.doubtful or not is_known:
@@ -310,7 +310,7 @@ class ObjectMemory(SavedPart[LostObjectsState]):
     def has_identity_mismatch(self, object_id: int) -> bool:
         """Return True if an object was out of view, and what has its mask since then looks like something else."""
         memory = self._memories.get(object_id)
-        return memory is not None and memory.was_away and memory.mismatches >= MIN_MISMATCHES
+        return memory is not None and memory.was_out_of_view and memory.mismatches >= MIN_MISMATCHES
 
     def confirm(self, object_id: int) -> None:
         """Take the mask of an object for right, because a user has given it or its appearance was found there."""
@@ -319,7 +319,7 @@ class ObjectMemory(SavedPart[LostObjectsState]):
             memory.hidden_frames = 0
             memory.waited = 0
             memory.mismatches = 0
-            memory.was_away = False
+            memory.was_out_of_view = False
             memory.is_back_unsure = False
 
     def may_wait(self, object_id: int) -> bool:
@@ -362,14 +362,16 @@ class ObjectMemory(SavedPart[LostObjectsState]):
         """Forget all lost objects."""
         self.lost.clear()
 
-    def recall(self, object_id: int) -> LostObject:
+    def reactivate(self, object_id: int) -> LostObject:
         """Return a lost object, which is one of the objects again from now on."""
         lost = self.lost.pop(object_id)
         self._objects.add(object_id, lost.label, lost.priority)
         self._memories[object_id] = lost.memory
         return lost
 
-    def list_away(self, label: str | None, hidden: Collection[int], named: Collection[int]) -> list[int]:
+    def list_out_of_view(
+        self, label: str | None, hidden: Collection[int], named: Collection[int]
+    ) -> list[int]:
         """Return the ids of objects that something of this label may be: the hidden ones, and the lost ones.
 
         The label must agree unless there is none. `named`: the hidden ones whose label the detector gave.
@@ -378,12 +380,12 @@ class ObjectMemory(SavedPart[LostObjectsState]):
         here = [i for i in hidden if label is None or i not in named or self._objects.label(i) == label]
         return [*here, *lost]
 
-    def judge(self, candidate: Candidate, away: Collection[int]) -> IdentityVerdict:
-        """Say which of the objects that are away a candidate is.
+    def judge(self, candidate: Candidate, out_of_view: Collection[int]) -> IdentityVerdict:
+        """Say which of the objects that are out of view a candidate is.
 
         What looks as much like any other object, also like one in view, is ambiguous: one of them may be the other.
         """
-        scores = self._compare(candidate, away)
+        scores = self._compare(candidate, out_of_view)
         if not scores:
             return NEW
         best = max(scores, key=lambda each: scores[each])
@@ -393,16 +395,18 @@ class ObjectMemory(SavedPart[LostObjectsState]):
         if similarity < self.limits.sure:
             return IdentityVerdict("unsure", (best,), similarity)
         # its position tells it from other things, but not from a look-alike, which may have taken the position
-        similarities = {i: self._measure_similarity(candidate, memory) for i, memory in self._list_all(away)}
+        similarities = {
+            i: self._measure_similarity(candidate, memory) for i, memory in self._list_all(out_of_view)
+        }
         rivals = [i for i in similarities if i != best and similarities[i] > similarities[best] - MARGIN]
         if rivals:
             return IdentityVerdict("ambiguous", (best, *rivals), similarity)
         return IdentityVerdict("known", (best,), similarity)
 
-    def _compare(self, candidate: Candidate, away: Iterable[int]) -> dict[int, float]:
+    def _compare(self, candidate: Candidate, out_of_view: Iterable[int]) -> dict[int, float]:
         """Return how similar a candidate is to each of the objects that it may be."""
         scores: dict[int, float] = {}
-        for object_id in away:
+        for object_id in out_of_view:
             memory = self.get(object_id)
             if memory is not None and len(memory.gallery) and may_be(memory.sighting, candidate):
                 overlap = 0.0
@@ -411,10 +415,10 @@ class ObjectMemory(SavedPart[LostObjectsState]):
                 scores[object_id] = self._measure_similarity(candidate, memory) + SAME_PLACE * overlap
         return scores
 
-    def _list_all(self, away: Iterable[int]) -> Iterator[tuple[int, Memory]]:
+    def _list_all(self, out_of_view: Iterable[int]) -> Iterator[tuple[int, Memory]]:
         """Yield the objects that are tracked, and the lost ones of these ids, with what is remembered of them."""
         yield from self._memories.items()
-        for object_id in away:
+        for object_id in out_of_view:
             if object_id in self.lost:
                 yield object_id, self.lost[object_id].memory
 
