@@ -41,7 +41,7 @@ from .stages.reidentify import DescribeAppearance, ReidentifyObjects, UpdateObje
 from .stages.robot import CutRobot, FindRobot, Places
 from .stages.spatial import MeasuredPoints, MeasureObjects
 from .stages.table import DescribeOnTable, FindTable
-from .stages.track import FollowWindows, TrackObjects
+from .stages.track import FollowCrops, TrackObjects
 from .step import StepFrame
 
 
@@ -208,8 +208,8 @@ class Pipeline:
                 ReidentifyObjects(prompting.tracker, self.registry, self.memory, prompting.confidence)
             )
         # after all that decides which object has which mask
-        if prompting.windows is not None:
-            stages.append(FollowWindows(model, prompting.tracker, prompting.windows))
+        if prompting.crops is not None:
+            stages.append(FollowCrops(model, prompting.tracker, prompting.crops))
         takes_exemplars = isinstance(self._detector, ExemplarDetector)
         stages.append(KeepFrame(prompting.frame_cache, self.catch_ups, takes_exemplars))
         stages.append(DescribeAppearance(self.memory))

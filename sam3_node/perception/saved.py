@@ -18,7 +18,7 @@ from .prompting import PromptingState
 from .stages.detect import DetectionState
 from .stages.reidentify import ObjectMemoryState, ReidentifyState
 from .stages.table import TableState
-from .stages.track import WindowState
+from .stages.track import CropState
 
 
 class StagesState(SavedState):
@@ -28,7 +28,7 @@ class StagesState(SavedState):
     remember: ObjectMemoryState | None = None
     recall: ReidentifyState | None = None
     table: TableState | None = None
-    window: WindowState | None = None
+    window: CropState | None = None
 
 
 class Origin(SavedState):
@@ -105,9 +105,9 @@ def _check_camera(name: str, camera: CameraState) -> None:
     if camera.stages.detect is not None:
         _require_known(f"{name}: lives", list(camera.stages.detect.lifecycle.lives), objects)
     if camera.stages.window is not None:
-        followed = camera.stages.window.windows.followed
-        _require_known(f"{name}: windows", list(followed), objects)
-        _require_unique(f"{name}: rows of windows", [each.row for each in followed.values()])
+        followed = camera.stages.window.crops.followed
+        _require_known(f"{name}: object crops", list(followed), objects)
+        _require_unique(f"{name}: rows of object crops", [each.row for each in followed.values()])
     # prompts find their frame by its step, and the next step comes after all of them
     steps = [frame.frame_number for frame in prompting.frame_cache.frames]
     if [*steps, prompting.tracker.frame_number] != sorted({*steps, prompting.tracker.frame_number}):

@@ -124,7 +124,7 @@ class StepFrame:
     """its features [1, C], on their way to the host"""
 
     # filled by window
-    window_masks: dict[int, Mask] = field(default_factory=dict)
+    crop_masks: dict[int, Mask] = field(default_factory=dict)
     """by object: masks at the frame's size that are finer than those of `tracks`"""
 
     # filled by masks, doubt and status

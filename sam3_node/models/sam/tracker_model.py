@@ -232,11 +232,11 @@ class TrackerModel(nn.Module):
         if few_shapes is not None:
             self.static_shapes = few_shapes
 
-    def why_not_windows(self) -> str | None:
+    def why_not_crops(self) -> str | None:
         """Return why no object can be followed in a window of the frame now; None if objects can."""
         if self.static_shapes or self.is_compiled:
             return "is served by stages whose shapes are fixed, and a window has others"
-        return self.capabilities.why_not_windows()
+        return self.capabilities.why_not_crops()
 
     def use_kernels(self, on: bool = True) -> None:
         """Run our kernels from now on, or torch's operations: for the memory read, norms, and SAM 3's rotary encoding.
