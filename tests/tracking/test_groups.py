@@ -10,7 +10,7 @@ from sam3_node.errors import CapacityError, SettingsError, UnknownObjectError
 from sam3_node.models.sam31 import random_model
 from sam3_node.models.sam31.model import Sam31Model
 from sam3_node.tracking import ObjectPrompt, Tracker, Tracks
-from sam3_node.tracking.groups import MERGE_GAP, GroupMemory, GroupSeats
+from sam3_node.tracking.groups import MERGE_GAP, GroupMemory, GroupSlots
 from sam3_node.tracking.propagation import PRESENT_LOGIT
 from tests.support.saving import reload
 
@@ -36,9 +36,9 @@ def prompts(ids: Sequence[int]) -> list[ObjectPrompt]:
 
 
 def members(tracker: Tracker) -> list[list[int]]:
-    seats = tracker._rows
-    assert isinstance(seats, GroupSeats)
-    return [seats.members(group) for group in seats.shared_groups()]
+    group_slots = tracker._rows
+    assert isinstance(group_slots, GroupSlots)
+    return [group_slots.members(group) for group in group_slots.shared_groups()]
 
 
 def equal(one: Tracks, other: Tracks) -> bool:
