@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from ..errors import EngineError, Sam3NodeError, find_version, require
 from ..files import keep, read_kept, read_regular
 from ..models import TrackerModel
-from ..models.sam.memory_read import MIN_TOKENS
+from ..models.sam.memory_attention import MIN_TOKENS
 from ..models.sam.probes import PROBE_ERROR
 from ..models.sam.stages import Stages
 from ..models.weight_files import pick_device

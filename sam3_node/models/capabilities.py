@@ -47,7 +47,7 @@ class Capabilities:
 
     @property
     def needs_warm_up(self) -> bool:
-        """True if the first frames may wait for kernels, plans or graphs: those of the memory read take longest."""
+        """True if the first frames may wait for kernels, plans or graphs: those of memory attention take longest."""
         return self.has_memory
 
     def limit_rows(self, stage: str, most: int) -> int:

@@ -1,4 +1,4 @@
-"""Follow objects in groups that share a memory, memory attention and the decoder's run: the "multiplex" of SAM 3.1.
+"""Follow objects in groups that share a memory, its attention and a run of the decoder: the "multiplex" of SAM 3.1.
 
 A group is an entry of a `MemoryBank`, and has `TrackerModel.slots` slots. An object has a row: slot s of group g is row
 g * slots + s. A memory holds the masks of all objects of its group on one frame, so a prompt for one object, a
@@ -315,7 +315,7 @@ class GroupMemory(Propagation):
     def follow(
         self, features: Features, rows: Ints, frame: int, hidden: Bools, cover: Cover | None
     ) -> Decoded:
-        """Read the bank, decode and write the bank for the groups of N rows.
+        """Attend to the bank, decode, and encode the memories of the groups of N rows.
 
         All objects of these groups are followed, whether their rows are asked for or not. Hidden objects count as
         absent in the memory. A group whose objects are all hidden remembers nothing of the frame.
@@ -325,7 +325,7 @@ class GroupMemory(Propagation):
         veiled = np.zeros((len(groups), self._slots), dtype=np.bool_)
         veiled[position, slots] = hidden
         decoded = self._decode(features, groups, frame, cover)
-        self._remember(features, groups, frame, decoded, self._active[groups] & ~veiled)
+        self._encode_memory(features, groups, frame, decoded, self._active[groups] & ~veiled)
         index = copy_to_device(np.stack([position, slots]), decoded.logits.device)
         return Decoded(*(part[index[0], index[1]] for part in decoded))
 
@@ -338,7 +338,9 @@ class GroupMemory(Propagation):
         decoded = Decoded(*model.stages.decode(top, features.fine, features.middle, used))
         return decoded if cover is None else cover.cut(decoded)
 
-    def _remember(self, features: Features, groups: Ints, frame: int, decoded: Decoded, seen: Bools) -> None:
+    def _encode_memory(
+        self, features: Features, groups: Ints, frame: int, decoded: Decoded, seen: Bools
+    ) -> None:
         """Encode the memory of a tracked frame, from the slots that are `seen`, bool [G, slots], and keep the frame.
 
         decoded: what `_decode` returned, of G groups or more; those after G are padding.
@@ -384,7 +386,7 @@ class GroupMemory(Propagation):
     def decode_mask(self, features: Features, mask: Tensor) -> Prompted:
         """Return a mask prompt [1, 1, S, S] in 0..1 itself as the result, with the pointer of its object."""
         model = self._model
-        logits, masks = model.remember_stage.from_mask(mask)
+        logits, masks = model.memory_encoder.from_mask(mask)
         pointer = model.decode_stage.encode_mask_pointer(features, mask.to(model.dtype))
         # decided on the device, so that the host does not wait for it
         presence = torch.where(mask.any(), PRESENT_LOGIT, -PRESENT_LOGIT).reshape(1)
@@ -400,7 +402,7 @@ class GroupMemory(Propagation):
             if frame == now:
                 # none of the others was asked for on this frame; without them, the memory would say that they are gone
                 decoded = self._decode(features, np.array([group]), frame, None)
-                self._remember(features, np.array([group]), frame, decoded, others[None])
+                self._encode_memory(features, np.array([group]), frame, decoded, others[None])
             elif self._group_slots.empty_groups():
                 group = self._group_slots.empty_groups()[0]
                 slot = 0
@@ -569,7 +571,7 @@ class GroupMemory(Propagation):
 
     def _encode(self, group_frame: GroupFrame) -> Tensor:
         """Encode the memory [1, T, 2C] of a group frame."""
-        write = self._model.remember_stage
+        write = self._model.memory_encoder
         flags = torch.from_numpy(group_frame.prompted)[None].to(self._logits.device)
         logits = group_frame.logits[None].to(group_frame.top.dtype)
         presence = group_frame.presence[None]

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..models import Features, TrackerModel
 from ..models.pixels import mask_boxes
 from ..models.sam.algebra import resize_matrix
-from ..models.sam.memory_write import MASK_BIAS, MASK_SCALE
+from ..models.sam.memory_encoder import MASK_BIAS, MASK_SCALE
 from ..models.sam.stages import ABSENT_LOGIT, Decoded
 from ..schema.state import Count, SavedState, Time
 from . import track_history

@@ -117,7 +117,7 @@ class MemoryPropagation(Propagation):
     def follow(
         self, features: Features, rows: Ints, frame: int, hidden: Bools, cover: Cover | None
     ) -> Decoded:
-        """Read the bank, decode, and write the bank for the objects that nothing covers."""
+        """Attend to the bank, decode, and encode the memories of the objects that nothing covers."""
         model = self._model
         top = self.read_to_decode(features.top, rows, frame)
         decoded = Decoded(*model.stages.decode(top, features.fine, features.middle))
@@ -136,7 +136,7 @@ class MemoryPropagation(Propagation):
         """See `Propagation`. Only the object pointer is decoded."""
         model = self._model
         mask = mask.to(model.dtype)
-        logits, masks = model.remember_stage.from_mask(mask)
+        logits, masks = model.memory_encoder.from_mask(mask)
         pointer = model.decode_stage.encode_mask_pointer(features, mask)
         # decided on the device, so that the host does not wait for it
         presence = torch.where(mask.any(), PRESENT_LOGIT, -PRESENT_LOGIT).reshape(1)
@@ -145,7 +145,7 @@ class MemoryPropagation(Propagation):
 
     def start(self, features: Features, row: int, frame: int, now: int, prompted: Prompted) -> None:
         """Store a prompted frame as a conditioning frame."""
-        memory = self._remember(features, prompted)
+        memory = self._encode_memory(features, prompted)
         self._bank.write_conditioning(row, frame, now, memory, prompted.decoded.pointer)
 
     def has_tracked(self, row: int, frame: int) -> bool:
@@ -158,12 +158,12 @@ class MemoryPropagation(Propagation):
 
     def correct(self, features: Features, row: int, frame: int, now: int, prompted: Prompted) -> None:
         """Replace the memory of a tracked frame, which stays a tracked frame."""
-        memory = self._remember(features, prompted)
+        memory = self._encode_memory(features, prompted)
         self._bank.correct(row, frame, now, memory, prompted.decoded.pointer)
 
-    def _remember(self, features: Features, prompted: Prompted) -> Tensor:
+    def _encode_memory(self, features: Features, prompted: Prompted) -> Tensor:
         """Encode the memory [1, T, 64] of a prompt."""
-        write = self._model.remember_stage
+        write = self._model.memory_encoder
         decoded, masks = prompted
         if masks is None:
             masks = write.upsample(decoded.logits)

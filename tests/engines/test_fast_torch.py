@@ -152,7 +152,7 @@ def test_settings_that_name_a_dtype_decide(
 
 @pytest.mark.engines
 def test_the_bundled_weights_pass_on_a_cpu_with_bfloat16(tmp_path: Path) -> None:
-    """Regression: oneDNN computed a convolution of the memory write wrongly in bfloat16, with a mean IoU of 0.886."""
+    """Regression: oneDNN computed a convolution of the memory encoder wrongly in bfloat16, with a mean IoU of 0.886."""
     command = [sys.executable, "-c", NANO_SCRIPT, str(tmp_path)]
     run = subprocess.run(
         command, env=os.environ | WHOLE_ISA, capture_output=True, text=True, timeout=PATIENCE_S
@@ -287,7 +287,7 @@ def test_fp8_serves_once_the_gate_has_passed_it(weights: Path, tmp_path: Path) -
     model = load_model(settings.model, settings.tracker, settings.engine)
     assert any(isinstance(layer, Fp8Linear) for layer in model.stages.encode.modules())
     assert "torch:" not in model.name
-    assert model.stages.read is model.read_stage
+    assert model.stages.read is model.memory_attention
 
 
 def serve_timed(settings: Settings, clock: CountedClock, encode_ms: float) -> str:
@@ -377,7 +377,7 @@ def test_torch_serves_where_faster_stages_cannot(
     model = load_model(settings.model, settings.tracker, settings.engine)
     assert message in model.name
     assert model.stages.encode is model.encode_stage
-    assert model.stages.read is model.read_stage
+    assert model.stages.read is model.memory_attention
     strict = settings.engine.model_copy(update={"fallback": False})
     with pytest.raises(EngineError, match=message):
         load_model(settings.model, settings.tracker, strict)
@@ -397,7 +397,7 @@ def test_torch_serves_where_a_compiler_does_not_know_the_gpu(
     model = load_model(settings.model, settings.tracker, settings.engine)
     assert "PTXASError" in model.name
     assert "'sm_110a' is not defined" in caplog.text
-    assert not model.read_stage.attend.uses_kernels
+    assert not model.memory_attention.attend.uses_kernels
 
 
 def test_kernels_that_nobody_asked_for_fail_with_a_line_alone(
@@ -413,7 +413,7 @@ def test_kernels_that_nobody_asked_for_fail_with_a_line_alone(
     model = load_model(settings.model, settings.tracker, settings.engine)
     assert "torch:" not in model.name
     assert "an error of 0.5" in caplog.text
-    assert not model.read_stage.attend.uses_kernels
+    assert not model.memory_attention.attend.uses_kernels
 
 
 @pytest.mark.engines
@@ -461,4 +461,4 @@ def test_engines_do_not_approximate(weights: Path) -> None:
 def test_the_settings_choose_how_memories_are_read(weights: Path, method: str) -> None:
     settings = make_settings(weights, read=method)
     model = load_model(settings.model, settings.tracker, settings.engine)
-    assert model.read_stage.tokens.method == method
+    assert model.memory_attention.tokens.method == method
