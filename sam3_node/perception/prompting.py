@@ -9,7 +9,7 @@ from ..schema.state import SavedPart, SavedState
 from ..settings import TrackerSettings
 from ..tracking import Tracker
 from ..tracking.confidence import ConfidenceEstimator, ConfidenceState
-from ..tracking.everything import Census, EverythingOptions, segment_everything
+from ..tracking.everything import EverythingOptions, FilterStatistics, segment_everything
 from ..tracking.memory import get_rule
 from ..tracking.object_crops import ObjectCrops
 from ..tracking.propagation import WarmUp
@@ -188,10 +188,10 @@ class Prompting(SavedPart[PromptingState]):
         cached = self.find(seq)
         # held for all turns, because the frame may leave the cache in between
         features = cached.features_on(self._model.device)
-        census = Census()
-        masks = yield from segment_everything(self._model, features, options, census)
+        statistics = FilterStatistics()
+        masks = yield from segment_everything(self._model, features, options, statistics)
         results = yield from to_results_job(cached.seq, cached.scaling, *masks)
-        note = "" if results else census.explain(options.complete(self._model))
+        note = "" if results else statistics.explain(options.complete(self._model))
         return cached.seq, results, note
 
     def state(self, whole: bool = True) -> PromptingState:
