@@ -103,7 +103,7 @@ def _check_camera(name: str, camera: CameraState) -> None:
         _require_known(f"{name}: lost objects", list(lost), range(1, registry.last_id + 1))
         _require_known(f"{name}: lost objects", [each.id for each in lost.values()], list(lost))
     if camera.stages.detect is not None:
-        _require_known(f"{name}: lives", list(camera.stages.detect.lifecycle.lives), objects)
+        _require_known(f"{name}: track states", list(camera.stages.detect.lifecycle.track_states), objects)
     if camera.stages.window is not None:
         followed = camera.stages.window.crops.followed
         _require_known(f"{name}: object crops", list(followed), objects)

@@ -24,7 +24,7 @@ from ...tracking.association import (
     AssociationRules,
     Lifecycle,
     LifecycleRules,
-    LivesState,
+    LifecycleState,
     PairwiseScores,
     associate,
     compute_pairwise_scores,
@@ -75,7 +75,7 @@ class DetectionState(SavedState):
     confident_ids: set[Id]
     turned_away: Count
     best_scores: dict[Label, Share]
-    lifecycle: LivesState
+    lifecycle: LifecycleState
 
 
 class DetectObjects(Stage):
