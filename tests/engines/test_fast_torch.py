@@ -16,7 +16,7 @@ from sam3_node.engines.fast_torch import (
     Fp8Linear,
     has_bfloat16,
     has_open_dtype,
-    load_by_gate,
+    load_by_accuracy_check,
     make_fp8_encoder,
     make_stages,
     serve_fast_torch,
@@ -80,18 +80,18 @@ def test_the_gate_decides_once(
     monkeypatch.setattr(fast_torch, "compare", lambda reference, candidate: figures(iou))
     load = Loads()
     settings = settings_of(tmp_path)
-    assert load_by_gate(load, settings).dtype == expected
+    assert load_by_accuracy_check(load, settings).dtype == expected
     assert load.dtypes == [torch.float32, torch.bfloat16]
     monkeypatch.delattr(fast_torch, "compare")
-    assert load_by_gate(load, settings).dtype == expected  # by the report of the first start
+    assert load_by_accuracy_check(load, settings).dtype == expected  # by the report of the first start
     assert load.dtypes[2:] == [expected]
 
 
 def test_another_image_size_is_judged_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts = iter([figures(0.995), figures(0.5)])
     monkeypatch.setattr(fast_torch, "compare", lambda reference, candidate: next(verdicts))
-    assert load_by_gate(Loads(), settings_of(tmp_path)).dtype == torch.bfloat16
-    assert load_by_gate(Loads(), settings_of(tmp_path, image_size=224)).dtype == torch.float32
+    assert load_by_accuracy_check(Loads(), settings_of(tmp_path)).dtype == torch.bfloat16
+    assert load_by_accuracy_check(Loads(), settings_of(tmp_path, image_size=224)).dtype == torch.float32
 
 
 def test_weights_that_cannot_be_compared_stay_in_float32(
@@ -101,7 +101,7 @@ def test_weights_that_cannot_be_compared_stay_in_float32(
         raise EngineError("expected objects on the clip, found none")
 
     monkeypatch.setattr(fast_torch, "compare", compare)
-    assert load_by_gate(Loads(), settings_of(tmp_path)).dtype == torch.float32
+    assert load_by_accuracy_check(Loads(), settings_of(tmp_path)).dtype == torch.float32
     assert not list(tmp_path.rglob("*.json"))
 
 
@@ -110,16 +110,16 @@ def test_large_weights_stay_in_float32_without_a_gate(
 ) -> None:
     monkeypatch.setattr(fast_torch, "MAX_PARAMETERS", 1000)
     load = Loads()
-    assert load_by_gate(load, settings_of(tmp_path)).dtype == torch.float32
+    assert load_by_accuracy_check(load, settings_of(tmp_path)).dtype == torch.float32
     assert load.dtypes == [torch.float32]
 
 
 def test_a_damaged_report_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast_torch, "compare", lambda reference, candidate: figures(0.995))
-    load_by_gate(Loads(), settings_of(tmp_path))
+    load_by_accuracy_check(Loads(), settings_of(tmp_path))
     (path,) = tmp_path.rglob("*.json")
     path.write_text("{")
-    assert load_by_gate(Loads(), settings_of(tmp_path)).dtype == torch.bfloat16
+    assert load_by_accuracy_check(Loads(), settings_of(tmp_path)).dtype == torch.bfloat16
     assert Report.load(path).passed  # type: ignore[union-attr]
 
 
