@@ -199,7 +199,7 @@ class Prompting(SavedPart[PromptingState]):
         state = super().state()
         # of the cached frames, those that objects on their way still need
         if not whole:
-            first = self.catch_ups.first_place
+            first = self.catch_ups.oldest_frame_number
             state.frame_cache = self.frame_cache.state_after(
                 self.tracker.frame_number if first is None else first
             )

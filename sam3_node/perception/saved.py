@@ -89,10 +89,10 @@ def _check_camera(name: str, camera: CameraState) -> None:
     tracked = {key for key in keys if key >= 0}
     catching = {catching_key(key) for key in keys if key < 0}
     pending = set(registry.values.get("pending", {}))
-    places = list(prompting.catch_ups.places)
+    progress = list(prompting.catch_ups.progress)
     _require_known(f"{name}: rows", tracked | catching, objects)
-    _require_known(f"{name}: catch_ups", places, catching)
-    _require_known(f"{name}: rows of objects that catch up", catching, places)
+    _require_known(f"{name}: catch_ups", progress, catching)
+    _require_known(f"{name}: rows of objects that catch up", catching, progress)
     # an object without a row would be asked for at each step
     _require_known(f"{name}: objects", objects, tracked | catching | pending)
     for values, items in registry.values.items():

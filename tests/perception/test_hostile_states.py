@@ -150,7 +150,7 @@ def attempt(model: TrackerModel, snapshot: Snapshot) -> bool:
 
 def test_the_snapshot_itself_goes_on(model: TrackerModel, snapshot: Snapshot) -> None:
     parts = snapshot.state["cameras"]["cam0"]
-    assert parts["prompting"]["catch_ups"]["places"]
+    assert parts["prompting"]["catch_ups"]["progress"]
     assert parts["prompting"]["registry"]["values"]["velocities"]
     assert parts["stages"]["table"]["plane"]
     assert snapshot.state["links"]["things"]
