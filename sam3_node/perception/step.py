@@ -40,8 +40,8 @@ class ObjectEvent(NamedTuple):
     """further arguments of the event"""
 
 
-class DoubtfulPlace(NamedTuple):
-    """The place in the base of the surface under a doubtful mask."""
+class MeasuredSurface(NamedTuple):
+    """The position in the base of the surface under a mask."""
 
     position_m: tuple[float, ...]
     covariance_m2: tuple[float, ...]
@@ -135,7 +135,7 @@ class StepFrame:
     # filled by spatial, table and held
     surfaces: dict[int, Float] = field(default_factory=dict)
     """by object: measured points [n, 3] in the camera's frame"""
-    doubtful: dict[int, DoubtfulPlace] = field(default_factory=dict)
+    doubtful: dict[int, MeasuredSurface] = field(default_factory=dict)
     """by object: where the surface under a doubtful mask is; it may be that of something else"""
     table: Plane | None = None
     is_base_tilted: bool = False
