@@ -1,12 +1,12 @@
 """Follow objects in groups that share a memory, its attention and a run of the decoder: the "multiplex" of SAM 3.1.
 
-A group is an entry of a `MemoryBank`, and has `TrackerModel.slots` slots. An object has a row: slot s of group g is row
-g * slots + s. A memory holds the masks of all objects of its group on one frame, so a prompt for one object, a
-correction or a removal concerns the others:
+A group is a row of a `MemoryBank`, and has `TrackerModel.slots` slots. The tracker's row of the object in slot s of
+group g is g * slots + s. A memory holds the masks of all objects of its group on one frame, so a prompt for one object,
+a correction or a removal concerns the others:
 
 - Add: the frame is encoded anew with the masks that the others have on it, and becomes a conditioning frame of the
   group. In older memories the slot is empty, as it was.
-- Correct: the frame is encoded anew with the corrected mask in the place of the tracked one.
+- Correct: the frame is encoded anew with the corrected mask in place of the tracked one.
 - Remove: the slot is empty from the next frame on. Older memories show the object, so its slot is not given again.
 - Build anew: where no slot is left, or where two groups have become small enough to be one, the conditioning frames of
   the group are encoded again from their saved masks, without the objects that left. Of the frames between, only the
@@ -191,7 +191,7 @@ class GroupsState(SavedState, tag="groups"):
 class GroupMemory(Propagation):
     """Follows objects in groups by the memories of a bank, in tensors that are allocated once.
 
-    It takes the place of the memory bank, too: its rows are those of `group_slots`, the tracker's.
+    It also serves as the memory bank: its rows are those of `group_slots`, the tracker's.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class GroupMemory(Propagation):
     # the objects of the tracker
 
     def take_batch(self, rows: Ints, most: int) -> Ints:
-        """Return the places in `rows` of all objects of the first `most` groups."""
+        """Return the positions in `rows` of all objects of the first `most` groups."""
         # an engine may take fewer; the read splits its groups itself
         most = min(most, find_limits(self._model.stages.decode).max_objects or most)
         groups = rows // self._slots
@@ -363,12 +363,12 @@ class GroupMemory(Propagation):
         whole = Decoded(decoded.logits, score, torch.full_like(score, PRESENT_LOGIT), pointers)
         self.bank.write(groups, frame, memory[:count], whole)
         at = copy_to_device(groups, decoded.logits.device)
-        place = frame % self._recent
-        self._logits[at, place] = decoded.logits[:count].to(self._logits.dtype)
-        self._presence[at, place] = decoded.presence[:count].float()
-        self._frame[groups, place] = frame
-        self._used[groups, place] = seen
-        self._prompted[groups, place] = False
+        entry = frame % self._recent
+        self._logits[at, entry] = decoded.logits[:count].to(self._logits.dtype)
+        self._presence[at, entry] = decoded.presence[:count].float()
+        self._frame[groups, entry] = frame
+        self._used[groups, entry] = seen
+        self._prompted[groups, entry] = False
 
     def _leave_out(self, decoded: Decoded, kept: Ints, seen: Bools) -> Decoded:
         """Return the groups `kept`, in whose results the slots that are not `seen` are as free ones."""
@@ -398,7 +398,7 @@ class GroupMemory(Propagation):
         group, slot = divmod(row, self._slots)
         others = self._active[group].copy()
         others[slot] = False
-        if others.any() and self._place(group, frame) is None:
+        if others.any() and self._entry(group, frame) is None:
             if frame == now:
                 # none of the others was asked for on this frame; without them, the memory would say that they are gone
                 decoded = self._decode(features, np.array([group]), frame, None)
@@ -416,8 +416,8 @@ class GroupMemory(Propagation):
     def has_tracked(self, row: int, frame: int) -> bool:
         """Return True if the object in a row was tracked on `frame`, as far as frames are kept."""
         group, slot = divmod(row, self._slots)
-        place = frame % self._recent
-        held = self._frame[group, place] == frame and self._used[group, place, slot]
+        entry = frame % self._recent
+        held = self._frame[group, entry] == frame and self._used[group, entry, slot]
         return bool(held and not self.is_conditioning(row, frame))
 
     def prepare_correction(
@@ -425,9 +425,9 @@ class GroupMemory(Propagation):
     ) -> tuple[Tensor | None, PromptTensors]:
         """Return no image tokens, and the prompt with the mask that was tracked: prompts are decoded without memory."""
         group, slot = divmod(row, self._slots)
-        place = frame % self._recent
-        if prompt.logits is None and bool(self._presence[group, place, slot] > 0):
-            tracked = self._logits[group, place, slot].clamp(-MAX_LOGIT, MAX_LOGIT)
+        entry = frame % self._recent
+        if prompt.logits is None and bool(self._presence[group, entry, slot] > 0):
+            tracked = self._logits[group, entry, slot].clamp(-MAX_LOGIT, MAX_LOGIT)
             prompt = prompt._replace(logits=tracked)
         return None, prompt
 
@@ -441,8 +441,8 @@ class GroupMemory(Propagation):
     def is_conditioning(self, row: int, frame: int) -> bool:
         """Return True if the object in a row was prompted on `frame`, a conditioning frame of its group."""
         group, slot = divmod(row, self._slots)
-        place = self.bank.conditioning_slot(group, frame)
-        return place is not None and bool(self._prompted[group, self._recent + place, slot])
+        entry = self.bank.conditioning_slot(group, frame)
+        return entry is not None and bool(self._prompted[group, self._recent + entry, slot])
 
     def forget_recent(self, row: int) -> None:
         """Forget all frames of the group of a row, except its conditioning frames. The object is alone in it."""
@@ -462,16 +462,16 @@ class GroupMemory(Propagation):
         """Return the pointers of the prompted frames of N rows' objects, [N, P, C], and bool [N, P]: True if valid."""
         groups = rows // self._slots
         slots = rows % self._slots
-        places = np.arange(self._recent, self._frame.shape[1])
-        held = self._frame[groups][:, places] != NO_FRAME
-        held &= self._prompted[groups[:, None], places[None], slots[:, None]]
+        entries = np.arange(self._recent, self._frame.shape[1])
+        held = self._frame[groups][:, entries] != NO_FRAME
+        held &= self._prompted[groups[:, None], entries[None], slots[:, None]]
         pointers = self.bank.conditioning_pointers(groups)[0].unflatten(-1, (self._slots, -1))
         device = pointers.device
         index = torch.from_numpy(slots).to(device)
         return pointers[torch.arange(len(rows), device=device), :, index], torch.from_numpy(held).to(device)
 
     def plan_warm_up(self, most: int) -> WarmUp:
-        """See `Propagation`; groups take the place of objects."""
+        """See `Propagation`; groups stand for objects."""
         return self._reader.plan_rows_warm_up(most, self._slots)
 
     def warm_up_reads(self, capacity: int) -> None:
@@ -480,19 +480,19 @@ class GroupMemory(Propagation):
 
     # group frames
 
-    def _place(self, group: int, frame: int) -> int | None:
+    def _entry(self, group: int, frame: int) -> int | None:
         """Return where the group frame of a frame is: among the newest, or among the conditioning frames."""
-        places = np.flatnonzero(self._frame[group] == frame)
-        return int(places[0]) if places.size else None
+        entries = np.flatnonzero(self._frame[group] == frame)
+        return int(entries[0]) if entries.size else None
 
     def _group_frame(self, group: int, frame: int, top: Tensor) -> GroupFrame:
         """Return a group's frame, an empty one if there is none. Objects that have left are not on it."""
-        place = self._place(group, frame)
-        if place is None:
+        entry = self._entry(group, frame)
+        if entry is None:
             return self._empty_frame(frame, top)
-        used = self._used[group, place] & self._active[group]
+        used = self._used[group, entry] & self._active[group]
         slots = np.flatnonzero(used)
-        group_frame = self._pick(self._empty_frame(frame, top), group, place, slots, slots)
+        group_frame = self._pick(self._empty_frame(frame, top), group, entry, slots, slots)
         fine = self._fine.get(group)
         if fine is None or fine.frame != frame:
             return group_frame
@@ -511,7 +511,7 @@ class GroupMemory(Propagation):
         )
 
     def _pick(
-        self, group_frame: GroupFrame, group: int, place: int, slots: Ints, targets: Ints
+        self, group_frame: GroupFrame, group: int, entry: int, slots: Ints, targets: Ints
     ) -> GroupFrame:
         """Return a group frame with the objects in some slots of a group's kept frame, in the slots `targets`."""
         if not slots.size:
@@ -523,11 +523,11 @@ class GroupMemory(Propagation):
         used = group_frame.used.copy()
         used[targets] = True
         prompted = group_frame.prompted.copy()
-        prompted[targets] = self._prompted[group, place, slots]
+        prompted[targets] = self._prompted[group, entry, slots]
         return replace(
             group_frame,
-            logits=group_frame.logits.index_copy(0, target, self._logits[group, place, source]),
-            presence=group_frame.presence.index_copy(0, target, self._presence[group, place, source]),
+            logits=group_frame.logits.index_copy(0, target, self._logits[group, entry, source]),
+            presence=group_frame.presence.index_copy(0, target, self._presence[group, entry, source]),
             pointers=group_frame.pointers.index_copy(0, target, pointers[source]),
             used=used,
             prompted=prompted,
@@ -539,13 +539,13 @@ class GroupMemory(Propagation):
         memory = self._encode(group_frame)
         pointer = group_frame.pointers.flatten()[None]
         frame = group_frame.frame
-        places = []
+        entries = []
         if conditioning:
             self.bank.write_conditioning(group, frame, now, memory, pointer)
             slot = self.bank.conditioning_slot(group, frame)
             # None if all that are kept are newer
             if slot is not None:
-                places.append(self._recent + slot)
+                entries.append(self._recent + slot)
         elif self.bank.has_tracked(group, frame):
             self.bank.correct(group, frame, now, memory, pointer)
         else:
@@ -557,13 +557,13 @@ class GroupMemory(Propagation):
                 Decoded(group_frame.logits[None], one, one * PRESENT_LOGIT, pointer),
             )
         if now - frame < self._recent:
-            places.append(frame % self._recent)
-        for place in places:
-            self._logits[group, place] = group_frame.logits
-            self._presence[group, place] = group_frame.presence
-            self._frame[group, place] = frame
-            self._used[group, place] = group_frame.used
-            self._prompted[group, place] = group_frame.prompted
+            entries.append(frame % self._recent)
+        for entry in entries:
+            self._logits[group, entry] = group_frame.logits
+            self._presence[group, entry] = group_frame.presence
+            self._frame[group, entry] = frame
+            self._used[group, entry] = group_frame.used
+            self._prompted[group, entry] = group_frame.prompted
         if group_frame.masks:
             self._fine[group] = FineMasks(frame, group_frame.masks)
         elif group in self._fine and self._fine[group].frame == frame:
@@ -614,13 +614,13 @@ class GroupMemory(Propagation):
         group_frames: dict[int, GroupFrame] = {}
         moves = zip(*_by_group(rows, slots, self._slots), strict=True)
         for group, sources, targets in moves:
-            for place in range(self._recent, self._frame.shape[1]):
-                frame = int(self._frame[group, place])
-                used = self._used[group, place, sources]
-                if frame == NO_FRAME or not self._prompted[group, place, sources].any():
+            for entry in range(self._recent, self._frame.shape[1]):
+                frame = int(self._frame[group, entry])
+                used = self._used[group, entry, sources]
+                if frame == NO_FRAME or not self._prompted[group, entry, sources].any():
                     continue
                 blank = group_frames.get(frame) or self._empty_frame(frame, self._top_at(group, frame))
-                group_frames[frame] = self._pick(blank, group, place, sources[used], targets[used])
+                group_frames[frame] = self._pick(blank, group, entry, sources[used], targets[used])
         newest = sorted(group_frames)[-self.bank.conditioning :]
         return [group_frames[frame] for frame in newest]
 
@@ -631,13 +631,13 @@ class GroupMemory(Propagation):
         frame = int(self._frame[groups, : self._recent].max())
         if frame == NO_FRAME:
             return None
-        place = frame % self._recent
+        entry = frame % self._recent
         for group, sources, targets in zip(*_by_group(rows, slots, self._slots), strict=True):
-            if self._frame[group, place] != frame:
+            if self._frame[group, entry] != frame:
                 continue
-            used = self._used[group, place, sources]
+            used = self._used[group, entry, sources]
             blank = newest or self._empty_frame(frame, self._top_at(group, frame))
-            newest = self._pick(blank, group, place, sources[used], targets[used])
+            newest = self._pick(blank, group, entry, sources[used], targets[used])
         return newest
 
     def _top_at(self, group: int, frame: int) -> Tensor:
@@ -696,4 +696,4 @@ def _by_group(
     targets = np.array(slots, dtype=np.int64)
     groups = sorted(set((numbers // size).tolist()))
     at = [np.flatnonzero(numbers // size == group) for group in groups]
-    return groups, [numbers[places] % size for places in at], [targets[places] for places in at]
+    return groups, [numbers[entries] % size for entries in at], [targets[entries] for entries in at]
