@@ -47,7 +47,7 @@ from .step import StepFrame
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What is known of the place of one camera: its calibration and its robot."""
+    """What is known of the pose of one camera: its calibration and its robot."""
 
     spatial: SpatialSettings = field(default_factory=SpatialSettings)
     calibration: Calibration | None = None

@@ -297,14 +297,14 @@ class Tracker(SavedPart[TrackerState]):
         rest = list(ids)
         while rest:
             rows = np.array([self._rows[object_id] for object_id in rest], dtype=np.int64)
-            places = self._propagation.take_batch(rows, self.model.batch_size)
-            batch = [rest[place] for place in places]
+            positions = self._propagation.take_batch(rows, self.model.batch_size)
+            batch = [rest[position] for position in positions]
             try:
                 tracks.update(zip(batch, self._follow_batch(features, batch, frame, cover), strict=True))
                 rest = [object_id for object_id in rest if object_id not in tracks]
                 continue
             except torch.OutOfMemoryError:
-                reads = self._propagation.count_reads(rows[places])
+                reads = self._propagation.count_reads(rows[positions])
                 if reads == 1:
                     raise
             # here the traceback, which holds the failed batch's memory, is released

@@ -64,7 +64,7 @@ class PromptTensors(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObjectPrompt:
-    """The place of an object on one frame, in model pixels (0..S, origin at the corner of the top-left pixel)."""
+    """A prompt for an object on one frame, in model pixels (0..S, origin at the corner of the top-left pixel)."""
 
     object_id: int
     points: object = None
