@@ -263,7 +263,7 @@ class Grip:
             self.size_m = size_m
 
     def _locate_rest(self, frame: GripFrame) -> None:
-        """Tell the newest sight where the position of rest is in the gripper."""
+        """Note in the newest sight where the position of rest is in the gripper."""
         if self.rest_m:
             gripper_position_m = transform_points(invert(frame.base_from_gripper), self.rest_m)
             is_empty = frame.look_at(self.rest_m, EMPTY_M) == "empty"
