@@ -1,8 +1,8 @@
 """Choose faster arithmetic for torch's own stages, once it has passed the accuracy check on the bundled recording.
 
-`load_by_gate` chooses the dtype on a CPU where the settings leave it open: bfloat16 where the CPU has it. It judges
-once for each machine and weights, and keeps the report beside the engines. Some CPUs compute wrongly in bfloat16,
-and some weights lose too much, so capability alone is no reason to use it.
+`load_by_accuracy_check` chooses the dtype on a CPU where the settings leave it open: bfloat16 where the CPU has it. It
+judges once for each machine and weights, and keeps the report beside the engines. Some CPUs compute wrongly in
+bfloat16, and some weights lose too much, so capability alone is no reason to use it.
 
 `serve_fast_torch` puts the encoder in FP8 in place for `engine.kind` torch. It is judged once for each GPU, weights and
 versions, and made each time the model is loaded. `serve_kernels` lets our Triton kernels run: they are the same
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from ..errors import EngineError, Sam3NodeError, find_version, require
 from ..files import keep, read_kept, read_regular
 from ..models import TrackerModel
-from ..models.sam.memory_read import MIN_TOKENS
+from ..models.sam.memory_attention import MIN_TOKENS
 from ..models.sam.probes import PROBE_ERROR
 from ..models.sam.stages import Stages
 from ..models.weight_files import pick_device
@@ -86,7 +86,7 @@ def has_bfloat16() -> bool:
     return bool(capable) and (allowed in ("ALL", "DEFAULT") or allowed.endswith(("BF16", "FP16", "AMX")))
 
 
-def load_by_gate(load: Load, settings: Settings) -> TrackerModel:
+def load_by_accuracy_check(load: Load, settings: Settings) -> TrackerModel:
     """Load a model in bfloat16 if that passes, or has passed, the accuracy check on this machine; else in float32.
 
     `load` loads the weights of `settings` in a dtype, and its errors pass.

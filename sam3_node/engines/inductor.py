@@ -287,7 +287,7 @@ class GraphedStage:
         self._graphs: dict[tuple[object, ...], CapturedGraph] = {}
         self._inputs: dict[tuple[int, tuple[int, ...], torch.dtype], Tensor] = {}
 
-    def find_place(self, number: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+    def find_buffer(self, number: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
         """Return where graphs read input `number` of a shape, to be written before a call; None if none does yet."""
         return self._inputs.get((number, shape, dtype))
 

@@ -136,7 +136,9 @@ def find_defaults(device: torch.device) -> Values:
     """Return the defaults of a device."""
     values: Values = {COMPILE: False, GRAPHS: False, PRECISION: "bfloat16"}
     if device.type != "cuda":
-        return values  # the accuracy check chooses the dtype of a CPU: see `fast_torch.load_by_gate`
+        return (
+            values  # the accuracy check chooses the dtype of a CPU: see `fast_torch.load_by_accuracy_check`
+        )
     if torch.version.hip is not None:
         # AMD GPUs: nothing is measured
         return values | {DTYPE: "bfloat16" if torch.cuda.is_bf16_supported(False) else "float32"}

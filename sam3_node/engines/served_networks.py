@@ -213,8 +213,8 @@ class FindNamed(nn.Module):
         return within.float().flatten(2)
 
 
-class FloatRemember(nn.Module):
-    """The memory write that returns memories in the dtype of the logits."""
+class FloatMemoryEncoder(nn.Module):
+    """The memory encoder that returns memories in the dtype of the logits."""
 
     def __init__(self, stage: nn.Module) -> None:
         super().__init__()

@@ -38,7 +38,7 @@ from .engine_store import (
 )
 from .export import EXTRA, BuildStep, ReportProgress, export, ignore_progress
 from .oom import reraise_out_of_memory
-from .served_networks import NAMED, FindNamed, FloatRemember, PrepareImage, PromptDecode
+from .served_networks import NAMED, FindNamed, FloatMemoryEncoder, PrepareImage, PromptDecode
 from .specs import HEIGHT, IMAGES, OBJECTS, POINTS, STAGES, WIDTH, StageSpec, TensorSpec, tracker_stages
 
 ONNX = "onnxruntime_onnx"
@@ -224,7 +224,7 @@ def _without_bfloat16(stage: StageSpec) -> StageSpec:
     """Return a stage whose memories have the dtype of its other tensors. A read takes memories of any dtype."""
     number = stage.inputs[0].dtype
     rounds = stage.name == "remember" and stage.outputs[0].dtype != number
-    module = FloatRemember(stage.module) if rounds else stage.module
+    module = FloatMemoryEncoder(stage.module) if rounds else stage.module
     stage = _map_specs(
         stage, lambda spec: spec._replace(dtype=number) if spec.dtype == torch.bfloat16 else spec
     )

@@ -47,7 +47,7 @@ class Capabilities:
 
     @property
     def needs_warm_up(self) -> bool:
-        """True if the first frames may wait for kernels, plans or graphs: those of the memory read take longest."""
+        """True if the first frames may wait for kernels, plans or graphs: those of memory attention take longest."""
         return self.has_memory
 
     def limit_rows(self, stage: str, most: int) -> int:
@@ -68,7 +68,7 @@ class Capabilities:
         """Return why our kernels have nothing to compute; None if they have."""
         return None if self.has_memory else "has no memory read, which the kernels compute"
 
-    def why_not_windows(self) -> str | None:
+    def why_not_crops(self) -> str | None:
         """Return why objects cannot be followed in windows of the frame; None if they can."""
         if not self.has_memory:
             return "has no memory, by which a window would know its object"

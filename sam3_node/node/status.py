@@ -288,7 +288,7 @@ class CameraStatus:
             stats,
             pipeline.epoch,
             pipeline.turned_away,
-            pipeline.memory.recalled,
+            pipeline.memory.reidentifications,
             pipeline.prompting.cache_usage,
             tracks,
         )

@@ -155,7 +155,7 @@ class FrameCache(SavedPart[FramesState]):
         self._limits = limits
         self._frames: list[CachedFrame] = []
         self.latest_image: Image | None = None
-        """BGR image of the newest frame, for what is found by its looks; None: there is no frame"""
+        """BGR image of the newest frame, for what is found by its appearance; None: there is no frame"""
 
     def __len__(self) -> int:
         return len(self._frames)
@@ -193,12 +193,12 @@ class FrameCache(SavedPart[FramesState]):
         self._frames.append(frame)
         self._move_to_host()
         dropped: list[CachedFrame] = []
-        while (place := self._find_surplus(len(dropped), bool(pinned))) is not None:
-            dropped.append(self._frames.pop(place))
+        while (index := self._find_surplus(len(dropped), bool(pinned))) is not None:
+            dropped.append(self._frames.pop(index))
         return sorted(dropped, key=lambda frame: frame.frame_number)
 
     def _find_surplus(self, dropped: int, pinned: bool) -> int | None:
-        """Return the place of the frame to drop after `dropped` others; None if the frames are within the limits.
+        """Return the index of the frame to drop after `dropped` others; None if the frames are within the limits.
 
         pinned: False if no frame was pinned when this step began, as on nearly all steps: the oldest is dropped then.
         """
@@ -224,9 +224,9 @@ class FrameCache(SavedPart[FramesState]):
 
     def _move_to_host(self) -> None:
         """Move the features of the frame that is no longer among the newest `frames`."""
-        place = len(self._frames) - 1 - self._limits.frames
-        if self._limits.on_host and place >= 0:
-            self._frames[place].features = _map(self._frames[place].features, copy_pinned)
+        index = len(self._frames) - 1 - self._limits.frames
+        if self._limits.on_host and index >= 0:
+            self._frames[index].features = _map(self._frames[index].features, copy_pinned)
 
     def get(self, seq: int | None) -> CachedFrame:
         """Return the frame `seq`, or the latest for None; UnknownFrameError if it is not in the cache.
@@ -296,7 +296,7 @@ class CatchUpProgress(SavedState):
 class CatchUpsState(SavedState):
     """What `CatchUps` keeps."""
 
-    places: dict[Id, CatchUpProgress]
+    progress: dict[Id, CatchUpProgress]
     failed: list[CaughtUp]
 
 
@@ -319,7 +319,7 @@ class CatchUps(SavedPart[CatchUpsState]):
         self._frames = frames
         self._objects = objects
         self._confidence = confidence
-        self._places: dict[int, CatchUpProgress] = {}
+        self._progress: dict[int, CatchUpProgress] = {}
         self._failed: list[CaughtUp] = []
         self.stride = 1
         """Stride of objects whose prompt does not say one, 1 to MAX_STRIDE. With 1 an object becomes what a prompt in
@@ -327,29 +327,29 @@ class CatchUps(SavedPart[CatchUpsState]):
         objects.on_remove(self.forget)
 
     def __contains__(self, object_id: int) -> bool:
-        return object_id in self._places
+        return object_id in self._progress
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._progress)
 
     @property
     def behind(self) -> int:
         """Number of calls of `advance` until all objects have caught up, and all failures are returned."""
         waiting = sum(
-            ceil(self._frames.count_after(place.frame_number) / place.stride)
-            for place in self._places.values()
+            ceil(self._frames.count_after(progress.frame_number) / progress.stride)
+            for progress in self._progress.values()
         )
         return waiting + len(self._failed)
 
     @property
-    def first_place(self) -> int | None:
+    def oldest_frame_number(self) -> int | None:
         """The step after which frames are still needed; None if no object catches up."""
-        return min((place.frame_number for place in self._places.values()), default=None)
+        return min((progress.frame_number for progress in self._progress.values()), default=None)
 
     def get_stride(self, object_id: int | None = None) -> int | None:
         """Return the stride of an object, by default of the next to be tracked; None if it does not catch up."""
-        place = self._places.get(next(iter(self._places), -1) if object_id is None else object_id)
-        return None if place is None else place.stride
+        progress = self._progress.get(next(iter(self._progress), -1) if object_id is None else object_id)
+        return None if progress is None else progress.stride
 
     def begin(
         self, cached: CachedFrame, prompt: PromptTensors, stride: int | None = None
@@ -366,7 +366,7 @@ class CatchUps(SavedPart[CatchUpsState]):
         following = self._frames.next_after(cached.frame_number) or cached
         gap = following.frame_number - cached.frame_number
         chosen = self.stride if gap < 2 else min(self.stride, gap // 2)  # gaps differ by a factor of two
-        self._places[object_id] = CatchUpProgress(
+        self._progress[object_id] = CatchUpProgress(
             cached.frame_number, stride=stride or chosen, request_id=current_request_id()
         )
         # a key of its own: a corrected object keeps its old history until it joins
@@ -378,89 +378,91 @@ class CatchUps(SavedPart[CatchUpsState]):
     def advance(self) -> CaughtUp | None:
         """Track the first object on its next frame. Return it if it has caught up, or failed to."""
         # failures are returned first, also those of `use_dropped`
-        if not self._failed and self._places:
-            object_id, place = next(iter(self._places.items()))
+        if not self._failed and self._progress:
+            object_id, progress = next(iter(self._progress.items()))
             self._go_on(object_id)
             if self._join_if_done(object_id):
-                return CaughtUp(object_id, request_id=place.request_id)
+                return CaughtUp(object_id, request_id=progress.request_id)
         return self._failed.pop(0) if self._failed else None
 
     def use_dropped(self, frame: CachedFrame) -> None:
         """Track objects up to this frame and on it, if it is on their way, before its features are gone."""
-        # a list, because an object that fails leaves the places in between
-        for object_id, place in list(self._places.items()):
-            while object_id in self._places and place.frame_number + place.stride <= frame.frame_number:
-                step = self._frames.next_after(place.frame_number + place.stride - 1) or frame
+        # a list, because an object that fails is removed in between
+        for object_id, progress in list(self._progress.items()):
+            while (
+                object_id in self._progress and progress.frame_number + progress.stride <= frame.frame_number
+            ):
+                step = self._frames.next_after(progress.frame_number + progress.stride - 1) or frame
                 self._track(object_id, min(step, frame, key=lambda either: either.frame_number))
 
     def end(self, object_id: int, failed: bool) -> None:
         """Catch up at once, or give up if it has `failed` to. Does nothing for an object that does not catch up."""
         # a replay gives up where the recorded node did, even if it could go on
-        if failed and object_id in self._places:
+        if failed and object_id in self._progress:
             self._give_up(object_id)
-        while object_id in self._places:
+        while object_id in self._progress:
             self._go_on(object_id)
             self._join_if_done(object_id)
 
     def end_all(self) -> None:
         """Let all objects catch up at once."""
-        # a list, because each object leaves the places when it joins
-        for object_id in list(self._places):
+        # a list, because each object is removed when it joins
+        for object_id in list(self._progress):
             self.end(object_id, failed=False)
 
     def forget(self, object_id: int) -> None:
         """Let an object no longer catch up, if it does."""
-        if self._places.pop(object_id, None) is not None:
+        if self._progress.pop(object_id, None) is not None:
             self._confidence.remove(catching_key(object_id))
             self._tracker.give_up(object_id)
 
     def _go_on(self, object_id: int) -> None:
         """Track an object on the next frame of its way: its stride after the last, or the latest if that is nearer."""
-        place = self._places[object_id]
+        progress = self._progress[object_id]
         latest = self._frames.get(None)
-        frame = self._frames.next_after(place.frame_number + place.stride - 1) or latest
-        if frame.frame_number > place.frame_number:
+        frame = self._frames.next_after(progress.frame_number + progress.stride - 1) or latest
+        if frame.frame_number > progress.frame_number:
             self._track(object_id, frame)
 
     @torch.inference_mode()
     def _track(self, object_id: int, frame: CachedFrame) -> None:
         """Track an object on one frame. If that fails, the object gives up."""
-        place = self._places[object_id]
+        progress = self._progress[object_id]
         try:
             features = frame.features_on(self._tracker.model.device)
             track = self._tracker.catch_up(object_id, features, frame.frame_number)
             if track is not None:
-                self._observe(object_id, track, frame.frame_number - place.frame_number)
+                self._observe(object_id, track, frame.frame_number - progress.frame_number)
         except Exception as error:  # one object that fails must not stop the others
             if lost := find_device_error(error):
                 raise lost from error
-            with request_id(place.request_id):
+            with request_id(progress.request_id):
                 log.exception("object %d cannot catch up from its prompt", object_id)
             self._give_up(object_id)
-            self._failed.append(CaughtUp(object_id, f"{type(error).__name__}: {error}", place.request_id))
+            self._failed.append(CaughtUp(object_id, f"{type(error).__name__}: {error}", progress.request_id))
         else:
-            place.frame_number = frame.frame_number
+            progress.frame_number = frame.frame_number
 
     def _observe(self, object_id: int, track: Track, steps: int) -> None:
         """Count the steps up to a frame and learn from its mask, as a step does."""
         on_host = copy_to_host(Tracks([catching_key(object_id)], *(column[None] for column in track)))
         self._confidence.observe(on_host.evidence)
-        place = self._places[object_id]
-        place.frames += steps
+        progress = self._progress[object_id]
+        progress.frames += steps
         in_view = on_host.evidence.visible[0] and not on_host.masks.levels.is_empty[0]
-        place.hidden = 0 if in_view else place.hidden + steps
+        progress.hidden = 0 if in_view else progress.hidden + steps
 
     def _join_if_done(self, object_id: int) -> bool:
         """Let the object join the tracked ones if it was tracked on the latest frame. Return True if it has joined."""
-        place = self._places.get(object_id)
-        if place is None or self._frames.next_after(place.frame_number) is not None:
+        progress = self._progress.get(object_id)
+        if progress is None or self._frames.next_after(progress.frame_number) is not None:
             return False
-        del self._places[object_id]
+        del self._progress[object_id]
         # the age of a new object counts from its prompt; a corrected one has counted meanwhile
         is_new = object_id not in self._tracker.ids
         self._tracker.join(object_id)
         self._confidence.rename(catching_key(object_id), object_id)
-        self._objects.catch_up(object_id, place.frames if is_new else 0, place.hidden)
+        self._objects.catch_up(object_id, progress.frames if is_new else 0, progress.hidden)
         self._on_join(object_id)
         return True
 

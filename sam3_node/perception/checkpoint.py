@@ -109,8 +109,8 @@ def _serialize(tensors: Mapping[str, Tensor]) -> list[Buffer]:
             raise TypeError(f"a state holds tensors of {', '.join(DTYPES.values())}, found {tensor.dtype}")
         begin = end
         end = end + tensor.nbytes
-        place = {"shape": list(tensor.shape), "data_offsets": [begin, end]}
-        header[key] = {"dtype": DTYPES[tensor.dtype], **place}
+        location = {"shape": list(tensor.shape), "data_offsets": [begin, end]}
+        header[key] = {"dtype": DTYPES[tensor.dtype], **location}
         parts.append(flat.view(torch.uint8).numpy().data)
     text = json.dumps(header).encode()
     # the values begin at a multiple of 8 bytes, so that they are aligned

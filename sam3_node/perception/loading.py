@@ -11,7 +11,7 @@ import torch
 from ..detection.detectors import Detector
 from ..engines.detector import choose_phrases, load_chosen, serve_detector
 from ..engines.engine_store import FP8, choose_model_dtype, identify_setup
-from ..engines.fast_torch import has_open_dtype, load_by_gate, serve_fast_torch, serve_kernels
+from ..engines.fast_torch import has_open_dtype, load_by_accuracy_check, serve_fast_torch, serve_kernels
 from ..engines.inductor import CompiledArtifacts, keep_compiled, use_graphs
 from ..engines.oom import STAGE_ERRORS, find_device_error, reraise_out_of_memory, to_engine_error
 from ..engines.options import resolve
@@ -93,7 +93,11 @@ def _load_torch(settings: Settings) -> TrackerModel:
             image_size=model_settings.image_size,
         )
 
-    model = load_by_gate(load, settings) if has_open_dtype(settings) else load(choose_model_dtype(settings))
+    model = (
+        load_by_accuracy_check(load, settings)
+        if has_open_dtype(settings)
+        else load(choose_model_dtype(settings))
+    )
     _use_read(model, settings)
     return model
 

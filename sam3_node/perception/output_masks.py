@@ -66,8 +66,8 @@ def axis(low: int, high: int) -> Axis[npt.NDArray[Any]]:
     """Return the interpolation from `low` pixels to `high` pixels."""
     # half-pixel centres: pixel i lies at (i + 1/2) * low / high - 1/2, here in units of 1 / (2 * high) low pixels
     whole = 2 * high
-    place = np.clip((2 * np.arange(high) + 1) * low - high, 0, (low - 1) * whole)
-    first, far = np.divmod(place, whole)
+    position = np.clip((2 * np.arange(high) + 1) * low - high, 0, (low - 1) * whole)
+    first, far = np.divmod(position, whole)
     return Axis(
         first, np.minimum(first + 1, low - 1), (whole - far).astype(np.float32), far.astype(np.float32)
     )
@@ -188,15 +188,15 @@ def find_edges(positive: Tensor) -> Tensor:
     sides = []
     for dim in (1, 2):  # the dimension that is left out
         hit = positive.any(dim=dim)
-        places = _places_on(hit.shape[1], hit.device)
-        # the last place, counted from either end; 0 for none
-        sides.append((hit[:, None] * places).amax(dim=2))
+        positions = _positions_on(hit.shape[1], hit.device)
+        # the last position, counted from either end; 0 for none
+        sides.append((hit[:, None] * positions).amax(dim=2))
     return torch.cat(sides, dim=1)
 
 
 def read_boxes(edges: npt.NDArray[np.int16], low: Sequence[int]) -> Ints:
     """Return the boxes (x0, y0, x1, y1), [N, 4], of masks of size `low` (h, w); zeros if a mask is empty."""
-    # the last place from the right, r, is the first from the left, low - r
+    # the last position from the right, r, is the first from the left, low - r
     x1, from_right, y1, from_below = edges.astype(np.int64).T
     boxes = np.stack([low[1] - from_right, low[0] - from_below, x1, y1], axis=1)
     boxes[x1 == 0] = 0
@@ -324,7 +324,7 @@ def _bits_on(device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def _places_on(size: int, device: torch.device) -> Tensor:
+def _positions_on(size: int, device: torch.device) -> Tensor:
     """Return 1 to `size`, and the same backward, [2, size]."""
     ascending = torch.arange(1, size + 1, dtype=torch.int16, device=device)
     return torch.stack([ascending, ascending.flip(0)])

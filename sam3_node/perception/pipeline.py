@@ -18,17 +18,17 @@ from ..models import TrackerModel
 from ..robot.body import RobotBody
 from ..schema.replies import ObjectPlace
 from ..settings import DetectorSettings, RobotSettings, SpatialSettings, TrackerSettings
+from ..tracking.appearance import Gallery
 from ..tracking.confidence import CALIBRATION, is_calibrated
-from ..tracking.looks import Gallery
 from ..tracking.names import is_calibrated as is_name_calibrated
 from ..types import Frame, Instance, Mask, MaskFrame, Priority, RobotState
 from ..wire.frame_prompt import FramePrompt
-from .looking import FrameLooks, find_like
+from .object_memory import ObjectMemory
 from .objects import Objects, ObjectStatus
 from .output_masks import copy_masks, to_prompt_results
 from .prompting import Prompting
 from .prompts import PromptOutcome, PromptResult
-from .remembering import ObjectMemory
+from .reidentification import AppearanceFrame, find_like
 from .saved import CameraState, Origin, StagesState
 from .stage import Nothing, Stage, StageTimer
 from .stages.depth import ReadDepth
@@ -37,17 +37,17 @@ from .stages.doubt import HideUnsure, JudgeDoubt
 from .stages.encode import DecodeImage, EncodeImage, Preprocess
 from .stages.held import FindHeld
 from .stages.masks import CopyToHost, KeepFrame, MakeMasks, UpdateStatus
-from .stages.recall import DescribeLooks, RecallObjects, RememberObjects
+from .stages.reidentify import DescribeAppearance, ReidentifyObjects, UpdateObjectMemory
 from .stages.robot import CutRobot, FindRobot, Places
 from .stages.spatial import MeasuredPoints, MeasureObjects
 from .stages.table import DescribeOnTable, FindTable
-from .stages.track import FollowWindows, TrackObjects
+from .stages.track import FollowCrops, TrackObjects
 from .step import StepFrame
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What is known of the place of one camera: its calibration and its robot."""
+    """What is known of the pose of one camera: its calibration and its robot."""
 
     spatial: SpatialSettings = field(default_factory=SpatialSettings)
     calibration: Calibration | None = None
@@ -204,27 +204,29 @@ class Pipeline:
         if self._detection is not None:
             stages.append(self._detection)
         if settings.recall:
-            stages.append(RecallObjects(prompting.tracker, self.registry, self.memory, prompting.confidence))
+            stages.append(
+                ReidentifyObjects(prompting.tracker, self.registry, self.memory, prompting.confidence)
+            )
         # after all that decides which object has which mask
-        if prompting.windows is not None:
-            stages.append(FollowWindows(model, prompting.tracker, prompting.windows))
+        if prompting.crops is not None:
+            stages.append(FollowCrops(model, prompting.tracker, prompting.crops))
         takes_exemplars = isinstance(self._detector, ExemplarDetector)
         stages.append(KeepFrame(prompting.frame_cache, self.catch_ups, takes_exemplars))
-        stages.append(DescribeLooks(self.memory))
+        stages.append(DescribeAppearance(self.memory))
         # on the host
         stages += [CopyToHost(), MakeMasks(prompting.confidence), HideUnsure(limits.hide_below)]
         if self.finds_robot:
             stages.append(CutRobot(places))
         if self._detection is not None:
             stages.append(FollowDetected(self._detection))
-        is_stranger = self.memory.is_stranger if settings.recall else lambda _: False
-        stages.append(JudgeDoubt(limits.min_mask, limits.min_name, is_stranger))
+        has_identity_mismatch = self.memory.has_identity_mismatch if settings.recall else lambda _: False
+        stages.append(JudgeDoubt(limits.min_mask, limits.min_name, has_identity_mismatch))
         stages.append(UpdateStatus(self.registry))
         if surroundings.robot is None:
             stages.append(self.spatial.depth)
         stages += self.spatial.list_after_depth()
         # after all that says where the objects are
-        stages.append(RememberObjects(self.memory))
+        stages.append(UpdateObjectMemory(self.memory))
         return stages
 
     @torch.inference_mode()
@@ -320,7 +322,7 @@ class Pipeline:
 
     @torch.inference_mode()
     def add_like(self, gallery: Gallery, label: str) -> PromptOutcome:
-        """Begin an object where the latest frame surely shows what has these looks.
+        """Begin an object where the latest frame surely shows what has this appearance.
 
         Raises RequestError where it does not, and CapacityError if all slots are taken; nothing is changed then.
         """
@@ -330,7 +332,7 @@ class Pipeline:
         cached = prompting.find()
         image = prompting.frame_cache.latest_image
         assert image is not None  # as there is a frame
-        scene = FrameLooks.from_cached(cached, image, tracker)
+        scene = AppearanceFrame.from_cached(cached, image, tracker)
         found = find_like(scene, tracker, gallery, self.memory.limits)
         track = tracker.adopt(scene.features, cached.frame_number, object_id, found.decoded, found.choice)
         self.registry.add(object_id, label)

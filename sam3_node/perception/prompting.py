@@ -9,12 +9,12 @@ from ..schema.state import SavedPart, SavedState
 from ..settings import TrackerSettings
 from ..tracking import Tracker
 from ..tracking.confidence import ConfidenceEstimator, ConfidenceState
-from ..tracking.everything import Census, EverythingOptions, segment_everything
+from ..tracking.everything import EverythingOptions, FilterStatistics, segment_everything
 from ..tracking.memory import get_rule
+from ..tracking.object_crops import ObjectCrops
 from ..tracking.propagation import WarmUp
 from ..tracking.tracker import TrackerState
 from ..tracking.tracks import PromptTensors
-from ..tracking.windows import Windows
 from ..types import Priority
 from ..wire.frame_prompt import FramePrompt
 from .catch_up import (
@@ -67,10 +67,10 @@ class Prompting(SavedPart[PromptingState]):
             history=1,
             corrections=MAX_CORRECTIONS,
         )
-        self.windows: Windows | None = None
-        if settings.window == "auto" and not model.capabilities.why_not_windows():
-            self.windows = Windows(model, settings.bank_size, get_rule(settings.selection))
-            self.registry.on_remove(self.windows.forget)
+        self.crops: ObjectCrops | None = None
+        if settings.window == "auto" and not model.capabilities.why_not_crops():
+            self.crops = ObjectCrops(model, settings.bank_size, get_rule(settings.selection))
+            self.registry.on_remove(self.crops.forget)
         self.confidence = ConfidenceEstimator(
             settings.max_objects + MAX_CORRECTIONS, model.mask_size[0], model.hidden
         )
@@ -79,7 +79,7 @@ class Prompting(SavedPart[PromptingState]):
         """Prompts of the objects that enter on the next frame."""
         # rows of memory are given again in the order in which they become free, which the order here decides
         self.catch_ups = CatchUps(
-            self.tracker, self.frame_cache, self.registry, self.confidence, self._close_window
+            self.tracker, self.frame_cache, self.registry, self.confidence, self._close_crop
         )
         self.registry.on_remove(self.frame_cache.remove_object)
         self.registry.on_remove(self.confidence.remove)
@@ -93,7 +93,7 @@ class Prompting(SavedPart[PromptingState]):
             "pinned_frames": sum(frame.lease_ns > 0 for frame in self.frame_cache),
             "cached_bytes": self.frame_cache.nbytes,
             "catching_up": len(self.catch_ups),
-            "bank_bytes": self.tracker.bank.nbytes + (self.windows.nbytes if self.windows is not None else 0),
+            "bank_bytes": self.tracker.bank.nbytes + (self.crops.nbytes if self.crops is not None else 0),
         }
 
     def warm_up_reads(self) -> None:
@@ -136,7 +136,7 @@ class Prompting(SavedPart[PromptingState]):
     ) -> PromptResult:
         """Correct an object on the cached frame `seq`, or on the latest for None. Points correct its mask there.
 
-        What is remembered of its looks does not change: users call `Pipeline.refine`. Raises the errors of `add`,
+        What is remembered of its appearance does not change: users call `Pipeline.refine`. Raises the errors of `add`,
         UnknownObjectError, and RequestError for an object that has not entered yet.
         """
         self.registry.require(object_id)
@@ -188,10 +188,10 @@ class Prompting(SavedPart[PromptingState]):
         cached = self.find(seq)
         # held for all turns, because the frame may leave the cache in between
         features = cached.features_on(self._model.device)
-        census = Census()
-        masks = yield from segment_everything(self._model, features, options, census)
+        statistics = FilterStatistics()
+        masks = yield from segment_everything(self._model, features, options, statistics)
         results = yield from to_results_job(cached.seq, cached.scaling, *masks)
-        note = "" if results else census.explain(options.complete(self._model))
+        note = "" if results else statistics.explain(options.complete(self._model))
         return cached.seq, results, note
 
     def state(self, whole: bool = True) -> PromptingState:
@@ -199,7 +199,7 @@ class Prompting(SavedPart[PromptingState]):
         state = super().state()
         # of the cached frames, those that objects on their way still need
         if not whole:
-            first = self.catch_ups.first_place
+            first = self.catch_ups.oldest_frame_number
             state.frame_cache = self.frame_cache.state_after(
                 self.tracker.frame_number if first is None else first
             )
@@ -222,8 +222,8 @@ class Prompting(SavedPart[PromptingState]):
         if is_latest and prompt.object_id not in self.catch_ups:
             features = cached.features_on(self._model.device)
             logits, score = self.tracker.prompt_at(features, cached.frame_number, prompt)
-            if self.windows is not None:
-                self.windows.begin(cached.frame_number, prompt.object_id, logits)
+            if self.crops is not None:
+                self.crops.begin(cached.frame_number, prompt.object_id, logits)
             self.confidence.start(prompt.object_id, copy_masks(logits[None])[0].levels)
         else:
             logits, score = self.catch_ups.begin(cached, prompt, stride)
@@ -231,10 +231,10 @@ class Prompting(SavedPart[PromptingState]):
         cached.set_logits(prompt.object_id, logits)
         return to_prompt_results(cached.seq, cached.scaling, logits[None], score)[0]
 
-    def _close_window(self, object_id: int) -> None:
-        """Let an object that has caught up have a new window, which begins with its next mask."""
-        if self.windows is not None:
-            self.windows.forget(object_id)
+    def _close_crop(self, object_id: int) -> None:
+        """Let an object that has caught up have a new crop, which begins with its next mask."""
+        if self.crops is not None:
+            self.crops.forget(object_id)
 
     def _stop_tracking(self, object_id: int) -> None:
         # an object that waits for its first frame, or is new and catches up, is not tracked yet

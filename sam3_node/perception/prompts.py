@@ -44,7 +44,7 @@ def to_model(
     points, box = prompt.within(scaling.frame_size)
     if prompt.mask is not None:
         return PromptTensors.from_mask(object_id, torch.from_numpy(_scale_mask(prompt.mask, scaling)))
-    points, box = (None if place is None else scaling.to_model(place) for place in (points, box))
+    points, box = (None if given is None else scaling.to_model(given) for given in (points, box))
     # without points there is nothing to correct with: a box begins a new mask
     return PromptTensors.from_points(
         object_id, points, prompt.labels, box, None if points is None else logits

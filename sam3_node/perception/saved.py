@@ -16,19 +16,19 @@ from ..tracking.tracks import catching_key
 from .linking import CameraObject, LinksState
 from .prompting import PromptingState
 from .stages.detect import DetectionState
-from .stages.recall import RecallState, RememberState
+from .stages.reidentify import ObjectMemoryState, ReidentifyState
 from .stages.table import TableState
-from .stages.track import WindowState
+from .stages.track import CropState
 
 
 class StagesState(SavedState):
     """The stages that keep something, by their names. One is absent if the settings did not have it."""
 
     detect: DetectionState | None = None
-    remember: RememberState | None = None
-    recall: RecallState | None = None
+    remember: ObjectMemoryState | None = None
+    recall: ReidentifyState | None = None
     table: TableState | None = None
-    window: WindowState | None = None
+    window: CropState | None = None
 
 
 class Origin(SavedState):
@@ -89,10 +89,10 @@ def _check_camera(name: str, camera: CameraState) -> None:
     tracked = {key for key in keys if key >= 0}
     catching = {catching_key(key) for key in keys if key < 0}
     pending = set(registry.values.get("pending", {}))
-    places = list(prompting.catch_ups.places)
+    progress = list(prompting.catch_ups.progress)
     _require_known(f"{name}: rows", tracked | catching, objects)
-    _require_known(f"{name}: catch_ups", places, catching)
-    _require_known(f"{name}: rows of objects that catch up", catching, places)
+    _require_known(f"{name}: catch_ups", progress, catching)
+    _require_known(f"{name}: rows of objects that catch up", catching, progress)
     # an object without a row would be asked for at each step
     _require_known(f"{name}: objects", objects, tracked | catching | pending)
     for values, items in registry.values.items():
@@ -103,11 +103,11 @@ def _check_camera(name: str, camera: CameraState) -> None:
         _require_known(f"{name}: lost objects", list(lost), range(1, registry.last_id + 1))
         _require_known(f"{name}: lost objects", [each.id for each in lost.values()], list(lost))
     if camera.stages.detect is not None:
-        _require_known(f"{name}: lives", list(camera.stages.detect.lifecycle.lives), objects)
+        _require_known(f"{name}: track states", list(camera.stages.detect.lifecycle.track_states), objects)
     if camera.stages.window is not None:
-        followed = camera.stages.window.windows.followed
-        _require_known(f"{name}: windows", list(followed), objects)
-        _require_unique(f"{name}: rows of windows", [each.row for each in followed.values()])
+        followed = camera.stages.window.crops.followed
+        _require_known(f"{name}: object crops", list(followed), objects)
+        _require_unique(f"{name}: rows of object crops", [each.row for each in followed.values()])
     # prompts find their frame by its step, and the next step comes after all of them
     steps = [frame.frame_number for frame in prompting.frame_cache.frames]
     if [*steps, prompting.tracker.frame_number] != sorted({*steps, prompting.tracker.frame_number}):

@@ -40,8 +40,8 @@ class ObjectEvent(NamedTuple):
     """further arguments of the event"""
 
 
-class DoubtfulPlace(NamedTuple):
-    """The place in the base of the surface under a doubtful mask."""
+class MeasuredSurface(NamedTuple):
+    """The position in the base of the surface under a mask."""
 
     position_m: tuple[float, ...]
     covariance_m2: tuple[float, ...]
@@ -118,13 +118,13 @@ class StepFrame:
     tracks: Tracks = field(init=False)
 
     # filled by describe
-    looked_at: int | None = None
-    """the object whose looks are compared on this frame"""
-    look: HostCopy | None = None
+    described_id: int | None = None
+    """the object whose appearance is compared on this frame"""
+    described_features: HostCopy | None = None
     """its features [1, C], on their way to the host"""
 
     # filled by window
-    window_masks: dict[int, Mask] = field(default_factory=dict)
+    crop_masks: dict[int, Mask] = field(default_factory=dict)
     """by object: masks at the frame's size that are finer than those of `tracks`"""
 
     # filled by masks, doubt and status
@@ -135,7 +135,7 @@ class StepFrame:
     # filled by spatial, table and held
     surfaces: dict[int, Float] = field(default_factory=dict)
     """by object: measured points [n, 3] in the camera's frame"""
-    doubtful: dict[int, DoubtfulPlace] = field(default_factory=dict)
+    doubtful: dict[int, MeasuredSurface] = field(default_factory=dict)
     """by object: where the surface under a doubtful mask is; it may be that of something else"""
     table: Plane | None = None
     is_base_tilted: bool = False

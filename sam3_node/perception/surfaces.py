@@ -100,7 +100,7 @@ class Samples:
         return counts
 
     def find_bounds(self, indices: Ints) -> Ints:
-        """Return N + 1 places in sorted flat indices of samples: each mask's samples lie between two places."""
+        """Return N + 1 positions in sorted flat indices of samples: each mask's samples lie between two positions."""
         return np.searchsorted(indices, self.bounds)
 
 

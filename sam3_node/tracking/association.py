@@ -1,4 +1,4 @@
-"""Match the detections of a frame to the tracked objects, and decide how long a detected object lives.
+"""Match the detections of a frame to the tracked objects, and decide how long a detected object is kept.
 
 Overlap of masks and boxes and appearance score each pair. All pairs are assigned at once, so that the sum over all
 pairs is the greatest possible. A detected object is tentative at first, kept while there is evidence, then removed.
@@ -177,8 +177,8 @@ class LifecycleRules:
     """Mask score that counts as evidence."""
 
 
-class TrackLife(SavedState):
-    """A detected object, besides its mask."""
+class DetectedTrack(SavedState):
+    """State of a detected object, besides its mask."""
 
     votes: dict[Label, Number] = field(default_factory=dict)
     detections: Count = 0
@@ -190,28 +190,28 @@ class TrackLife(SavedState):
     names: dict[Label, NameEvidence] = field(default_factory=dict)
 
 
-class LivesState(SavedState):
+class LifecycleState(SavedState):
     """What `Lifecycle` keeps."""
 
-    lives: dict[Id, TrackLife]
+    track_states: dict[Id, DetectedTrack]
 
 
-class Lifecycle(SavedPart[LivesState]):
+class Lifecycle(SavedPart[LifecycleState]):
     """State of each detected object besides its mask. Times are capture times, so a replay decides the same way."""
 
-    STATE = LivesState
+    STATE = LifecycleState
 
     def __init__(self, rules: LifecycleRules) -> None:
         self._rules = rules
-        self._lives: dict[int, TrackLife] = {}
+        self._track_states: dict[int, DetectedTrack] = {}
 
     def __contains__(self, object_id: int) -> bool:
-        return object_id in self._lives
+        return object_id in self._track_states
 
     @property
     def ids(self) -> list[int]:
         """Object ids, the oldest first."""
-        return list(self._lives)
+        return list(self._track_states)
 
     def mark_detected(
         self,
@@ -227,95 +227,95 @@ class Lifecycle(SavedPart[LivesState]):
         `features` say how well the label fits. `anew`: the object was lost, or tracked elsewhere, so that what earlier
         detections said of its name is void.
         """
-        life = self._lives.setdefault(object_id, TrackLife())
+        track = self._track_states.setdefault(object_id, DetectedTrack())
         if anew:
-            life.rounds = 0
-            life.names = {}
-        life.rounds += 1
+            track.rounds = 0
+            track.names = {}
+        track.rounds += 1
         if features:
-            life.names.setdefault(label, NameEvidence()).add(features)
-        life.votes[label] = life.votes.get(label, 0.0) + score
-        life.detections += 1
-        life.missed = 0
-        life.score = score
-        life.evidence_ns = now_ns
-        life.hidden = False
+            track.names.setdefault(label, NameEvidence()).add(features)
+        track.votes[label] = track.votes.get(label, 0.0) + score
+        track.detections += 1
+        track.missed = 0
+        track.score = score
+        track.evidence_ns = now_ns
+        track.hidden = False
 
     def confirm(self, object_id: int) -> None:
         """Take an object for confirmed that was so before it was lost."""
-        life = self._lives[object_id]
-        life.detections = max(life.detections, self._rules.min_detections)
+        track = self._track_states[object_id]
+        track.detections = max(track.detections, self._rules.min_detections)
 
     def mark_missed(self, object_id: int) -> None:
         """Record a round in which the detector did not find the object.
 
         What comes back after a round out of view may be another thing: its name is unknown until it is detected again.
         """
-        life = self._lives[object_id]
-        life.missed += 1
-        life.rounds += 1
-        if life.hidden:
-            life.rounds = 0
-            life.names = {}
+        track = self._track_states[object_id]
+        track.missed += 1
+        track.rounds += 1
+        if track.hidden:
+            track.rounds = 0
+            track.names = {}
 
     def wait(self, object_id: int, now_ns: int) -> None:
         """Record a frame on which the object cannot be seen, where it is known to be: no time passes for it."""
-        life = self._lives[object_id]
-        life.hidden = True
-        life.evidence_ns = now_ns
+        track = self._track_states[object_id]
+        track.hidden = True
+        track.evidence_ns = now_ns
 
     def observe(self, object_id: int, score: float, visible: bool, now_ns: int) -> None:
         """Record the object's mask on a frame. A mask with a high score is evidence, unless the object is tentative."""
-        life = self._lives[object_id]
-        life.hidden = not visible
-        life.evidence_ns = min(life.evidence_ns, now_ns)  # a camera's own clock may start again
+        track = self._track_states[object_id]
+        track.hidden = not visible
+        track.evidence_ns = min(track.evidence_ns, now_ns)  # a camera's own clock may start again
         if visible and score >= self._rules.min_evidence_score and not self.is_tentative(object_id):
-            life.evidence_ns = max(life.evidence_ns, now_ns)
+            track.evidence_ns = max(track.evidence_ns, now_ns)
 
     def forget(self, object_id: int) -> None:
         """Remove the object's state, if there is any."""
-        self._lives.pop(object_id, None)
+        self._track_states.pop(object_id, None)
 
     def is_tentative(self, object_id: int) -> bool:
         """Return True if the object has too few detections to be confirmed."""
-        return self._lives[object_id].detections < self._rules.min_detections
+        return self._track_states[object_id].detections < self._rules.min_detections
 
     def is_lost(self, object_id: int) -> bool:
         """Return True if the object is out of view, or if the detector has missed it for some rounds."""
-        life = self._lives[object_id]
-        return life.hidden or life.missed >= self._rules.max_missed_rounds
+        track = self._track_states[object_id]
+        return track.hidden or track.missed >= self._rules.max_missed_rounds
 
     def label(self, object_id: int) -> str:
         """Return the label with the most votes. Each detection votes with its score."""
-        votes = self._lives[object_id].votes
+        votes = self._track_states[object_id].votes
         return max(votes, key=votes.__getitem__)
 
     def name_features(self, object_id: int, label: str) -> list[float] | None:
         """Return the features of a label of the object, see `names.FEATURES`; None if no detection has measured it."""
-        life = self._lives[object_id]
-        return list_features(life.names[label], life.rounds) if label in life.names else None
+        track = self._track_states[object_id]
+        return list_features(track.names[label], track.rounds) if label in track.names else None
 
     def keep_labels(self, labels: Iterable[str]) -> list[int]:
         """Drop the votes for all other labels; return the ids of objects that have no vote left."""
         kept = set(labels)
-        for life in self._lives.values():
-            life.votes = {label: vote for label, vote in life.votes.items() if label in kept}
-            life.names = {label: found for label, found in life.names.items() if label in kept}
-        return [object_id for object_id, life in self._lives.items() if not life.votes]
+        for track in self._track_states.values():
+            track.votes = {label: vote for label, vote in track.votes.items() if label in kept}
+            track.names = {label: found for label, found in track.names.items() if label in kept}
+        return [object_id for object_id, track in self._track_states.items() if not track.votes]
 
     def expired(self, now_ns: int) -> list[int]:
         """Return the ids to remove: tentative objects missed too often, and those too long without evidence."""
         max_lost_ns = self._rules.max_lost_s * NANOSECONDS
         return [
             object_id
-            for object_id, life in self._lives.items()
-            if now_ns - life.evidence_ns > max_lost_ns
-            or (self.is_tentative(object_id) and life.missed >= self._rules.max_missed_rounds)
+            for object_id, track in self._track_states.items()
+            if now_ns - track.evidence_ns > max_lost_ns
+            or (self.is_tentative(object_id) and track.missed >= self._rules.max_missed_rounds)
         ]
 
     def is_duplicate(self, object_id: int) -> bool:
         """Return True if an object may be removed because another has its mask and has received its detections."""
-        missed = self._lives[object_id].missed
+        missed = self._track_states[object_id].missed
         return missed >= self._rules.duplicate_missed_rounds or (self.is_tentative(object_id) and missed > 0)
 
     def eviction_candidate(self, score: float) -> int | None:
@@ -324,8 +324,10 @@ class Lifecycle(SavedPart[LivesState]):
         It is the object that has been out of view longest. If all are in view, it is the tentative object with the
         lowest score, if that is below `score`. A confirmed object in view is never removed.
         """
-        hidden = [i for i, life in self._lives.items() if life.hidden]
+        hidden = [i for i, track in self._track_states.items() if track.hidden]
         if hidden:
-            return min(hidden, key=lambda i: self._lives[i].evidence_ns)
-        weaker = [i for i, life in self._lives.items() if self.is_tentative(i) and life.score < score]
-        return min(weaker, key=lambda i: self._lives[i].score) if weaker else None
+            return min(hidden, key=lambda i: self._track_states[i].evidence_ns)
+        weaker = [
+            i for i, track in self._track_states.items() if self.is_tentative(i) and track.score < score
+        ]
+        return min(weaker, key=lambda i: self._track_states[i].score) if weaker else None

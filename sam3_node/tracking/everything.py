@@ -84,8 +84,8 @@ class Everything(NamedTuple):
 
 
 @dataclass(slots=True)
-class Census:
-    """Number of candidates of a search, and what became of them."""
+class FilterStatistics:
+    """Number of candidates of a search, and how many passed each limit."""
 
     candidates: int = 0
     sure: int = 0
@@ -112,22 +112,25 @@ class Census:
 
 @torch.inference_mode()
 def segment_everything(
-    model: TrackerModel, features: Features, options: EverythingOptions, census: Census | None = None
+    model: TrackerModel,
+    features: Features,
+    options: EverythingOptions,
+    statistics: FilterStatistics | None = None,
 ) -> Resumable[Everything]:
     """Find the masks of everything on one frame, from features = model.encode(pixels), a batch of points a turn.
 
-    `census` is filled with the number of candidates.
+    `statistics` is filled with the number of candidates.
     The masks do not depend on what happens between the turns, as long as the features stay as they are.
     """
     options = options.complete(model)
-    census = census or Census()
+    statistics = statistics or FilterStatistics()
     # `complete` has left nothing open; the zeros are for the type checker
     limits = MaskLimits(options.min_iou or 0.0, options.min_stability or 0.0)
     masks = Everything(
         torch.zeros(0, *model.mask_size, device=model.device), torch.zeros(0, device=model.device)
     )
     for points in grid_points(options.grid, model).split(model.batch_size):
-        sure = _filter(_decode(model, features, points), limits, census)
+        sure = _filter(_decode(model, features, points), limits, statistics)
         masks = Everything(*(torch.cat(pair) for pair in zip(masks, sure, strict=True)))
         if len(masks.iou) > MAX_CANDIDATES:
             masks = masks.select(masks.iou.topk(MAX_CANDIDATES).indices)
@@ -152,15 +155,15 @@ def _decode(model: TrackerModel, features: Features, points: Tensor) -> Everythi
     return Everything(logits.flatten(0, 1).float(), iou.flatten().float())
 
 
-def _filter(candidates: Everything, limits: MaskLimits, census: Census) -> Everything:
+def _filter(candidates: Everything, limits: MaskLimits, statistics: FilterStatistics) -> Everything:
     """Return the masks that the decoder is sure of and that do not depend on the threshold; count them."""
     sure = candidates.select(candidates.iou > limits.min_iou)
     inner, outer = ((sure.logits > level).flatten(1).sum(dim=1) for level in (1.0, -1.0))
     stable = sure.select((inner > limits.min_stability * outer) & (sure.logits > 0).flatten(1).any(dim=1))
-    census.candidates += len(candidates.iou)
-    census.sure += len(sure.iou)
-    census.stable += len(stable.iou)
-    census.best_iou = max(census.best_iou, float(candidates.iou.max()))
+    statistics.candidates += len(candidates.iou)
+    statistics.sure += len(sure.iou)
+    statistics.stable += len(stable.iou)
+    statistics.best_iou = max(statistics.best_iou, float(candidates.iou.max()))
     if len(sure.iou):
-        census.best_stability = max(census.best_stability, float((inner / outer.clamp(min=1)).max()))
+        statistics.best_stability = max(statistics.best_stability, float((inner / outer.clamp(min=1)).max()))
     return stable

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..models import TrackerModel
 from ..models.capabilities import Following
-from .groups import GroupMemory, GroupSeats, GroupsState, count_groups
+from .groups import GroupMemory, GroupSlots, GroupsState, count_groups
 from .last_masks import LastMasks, LastMasksState
 from .memory import MemoryBank, MemoryState, SelectionRule
 from .propagation import MemoryPropagation, Propagation
@@ -50,9 +50,9 @@ def _build_memories(model: TrackerModel, limits: FollowingLimits) -> FollowingPa
 def _build_groups(model: TrackerModel, limits: FollowingLimits) -> FollowingParts:
     slots = model.capabilities.slots
     groups = count_groups(limits.max_objects, limits.corrections, slots)
-    seats = GroupSeats(limits.max_objects, limits.corrections, slots, groups)
-    memory = GroupMemory(model, seats, limits.bank_size, limits.rule, limits.history)
-    return FollowingParts(seats, memory, memory)
+    group_slots = GroupSlots(limits.max_objects, limits.corrections, slots, groups)
+    memory = GroupMemory(model, group_slots, limits.bank_size, limits.rule, limits.history)
+    return FollowingParts(group_slots, memory, memory)
 
 
 def _build_last_masks(model: TrackerModel, limits: FollowingLimits) -> FollowingParts:

@@ -4,7 +4,7 @@ It uses the interface of SAM for single images (arXiv 2304.02643, 2408.00714): t
 logits of an earlier mask. The box has a margin, because the object may have moved. An object that is out of view, or
 whose mask is empty, keeps its last mask as the prompt of each later frame. Nothing but that mask says what the object
 is, so a mask that takes in a part of the background would grow from frame to frame. Two things stop this. A mask that
-grew at once is searched again in tighter boxes. A mask whose size or place departs from the track's history
+grew at once is searched again in tighter boxes. A mask whose size or position departs from the track's history
 (`SureHistory`) is withheld: the object counts as out of view, and the next frame is searched with its last sure mask.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from ..models import Features, TrackerModel
 from ..models.pixels import mask_boxes
 from ..models.sam.algebra import resize_matrix
-from ..models.sam.memory_write import MASK_BIAS, MASK_SCALE
+from ..models.sam.memory_encoder import MASK_BIAS, MASK_SCALE
 from ..models.sam.stages import ABSENT_LOGIT, Decoded
 from ..schema.state import Count, SavedState, Time
 from . import track_history

@@ -108,16 +108,16 @@ class Memories(NamedTuple):
     """bool [N, S + P]; [N, P] if all memories are valid; None if all are valid"""
 
 
-FindPlace = Callable[[int, tuple[int, ...], torch.dtype], Tensor | None]
+FindBuffer = Callable[[int, tuple[int, ...], torch.dtype], Tensor | None]
 """Returns where a read takes its input of this number, shape and dtype; None if nowhere yet."""
-Gather = Callable[[FindPlace | None], Memories]
+Gather = Callable[[FindBuffer | None], Memories]
 
 
 class ReadGroup(NamedTuple):
     """Objects that are read together because they have equally many memories."""
 
     positions: Ints
-    """int64 [n], places in the rows that were asked for"""
+    """int64 [n], positions in the rows that were asked for"""
     gather: Gather
     """Returns the memories of the objects at `positions`; with static shapes, more rows follow to be ignored. Those of
     frames are where the read takes them, if it says where."""
@@ -336,12 +336,12 @@ class MemoryBank:
         rows: Ints,
         frame: int,
         static: bool,
-        find_place: FindPlace | None = None,
+        find_buffer: FindBuffer | None = None,
         full_apart: bool = False,
     ) -> Memories:
         """Return the memories that `rows` attend to on step `frame`; with `static`, of equal shapes on every step.
 
-        full_apart: rows that are all full have a shape of their own, without a mask. find_place: see
+        full_apart: rows that are all full have a shape of their own, without a mask. find_buffer: see
         `ReadGroup.gather`. On a step in the past, tracked frames and pointers of later frames are left out, as in the
         reference.
         """
@@ -363,7 +363,7 @@ class MemoryBank:
             pointer = pointer.take(every)
             mask = _join_masks(memory.valid, pointer.valid)
         [gather] = self._send([_Selection(memory, pointer, mask)])
-        return gather(find_place)
+        return gather(find_buffer)
 
     def read_groups(
         self, rows: Ints, frame: int, static: bool, engine_objects: int | None = None, padded: bool = False
@@ -465,16 +465,16 @@ class MemoryBank:
             for selection, group in zip(selections, indices, strict=True)
         ]
 
-    def _gather(self, has_mask: bool, indices: list[Tensor], find_place: FindPlace | None) -> Memories:
+    def _gather(self, has_mask: bool, indices: list[Tensor], find_buffer: FindBuffer | None) -> Memories:
         index, offset, pointer_index, age, valid = indices
         frames = self.features.flatten(0, 1)
         pointers = self.pointers.flatten(0, 1)
         shape = *index.shape, *frames.shape[1:]
-        memory = find_place(1, shape, frames.dtype) if find_place else None
+        memory = find_buffer(1, shape, frames.dtype) if find_buffer else None
         if memory is None:
             memory = frames[index]
         else:
-            # the read takes its input from this place, so a second copy is saved
+            # the read takes its input from this buffer, so a second copy is saved
             torch.index_select(frames, 0, index.flatten(), out=memory.view(-1, *shape[2:]))
         mask = valid.bool() if has_mask else None
         return Memories(memory, offset, pointers[pointer_index], age.float(), mask)

@@ -75,7 +75,7 @@ class Propagation:
         raise NotImplementedError("only frames for which has_tracked is True can be corrected")
 
     def take_batch(self, rows: Ints, most: int) -> Ints:
-        """Return the places in `rows` of the objects to follow first, with at most `most` reads."""
+        """Return the positions in `rows` of the objects to follow first, with at most `most` reads."""
         return np.arange(min(len(rows), most))
 
     def count_reads(self, rows: Ints) -> int:
@@ -117,7 +117,7 @@ class MemoryPropagation(Propagation):
     def follow(
         self, features: Features, rows: Ints, frame: int, hidden: Bools, cover: Cover | None
     ) -> Decoded:
-        """Read the bank, decode, and write the bank for the objects that nothing covers."""
+        """Attend to the bank, decode, and encode the memories of the objects that nothing covers."""
         model = self._model
         top = self.read_to_decode(features.top, rows, frame)
         decoded = Decoded(*model.stages.decode(top, features.fine, features.middle))
@@ -136,7 +136,7 @@ class MemoryPropagation(Propagation):
         """See `Propagation`. Only the object pointer is decoded."""
         model = self._model
         mask = mask.to(model.dtype)
-        logits, masks = model.remember_stage.from_mask(mask)
+        logits, masks = model.memory_encoder.from_mask(mask)
         pointer = model.decode_stage.encode_mask_pointer(features, mask)
         # decided on the device, so that the host does not wait for it
         presence = torch.where(mask.any(), PRESENT_LOGIT, -PRESENT_LOGIT).reshape(1)
@@ -145,7 +145,7 @@ class MemoryPropagation(Propagation):
 
     def start(self, features: Features, row: int, frame: int, now: int, prompted: Prompted) -> None:
         """Store a prompted frame as a conditioning frame."""
-        memory = self._remember(features, prompted)
+        memory = self._encode_memory(features, prompted)
         self._bank.write_conditioning(row, frame, now, memory, prompted.decoded.pointer)
 
     def has_tracked(self, row: int, frame: int) -> bool:
@@ -158,12 +158,12 @@ class MemoryPropagation(Propagation):
 
     def correct(self, features: Features, row: int, frame: int, now: int, prompted: Prompted) -> None:
         """Replace the memory of a tracked frame, which stays a tracked frame."""
-        memory = self._remember(features, prompted)
+        memory = self._encode_memory(features, prompted)
         self._bank.correct(row, frame, now, memory, prompted.decoded.pointer)
 
-    def _remember(self, features: Features, prompted: Prompted) -> Tensor:
+    def _encode_memory(self, features: Features, prompted: Prompted) -> Tensor:
         """Encode the memory [1, T, 64] of a prompt."""
-        write = self._model.remember_stage
+        write = self._model.memory_encoder
         decoded, masks = prompted
         if masks is None:
             masks = write.upsample(decoded.logits)
@@ -196,24 +196,24 @@ class MemoryPropagation(Propagation):
         static = model.static_shapes
         limits = find_limits(read)
         # of a CUDA graph, whose inputs have addresses of their own
-        find_place = getattr(read, "find_place", None)
+        find_buffer = getattr(read, "find_buffer", None)
         if not limits.any_width and limits.max_objects is None:
             # it reads what is valid, in one call for all objects
             padded = self.pad(rows)
             static = static or model.is_compiled
             full_apart = limits.full_from is not None and len(padded) >= limits.full_from
-            out: Tensor = read(top, *self._bank.read(padded, frame, static, find_place, full_apart))
+            out: Tensor = read(top, *self._bank.read(padded, frame, static, find_buffer, full_apart))
             return out
 
         engine_objects = None if limits.any_width else limits.max_objects
         groups = self._bank.read_groups(rows, frame, static, engine_objects, model.is_compiled)
         if len(groups) == 1:
-            out = read(top, *groups[0].gather(find_place))
+            out = read(top, *groups[0].gather(find_buffer))
             return out
         tokens = [  # [1, hw, C] each
             row
             for group in groups
-            for row in read(top, *group.gather(find_place))[: len(group.positions)].flatten(2).mT.split(1)
+            for row in read(top, *group.gather(find_buffer))[: len(group.positions)].flatten(2).mT.split(1)
         ]
         # groups are ordered by their numbers of memories; the result is ordered by `rows`
         order = np.argsort(np.concatenate([group.positions for group in groups]))
@@ -227,7 +227,7 @@ class MemoryPropagation(Propagation):
     def plan_rows_warm_up(self, most: int, objects: int) -> WarmUp:
         """Plan the warm-up where up to so many objects share a row.
 
-        The place of an object that left such a row is not given again, so one more row may be needed.
+        The slot of an object that left such a row is not given again, so one more row may be needed.
         """
         model = self._model
         sizes: tuple[int, ...] = BATCHES

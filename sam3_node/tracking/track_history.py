@@ -1,4 +1,4 @@
-"""Measure how far tracked masks depart from their history: size, place and shape, learned on sure frames only.
+"""Measure how far tracked masks depart from their history: size, position and shape, learned on sure frames only.
 
 `measure` takes the signals from low-resolution logits. Two histories use them, with arrays that are allocated once, a
 row for each object: `TrackHistory` feeds the confidence of all masks. `SureHistory` judges the masks that models
@@ -265,7 +265,7 @@ class TrackHistory(RowTables):
         self._offset[chosen] *= 1 - RECOVERY
 
     def _move(self, rows: Ints, centre: Floats, log_area: Floats) -> None:
-        """Record the place of N masks. A jump does not change the velocity."""
+        """Record the position of N masks. A jump does not change the velocity."""
         step = centre - self._last[rows, 1:]
         size = np.exp(log_area / 2)
         smooth = np.hypot(step[:, 0], step[:, 1]) <= size
@@ -461,12 +461,12 @@ def _log_area(inside: Bools) -> float:
 def _is_near(inside: Bools, last: Bools, gap: float) -> bool:
     """Return True if the centre of a mask lies in the box of `last`, with the widest margin a frame of `gap`."""
     for axis in (0, 1):
-        place, span = (np.flatnonzero(mask.any(axis=axis)) for mask in (inside, last))
+        occupied, span = (np.flatnonzero(mask.any(axis=axis)) for mask in (inside, last))
         if not span.size:
             return True
-        weights = inside.sum(axis=axis)[place]
+        weights = inside.sum(axis=axis)[occupied]
         margin = gap * max(MIN_MARGIN, BOX_MARGINS[0] * (span[-1] - span[0] + 1))
-        if not span[0] - margin <= (place * weights).sum() / weights.sum() <= span[-1] + margin:
+        if not span[0] - margin <= (occupied * weights).sum() / weights.sum() <= span[-1] + margin:
             return False
     return True
 

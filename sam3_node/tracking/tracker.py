@@ -185,7 +185,7 @@ class Tracker(SavedPart[TrackerState]):
     @torch.inference_mode()
     def segment(self, features: Features, prompt: AnyPrompt) -> tuple[Tensor, Tensor]:
         """Segment one frame from a prompt without tracking; return logits [h, w] and score []."""
-        decoded = self._decode_prompt(features, self._to_places(prompt))
+        decoded = self._decode_prompt(features, self._to_tensors(prompt))
         return decoded.logits[0], combine_scores(decoded.presence, decoded.iou)[0]
 
     @torch.inference_mode()
@@ -194,7 +194,7 @@ class Tracker(SavedPart[TrackerState]):
 
         K is `TrackerModel.candidates`. `PromptTensors.choice` counts them.
         """
-        decoded = self._decode_candidates(features, self._to_places(prompt))
+        decoded = self._decode_candidates(features, self._to_tensors(prompt))
         return decoded.logits, combine_scores(decoded.presence, decoded.iou)
 
     @torch.inference_mode()
@@ -297,14 +297,14 @@ class Tracker(SavedPart[TrackerState]):
         rest = list(ids)
         while rest:
             rows = np.array([self._rows[object_id] for object_id in rest], dtype=np.int64)
-            places = self._propagation.take_batch(rows, self.model.batch_size)
-            batch = [rest[place] for place in places]
+            positions = self._propagation.take_batch(rows, self.model.batch_size)
+            batch = [rest[position] for position in positions]
             try:
                 tracks.update(zip(batch, self._follow_batch(features, batch, frame, cover), strict=True))
                 rest = [object_id for object_id in rest if object_id not in tracks]
                 continue
             except torch.OutOfMemoryError:
-                reads = self._propagation.count_reads(rows[places])
+                reads = self._propagation.count_reads(rows[positions])
                 if reads == 1:
                     raise
             # here the traceback, which holds the failed batch's memory, is released
@@ -363,7 +363,7 @@ class Tracker(SavedPart[TrackerState]):
             self.bank.copy_conditioning(self._rows[catching_key(key)], row)
         return row
 
-    def _to_places(self, prompt: AnyPrompt) -> PromptTensors:
+    def _to_tensors(self, prompt: AnyPrompt) -> PromptTensors:
         if prompt.mask is not None:
             raise RequestError("segment: expected points or a box, found a mask")
         return prompt.to_tensors(self.model.image_size, self.model.device)

@@ -64,7 +64,7 @@ class PromptTensors(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObjectPrompt:
-    """The place of an object on one frame, in model pixels (0..S, origin at the corner of the top-left pixel)."""
+    """A prompt for an object on one frame, in model pixels (0..S, origin at the corner of the top-left pixel)."""
 
     object_id: int
     points: object = None
@@ -150,7 +150,7 @@ class ObjectRows(SavedPart[RowsState]):
     def add(self, key: int, apart: bool = False) -> int:
         """Give the key a free row and return it; CapacityError if all rows are taken.
 
-        apart: the object must not share a group with others. A row is of one object, so this counts for `GroupSeats`.
+        apart: the object must not share a group with others. A row is of one object, so this counts for `GroupSlots`.
         """
         if catching_key(key) in self._rows:
             self.check_spare(key)

@@ -16,7 +16,7 @@ from sam3_node.engines.fast_torch import (
     Fp8Linear,
     has_bfloat16,
     has_open_dtype,
-    load_by_gate,
+    load_by_accuracy_check,
     make_fp8_encoder,
     make_stages,
     serve_fast_torch,
@@ -80,18 +80,18 @@ def test_the_gate_decides_once(
     monkeypatch.setattr(fast_torch, "compare", lambda reference, candidate: figures(iou))
     load = Loads()
     settings = settings_of(tmp_path)
-    assert load_by_gate(load, settings).dtype == expected
+    assert load_by_accuracy_check(load, settings).dtype == expected
     assert load.dtypes == [torch.float32, torch.bfloat16]
     monkeypatch.delattr(fast_torch, "compare")
-    assert load_by_gate(load, settings).dtype == expected  # by the report of the first start
+    assert load_by_accuracy_check(load, settings).dtype == expected  # by the report of the first start
     assert load.dtypes[2:] == [expected]
 
 
 def test_another_image_size_is_judged_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts = iter([figures(0.995), figures(0.5)])
     monkeypatch.setattr(fast_torch, "compare", lambda reference, candidate: next(verdicts))
-    assert load_by_gate(Loads(), settings_of(tmp_path)).dtype == torch.bfloat16
-    assert load_by_gate(Loads(), settings_of(tmp_path, image_size=224)).dtype == torch.float32
+    assert load_by_accuracy_check(Loads(), settings_of(tmp_path)).dtype == torch.bfloat16
+    assert load_by_accuracy_check(Loads(), settings_of(tmp_path, image_size=224)).dtype == torch.float32
 
 
 def test_weights_that_cannot_be_compared_stay_in_float32(
@@ -101,7 +101,7 @@ def test_weights_that_cannot_be_compared_stay_in_float32(
         raise EngineError("expected objects on the clip, found none")
 
     monkeypatch.setattr(fast_torch, "compare", compare)
-    assert load_by_gate(Loads(), settings_of(tmp_path)).dtype == torch.float32
+    assert load_by_accuracy_check(Loads(), settings_of(tmp_path)).dtype == torch.float32
     assert not list(tmp_path.rglob("*.json"))
 
 
@@ -110,16 +110,16 @@ def test_large_weights_stay_in_float32_without_a_gate(
 ) -> None:
     monkeypatch.setattr(fast_torch, "MAX_PARAMETERS", 1000)
     load = Loads()
-    assert load_by_gate(load, settings_of(tmp_path)).dtype == torch.float32
+    assert load_by_accuracy_check(load, settings_of(tmp_path)).dtype == torch.float32
     assert load.dtypes == [torch.float32]
 
 
 def test_a_damaged_report_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast_torch, "compare", lambda reference, candidate: figures(0.995))
-    load_by_gate(Loads(), settings_of(tmp_path))
+    load_by_accuracy_check(Loads(), settings_of(tmp_path))
     (path,) = tmp_path.rglob("*.json")
     path.write_text("{")
-    assert load_by_gate(Loads(), settings_of(tmp_path)).dtype == torch.bfloat16
+    assert load_by_accuracy_check(Loads(), settings_of(tmp_path)).dtype == torch.bfloat16
     assert Report.load(path).passed  # type: ignore[union-attr]
 
 
@@ -152,7 +152,7 @@ def test_settings_that_name_a_dtype_decide(
 
 @pytest.mark.engines
 def test_the_bundled_weights_pass_on_a_cpu_with_bfloat16(tmp_path: Path) -> None:
-    """Regression: oneDNN computed a convolution of the memory write wrongly in bfloat16, with a mean IoU of 0.886."""
+    """Regression: oneDNN computed a convolution of the memory encoder wrongly in bfloat16, with a mean IoU of 0.886."""
     command = [sys.executable, "-c", NANO_SCRIPT, str(tmp_path)]
     run = subprocess.run(
         command, env=os.environ | WHOLE_ISA, capture_output=True, text=True, timeout=PATIENCE_S
@@ -287,7 +287,7 @@ def test_fp8_serves_once_the_gate_has_passed_it(weights: Path, tmp_path: Path) -
     model = load_model(settings.model, settings.tracker, settings.engine)
     assert any(isinstance(layer, Fp8Linear) for layer in model.stages.encode.modules())
     assert "torch:" not in model.name
-    assert model.stages.read is model.read_stage
+    assert model.stages.read is model.memory_attention
 
 
 def serve_timed(settings: Settings, clock: CountedClock, encode_ms: float) -> str:
@@ -377,7 +377,7 @@ def test_torch_serves_where_faster_stages_cannot(
     model = load_model(settings.model, settings.tracker, settings.engine)
     assert message in model.name
     assert model.stages.encode is model.encode_stage
-    assert model.stages.read is model.read_stage
+    assert model.stages.read is model.memory_attention
     strict = settings.engine.model_copy(update={"fallback": False})
     with pytest.raises(EngineError, match=message):
         load_model(settings.model, settings.tracker, strict)
@@ -397,7 +397,7 @@ def test_torch_serves_where_a_compiler_does_not_know_the_gpu(
     model = load_model(settings.model, settings.tracker, settings.engine)
     assert "PTXASError" in model.name
     assert "'sm_110a' is not defined" in caplog.text
-    assert not model.read_stage.attend.uses_kernels
+    assert not model.memory_attention.attend.uses_kernels
 
 
 def test_kernels_that_nobody_asked_for_fail_with_a_line_alone(
@@ -413,7 +413,7 @@ def test_kernels_that_nobody_asked_for_fail_with_a_line_alone(
     model = load_model(settings.model, settings.tracker, settings.engine)
     assert "torch:" not in model.name
     assert "an error of 0.5" in caplog.text
-    assert not model.read_stage.attend.uses_kernels
+    assert not model.memory_attention.attend.uses_kernels
 
 
 @pytest.mark.engines
@@ -461,4 +461,4 @@ def test_engines_do_not_approximate(weights: Path) -> None:
 def test_the_settings_choose_how_memories_are_read(weights: Path, method: str) -> None:
     settings = make_settings(weights, read=method)
     model = load_model(settings.model, settings.tracker, settings.engine)
-    assert model.read_stage.tokens.method == method
+    assert model.memory_attention.tokens.method == method

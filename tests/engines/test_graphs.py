@@ -130,7 +130,7 @@ def test_a_bank_is_gathered_straight_into_the_input_of_a_graph(any_width: bool) 
         on_tape(model)
         model.stages.read.limits = ReadLimits(any_width)
     read = direct.stages.read
-    copied.stages.read.find_place = None
+    copied.stages.read.find_buffer = None
     trackers = [Tracker(model, max_objects=4) for model in (direct, copied)]
     addresses = dict[Any, int]()
     for number, pixels in enumerate(noise_clip(direct.image_size, 14)):

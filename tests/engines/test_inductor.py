@@ -226,7 +226,7 @@ def test_a_damaged_package_does_not_serve(copied: Kept) -> None:
     path.write_bytes(package)
     model = served(copied)
     assert model.name.startswith("shallow (torch: ")
-    assert model.stages.read is model.read_stage
+    assert model.stages.read is model.memory_attention
     with refuses(EngineError, field=("read.plan", "sha256")):
         served(copied, engine__fallback=False)
 

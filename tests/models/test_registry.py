@@ -55,7 +55,7 @@ def test_families_name_what_the_hub_gates() -> None:
 def test_a_model_says_why_it_cannot(
     capabilities: Capabilities, engines: str | None, windows: str | None
 ) -> None:
-    found = capabilities.why_not_engines(), capabilities.why_not_windows()
+    found = capabilities.why_not_engines(), capabilities.why_not_crops()
     for expected, reason in zip((engines, windows), found, strict=True):
         assert (expected is None) == (reason is None)
         assert expected is None or expected in str(reason)
@@ -63,10 +63,10 @@ def test_a_model_says_why_it_cannot(
 
 def test_windows_need_stages_of_any_shape() -> None:
     model = tiny_model()
-    assert model.why_not_windows() is None
+    assert model.why_not_crops() is None
     model.serve_by(model.stages, few_shapes=True)
-    assert "shapes are fixed" in str(model.why_not_windows())
+    assert "shapes are fixed" in str(model.why_not_crops())
     model.serve_by(model.stages)
     assert model.static_shapes
     model.serve_by(model.stages, few_shapes=False)
-    assert model.why_not_windows() is None
+    assert model.why_not_crops() is None

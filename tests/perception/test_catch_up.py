@@ -207,8 +207,8 @@ def test_objects_wait_in_line(make: Callable[..., Pipeline]) -> None:
     first = pipeline.add(CENTRE, seq=7)
     second = pipeline.add(BOX, seq=5)
     assert pipeline.catch_ups.behind == 2 + 4
-    told = [pipeline.catch_ups.advance() for _ in range(6)]
-    assert [found and found.id for found in told] == [None, first.id, None, None, None, second.id]
+    reported = [pipeline.catch_ups.advance() for _ in range(6)]
+    assert [found and found.id for found in reported] == [None, first.id, None, None, None, second.id]
     assert ids(step(pipeline, 10)) == [1, 2]
     assert [known.age for known in pipeline.objects] == [3, 5]
 
@@ -307,8 +307,8 @@ def test_an_object_that_cannot_catch_up_stops_nothing(
     pipeline.refine(1, CENTRE, seq=3)
     with monkeypatch.context() as fault:
         fault.setattr(model.decode_stage, "forward", run_out_of_memory)
-        told = [pipeline.catch_ups.advance() for _ in range(2)]
-    assert {(found.id, found.error) for found in told if found} == {
+        reported = [pipeline.catch_ups.advance() for _ in range(2)]
+    assert {(found.id, found.error) for found in reported if found} == {
         (1, "RuntimeError: out of memory"),
         (2, "RuntimeError: out of memory"),
     }

@@ -11,7 +11,7 @@ from scipy.spatial.transform import Rotation
 from sam3_node.geometry import DepthMap, RayMap, pose_of, rigid, rotation_from_vector
 from sam3_node.perception.objects import Objects
 from sam3_node.perception.stages.held import FindHeld
-from sam3_node.perception.step import DoubtfulPlace, StepFrame
+from sam3_node.perception.step import MeasuredSurface, StepFrame
 from sam3_node.types import Frame, FramePose, Instance, Intrinsics, Mask, RobotState
 from tests.support.saving import reload
 
@@ -176,7 +176,7 @@ class DoubtfulWorld(World):
         )
         if self.is_doubtful and instance.position_m is not None:
             seen = instance.position_m if self.leak is None else tuple(self.leak)
-            step.doubtful = {instance.id: DoubtfulPlace(seen, SIZES["covariance_m2"], SIZES["extent_m"])}
+            step.doubtful = {instance.id: MeasuredSurface(seen, SIZES["covariance_m2"], SIZES["extent_m"])}
             fields: dict[str, Any] = dict.fromkeys(("position_m", "frame", "extent_m", "covariance_m2"))
             instance = replace(instance, doubtful=True, mask=Mask.from_full(inside > 0), **fields)
         step.instances = [instance]

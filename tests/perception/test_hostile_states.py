@@ -165,7 +165,7 @@ def attempt(model: TrackerModel, snapshot: Snapshot) -> bool:
 
 def test_the_snapshot_itself_goes_on(model: TrackerModel, snapshot: Snapshot) -> None:
     parts = snapshot.state["cameras"]["cam0"]
-    assert parts["prompting"]["catch_ups"]["places"]
+    assert parts["prompting"]["catch_ups"]["progress"]
     assert parts["prompting"]["registry"]["values"]["velocities"]
     assert parts["stages"]["table"]["plane"]
     assert snapshot.state["links"]["things"]
@@ -193,8 +193,8 @@ def test_each_value_is_right_or_refused(model: TrackerModel, snapshot: Snapshot)
         (("cameras", "cam0", "prompting", "registry", "objects", 1, "age"), -7),
         (("cameras", "cam0", "prompting", "registry", "objects", 1, "id"), 99),
         (("cameras", "cam0", "stages", "table", "plane"), [0.0, 0.0, 1e12, 0.3, 0.0]),
-        (("cameras", "cam0", "stages", "detect", "lifecycle", "lives", 1), None),
-        (("cameras", "cam0", "stages", "detect", "lifecycle", "lives"), {99: {}}),
+        (("cameras", "cam0", "stages", "detect", "lifecycle", "track_states", 1), None),
+        (("cameras", "cam0", "stages", "detect", "lifecycle", "track_states"), {99: {}}),
         (("cameras", "cam0", "prompting", "tracker", "frame_number"), 1),
         (("cameras", "cam0", "prompting", "confidence", "free", 0), 99),
         (("links", "things", 1, "id"), 99),

@@ -156,7 +156,7 @@ def test_the_object_s_own_reason_comes_before_the_frame_s_problem(model: Tracker
     # nothing at all could be measured: the frame's problem is the reason
     pipeline.step(replace(with_depth(2, 800), intrinsics=None))
     assert "intrinsics" in pipeline.explain_no_points(object_id)
-    # no depth at all: both are told
+    # no depth at all: both are reported
     pipeline.step(with_depth(3, 0))
     reason = pipeline.explain_no_points(object_id)
     assert "under its mask" in reason

@@ -248,14 +248,14 @@ def test_a_restored_filter_goes_on_bit_for_bit() -> None:
 @pytest.mark.parametrize(
     ("scale_m", "wrong"), [(0.001, None), (1.0, "depth of 700 m"), (0.00001, "depth of 0.007 m")]
 )
-def test_a_wrong_unit_of_depth_is_told(scale_m: float, wrong: str | None) -> None:
+def test_a_wrong_unit_of_depth_is_reported(scale_m: float, wrong: str | None) -> None:
     step = measure_square(scale_m, 120.0)
     assert (step.problem is None) if wrong is None else (wrong in str(step.problem))
     assert wrong is None or "scale_m" in str(step.problem)
     assert step.instances[0].position_m is not None
 
 
-def test_an_object_larger_than_a_camera_can_see_is_told() -> None:
+def test_an_object_larger_than_a_camera_can_see_is_reported() -> None:
     assert "object 1" in str(measure_square(0.001, 3.0).problem)
 
 
@@ -350,7 +350,7 @@ def test_a_restored_camera_with_a_file_of_its_own_leaves_the_other_file(nano: Tr
     assert find_frame(other, "right") == ("base", None)
 
 
-def test_a_camera_that_no_calibration_names_is_told(nano: TrackerModel) -> None:
+def test_a_camera_that_no_calibration_names_is_reported(nano: TrackerModel) -> None:
     perception = make_perception(nano, "wrist", "")
     assert find_frame(perception, "wrist") == ("base", None)
     assert find_frame(perception, "overhead") == ("base", None)

@@ -154,7 +154,7 @@ def test_on_a_base_that_hangs_up_is_the_cameras_side_of_the_table() -> None:
     assert up == pytest.approx((0, 0, -1), abs=0.005)
 
 
-def test_a_base_on_a_wall_has_no_table_and_is_told_so() -> None:
+def test_a_base_on_a_wall_has_no_table_and_that_is_reported() -> None:
     spatial = stage(turn=LOOKS_ALONG_Y)
     frame = look(800, block_mm=700, noise=1)
     block = Instance(1, "block", 0.9, "tracked", 5, 0, SQUARE)

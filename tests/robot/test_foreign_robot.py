@@ -11,7 +11,7 @@ import pytest
 from sam3_node.errors import CalibrationError, SettingsError
 from sam3_node.geometry import pose_of
 from sam3_node.perception.objects import Objects
-from sam3_node.perception.stages.robot import MAX_TOLD, FindRobot, Places
+from sam3_node.perception.stages.robot import MAX_REPORTED, FindRobot, Places
 from sam3_node.perception.step import StepFrame
 from sam3_node.robot.body import RobotBody
 from sam3_node.settings import RobotSettings
@@ -220,7 +220,7 @@ def test_numbers_count_joints_from_the_base(tmp_path: Path) -> None:
         ({"turn": 3.3, "slide": 0.0, "wheel": 900.0}, None),
     ],
 )
-def test_positions_far_beyond_the_limits_are_told_with_their_unit(
+def test_positions_far_beyond_the_limits_are_reported_with_their_unit(
     tmp_path: Path, positions: dict[str, float], named: Any
 ) -> None:
     path = write(
@@ -238,7 +238,7 @@ def test_positions_far_beyond_the_limits_are_told_with_their_unit(
         body.place(positions)
 
 
-def test_joints_that_do_not_fit_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_joints_that_do_not_fit_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     body = RobotBody(
         write(tmp_path / "arm.urdf", link("a"), joint("j", "base", "a"), link("b"), joint("k", "a", "b"))
     )
@@ -262,6 +262,6 @@ def test_joints_that_do_not_fit_are_told(tmp_path: Path, caplog: pytest.LogCaptu
         assert step({"j": 0.1, "k": 0.2, "wheel": 1.0}).problem is None
         assert sum("wheel" in message for message in caplog.messages) == 1
         assert len(caplog.messages) == 3
-        for number in range(2 * MAX_TOLD):
+        for number in range(2 * MAX_REPORTED):
             step({"j": 0.1, f"name{number}": 0.2})
-        assert len(caplog.messages) == MAX_TOLD
+        assert len(caplog.messages) == MAX_REPORTED

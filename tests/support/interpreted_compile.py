@@ -1,4 +1,4 @@
-"""Compile the memory read with our kernels in Triton's interpreter; print errors and numbers of graphs as JSON.
+"""Compile memory attention with our kernels in Triton's interpreter; print errors and numbers of graphs as JSON.
 
 A program of its own, because TRITON_INTERPRET has to be set before triton is imported. Nothing becomes machine code:
 the backend runs the traced graphs, in which a size that became a constant would be an error.
@@ -72,7 +72,7 @@ def measure_reads(method: str) -> dict[str, float]:
     largest = 0.0
     for objects in COUNTS if method == "exact" else COUNTS[:3]:
         for inputs in list_inputs(fused, objects):
-            difference = plain.read_stage(*inputs) - fused.stages.read(*inputs)
+            difference = plain.memory_attention(*inputs) - fused.stages.read(*inputs)
             largest = max(largest, difference.abs().max().item())
     return {f"{method}, difference": largest, f"{method}, graphs": backend.graphs}
 

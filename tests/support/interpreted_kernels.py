@@ -1,4 +1,4 @@
-"""Compare the Triton kernels of the memory read with their definition, in Triton's interpreter; print errors as JSON.
+"""Compare the Triton kernels of memory attention with their definition, in Triton's interpreter; print errors as JSON.
 
 A program of its own, because TRITON_INTERPRET has to be set before triton is imported.
 """
@@ -91,8 +91,8 @@ def measure_read(method: str, family: str = "sam3") -> float:
     kernels.count_processors = lambda device: 3
     model = tiny_model(family)
     model.use_read(method)
-    plain = model.read_stage
-    fused = copy.deepcopy(model.read_stage)
+    plain = model.memory_attention
+    fused = copy.deepcopy(model.memory_attention)
     fused.use_kernels()
     torch.manual_seed(1)
     slots = 4

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sam3_node.models import TrackerModel
 from sam3_node.models.registry import CLASSES
-from sam3_node.models.sam.memory_read import METHODS
+from sam3_node.models.sam.memory_attention import METHODS
 from tools.bench.counting import Counts, count
 from tools.bench.latency.step import CONFIGS
 
@@ -74,7 +74,7 @@ def count_methods(name: str, objects: int) -> dict[str, Counts]:
     fused = build(name, torch.bfloat16)
     ways = {"float32 on a CPU": plain}
     if find_spec("triton"):
-        fused.read_stage.use_kernels()
+        fused.memory_attention.use_kernels()
         ways["kernels"] = fused
     with FakeTensorMode(allow_non_fake_inputs=True):
         for method in METHODS:

@@ -33,13 +33,13 @@ def exact(model: TrackerModel) -> float:
     area = model.grid[0] * model.grid[1]
     narrow = model.memory_channels
     tokens = RING * area + POINTERS * (hidden // narrow)
-    layer = model.read_stage.layers[0]
+    layer = model.memory_attention.layers[0]
     projections = area * hidden * (3 * hidden + hidden + hidden) + area * narrow * hidden
     own = 2 * area * area * hidden
     memory = tokens * narrow * hidden + area * tokens * (hidden + narrow)
     widening = 2 * area * hidden * layer.linear1.out_features
     place = POINTERS * hidden * narrow  # the temporal encoding of pointers
-    return 2.0 * (len(model.read_stage.layers) * (projections + own + memory + widening) + place)
+    return 2.0 * (len(model.memory_attention.layers) * (projections + own + memory + widening) + place)
 
 
 def test_a_read_costs_what_its_matrices_cost(model: TrackerModel) -> None:

@@ -20,7 +20,7 @@ from sam3_node.models.sam.encoder import adapt_sam1
 from sam3_node.perception.output_masks import rasterize
 from sam3_node.resumable import resume, run_to_end
 from sam3_node.tracking import ObjectPrompt, Tracker
-from sam3_node.tracking.everything import Census, EverythingOptions, segment_everything
+from sam3_node.tracking.everything import EverythingOptions, FilterStatistics, segment_everything
 from sam3_node.wire import decode_image
 from tests.support.refuses import refuses
 from tests.support.tabletop import truth
@@ -144,11 +144,11 @@ def test_the_limit_that_leaves_nothing_is_named() -> None:
         (0.0, 1.0, "min_stability 1 (the best"),
     ):
         options = EverythingOptions(3, min_iou, min_stability)
-        census = Census()
-        assert len(run_to_end(segment_everything(model, features, options, census)).iou) == 0
-        assert census.candidates >= 9
-        assert census.stable == 0
-        assert said in census.explain(options.complete(model))
+        statistics = FilterStatistics()
+        assert len(run_to_end(segment_everything(model, features, options, statistics)).iou) == 0
+        assert statistics.candidates >= 9
+        assert statistics.stable == 0
+        assert said in statistics.explain(options.complete(model))
 
 
 def test_nano_finds_the_objects_of_the_bundled_scene() -> None:

@@ -10,7 +10,7 @@ from sam3_node.errors import CapacityError, SettingsError, UnknownObjectError
 from sam3_node.models.sam31 import random_model
 from sam3_node.models.sam31.model import Sam31Model
 from sam3_node.tracking import ObjectPrompt, Tracker, Tracks
-from sam3_node.tracking.groups import MERGE_GAP, GroupMemory, GroupSeats
+from sam3_node.tracking.groups import MERGE_GAP, GroupMemory, GroupSlots
 from sam3_node.tracking.propagation import PRESENT_LOGIT
 from tests.support.saving import reload
 
@@ -36,9 +36,9 @@ def prompts(ids: Sequence[int]) -> list[ObjectPrompt]:
 
 
 def members(tracker: Tracker) -> list[list[int]]:
-    seats = tracker._rows
-    assert isinstance(seats, GroupSeats)
-    return [seats.members(group) for group in seats.shared_groups()]
+    group_slots = tracker._rows
+    assert isinstance(group_slots, GroupSlots)
+    return [group_slots.members(group) for group in group_slots.shared_groups()]
 
 
 def equal(one: Tracks, other: Tracks) -> bool:
@@ -169,12 +169,12 @@ def test_a_frame_is_encoded_from_the_masks_of_prompts_themselves(model: Sam31Mod
         flags = torch.zeros(1, model.slots, dtype=torch.bool)
         flags[0, :3] = True
         presence[0, :3] = torch.tensor([1.0, float(clicked.max() > -1000), 1.0])
-        coarse = [model.remember_stage.from_mask(mask[None, None]) for mask in stripes]
+        coarse = [model.memory_encoder.from_mask(mask[None, None]) for mask in stripes]
         logits[0, :3] = torch.stack([coarse[0][0][0], clicked, coarse[1][0][0]])
-        masks = model.remember_stage.weigh(logits)
+        masks = model.memory_encoder.weigh(logits)
         if fine:
             masks[0, [0, 2]] = torch.cat([mask[0] for _, mask in coarse])
-        return model.remember_stage.encode(features.top, masks, presence, flags)[0]
+        return model.memory_encoder.encode(features.top, masks, presence, flags)[0]
 
     found = bank.bank.memory_at(0, 0)
     torch.testing.assert_close(found, encode(fine=True), rtol=1e-4, atol=1e-4)

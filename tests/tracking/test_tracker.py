@@ -374,7 +374,7 @@ def test_a_growing_number_of_objects_has_few_shapes(limits: ReadLimits) -> None:
         tracker.step(pixels, new + again)
     lengths: dict[int, set[int]] = {}
     for _, memories, _, pointers, *_ in calls:
-        keys = memories[1] * model.memory_tokens + pointers[1] * model.read_stage.tokens.pointer_tokens
+        keys = memories[1] * model.memory_tokens + pointers[1] * model.memory_attention.tokens.pointer_tokens
         lengths.setdefault(memories[0], set()).add(keys)
     assert set(lengths) <= set(BATCHES)
     assert {1, 16} <= set(lengths)

@@ -153,10 +153,10 @@ class Oracle:
         grid = model.grid[0]
         fusion = core.memory_image_fusion
         for module in (fusion.fusion_transformer.img_posenc, fusion.memconcat.memposenc.posenc):
-            module.forward = lambda h, w: _map(model.read_stage.position.double() / 0.1, grid)
+            module.forward = lambda h, w: _map(model.memory_attention.position.double() / 0.1, grid)
         for layer in fusion.fusion_transformer.layers:
             for attention in (layer.image_selfattn.attn, layer.image_crossattn.attn):
-                attention.rotposenc = _Rotary(model.read_stage.rotation)
+                attention.rotposenc = _Rotary(model.memory_attention.rotation)
         stages = core.image_encoder.stages
         blocks = [
             block for stage in stages for block in (*stage.windowed_attn_blocks, stage.global_attn_block)

@@ -12,7 +12,7 @@ import torch
 from sam3_node.errors import SettingsError
 from sam3_node.geometry import Scaling
 from sam3_node.models import Features, TrackerModel
-from sam3_node.models.sam.memory_read import METHODS as READS
+from sam3_node.models.sam.memory_attention import METHODS as READS
 from sam3_node.perception.output_masks import rasterize
 from sam3_node.perception.prompts import to_model
 from sam3_node.settings import TrackerSettings

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import Sam2VideoConfig, Sam2VideoModel
 
-from sam3_node.models.sam.memory_write import MASK_BIAS, MASK_SCALE
+from sam3_node.models.sam.memory_encoder import MASK_BIAS, MASK_SCALE
 from sam3_node.models.sam.stages import ABSENT_LOGIT
 from sam3_node.models.sam.vit import POOL, Hiera, z_order
 

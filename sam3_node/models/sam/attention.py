@@ -1,4 +1,4 @@
-"""Attention of the memory read: queries [N, L, D], keys [N, T, D] and values [N, T, V] that are narrower than keys.
+"""Attention to memories: queries [N, L, D], keys [N, T, D] and values [N, T, V] that are narrower than keys.
 
 `Attention` is the one function for eager, compiled and captured steps. What it is given decides who computes it:
 

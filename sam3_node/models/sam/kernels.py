@@ -1,4 +1,4 @@
-"""Triton kernels for NVIDIA GPUs: rotary encoding, keys of the memory read, and attention to them.
+"""Triton kernels for NVIDIA GPUs: rotary encoding, keys of memory attention, and attention to them.
 
 The attention is FlashAttention-2 (arXiv 2307.08691) for keys 256 and values 64 wide, which torch's own kernels pad to
 256. Each object attends to as many keys as are valid. No shape depends on how many these are, and the main loops have

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ...errors import ModelError
 from .algebra import apply_linear, apply_norm, join_linear, make_linear
-from .memory_write import MemoryEncoder
+from .memory_encoder import MemoryEncoder
 
 IN_VIEW_LOGIT = 10.0
 """Presence logit for weights without a presence head, which cannot say that an object is out of view."""
@@ -287,7 +287,7 @@ Run = Callable[..., Any]
 
 
 class ReadLimits(NamedTuple):
-    """What a memory read takes: by default, as an engine does, any number of memories with a mask of all."""
+    """What memory attention takes: by default, as an engine does, any number of memories with a mask of all."""
 
     any_width: bool = False
     """It takes any number of memories without a mask; of a compiled model, all pointers with a mask of them."""
@@ -548,12 +548,12 @@ class FollowDecode(CompilableStage):
         return ((0,),)
 
     def forward(self, top: Tensor, fine: Tensor, middle: Tensor) -> Decoded:
-        """Decode top [N, C, h, w], the output of the memory read, with fine and middle of the image."""
+        """Decode top [N, C, h, w], the output of memory attention, with fine and middle of the image."""
         sparse, dense = self.decoder.no_prompt()
         return self.decoder(top, fine, middle, sparse, dense, self.multimask)
 
 
-class FollowRemember(CompilableStage):
+class FollowMemoryEncoder(CompilableStage):
     """The memory encoder for objects without a prompt."""
 
     def __init__(self, write: MemoryEncoder) -> None:

@@ -20,9 +20,9 @@ from ..pixels import normalise_frame
 from .algebra import KERNEL_DEVICES
 from .cudnn import has_cudnn
 from .encoder import Sam3Encoder, build_encoder
-from .memory_read import MemoryAttention, ReadMethod
-from .memory_write import MemoryEncoder
-from .stages import Decoded, Decoder, Features, FollowDecode, FollowRemember, NoMemory, Stages
+from .memory_attention import MemoryAttention, ReadMethod
+from .memory_encoder import MemoryEncoder
+from .stages import Decoded, Decoder, Features, FollowDecode, FollowMemoryEncoder, NoMemory, Stages
 from .vit import WindowedViT, side
 
 CPU_BATCH = 16  # objects at once; with more, the data no longer fits into the CPU's cache
@@ -54,8 +54,8 @@ class TrackerModel(nn.Module):
 
     mean: Tensor
     std: Tensor
-    read_stage: Any
-    remember_stage: Any
+    memory_attention: Any
+    memory_encoder: Any
 
     def __init__(
         self, source: Any, *, name: str, mean: list[float], std: list[float], has_memory: bool = True
@@ -97,15 +97,15 @@ class TrackerModel(nn.Module):
         return Stages(self.encode_stage, read, decode, remember)
 
     def _build_memory(self, source: Any) -> tuple[nn.Module, nn.Module]:
-        """Build the stages that need memory modules; return the read and the memory write of `stages`."""
+        """Build the stages that need memory modules; return memory attention and memory encoder of `stages`."""
         self.memory_channels: int = source.mem_dim
         self.num_maskmem: int = source.num_maskmem
         self.max_conditioning: int = source.config.max_cond_frame_num
         self.max_pointers: int = source.config.max_object_pointers_in_encoder
-        self.read_stage = MemoryAttention(source)
-        self.remember_stage = MemoryEncoder(source)
-        self.memory_tokens: int = self.read_stage.tokens.memory_tokens
-        return self.read_stage, FollowRemember(self.remember_stage)
+        self.memory_attention = MemoryAttention(source)
+        self.memory_encoder = MemoryEncoder(source)
+        self.memory_tokens: int = self.memory_attention.tokens.memory_tokens
+        return self.memory_attention, FollowMemoryEncoder(self.memory_encoder)
 
     @property
     def has_memory(self) -> bool:
@@ -114,7 +114,7 @@ class TrackerModel(nn.Module):
 
     @property
     def slots(self) -> int:
-        """Number of objects that share a memory, a read and a run of the mask decoder: a group, a row of the bank."""
+        """Number of objects that share a memory, its attention and a run of the mask decoder: a group in the bank."""
         return self.capabilities.slots
 
     @property
@@ -125,7 +125,7 @@ class TrackerModel(nn.Module):
     @property
     def rounds_memories(self) -> bool:
         """True if memories are kept in bfloat16 whatever the model's dtype, as in the reference: if not compressed."""
-        return self.remember_stage.compress is None
+        return self.memory_encoder.compress is None
 
     @property
     def memory_dtype(self) -> torch.dtype:
@@ -232,21 +232,21 @@ class TrackerModel(nn.Module):
         if few_shapes is not None:
             self.static_shapes = few_shapes
 
-    def why_not_windows(self) -> str | None:
+    def why_not_crops(self) -> str | None:
         """Return why no object can be followed in a window of the frame now; None if objects can."""
         if self.static_shapes or self.is_compiled:
             return "is served by stages whose shapes are fixed, and a window has others"
-        return self.capabilities.why_not_windows()
+        return self.capabilities.why_not_crops()
 
     def use_kernels(self, on: bool = True) -> None:
-        """Run our kernels from now on, or torch's operations: for the memory read, norms, and SAM 3's rotary encoding.
+        """Run our kernels from now on, or torch's operations: for memory attention, norms, and SAM 3's rotary encoding.
 
         Norms follow the last call for this device, whatever the model. Raises MissingExtraError without triton.
         """
         if on:
             has_cudnn(self.device, self.dtype)  # probes it now: neither compiled nor captured code may do so
         if self.has_memory:
-            self.read_stage.use_kernels(on)
+            self.memory_attention.use_kernels(on)
         if isinstance(self.trunk, WindowedViT):
             self.trunk.use_kernels(on)
         if on:
@@ -260,7 +260,7 @@ class TrackerModel(nn.Module):
         Weights without memory modules have nothing to attend to.
         """
         if self.has_memory:
-            self.read_stage.tokens.use(method)
+            self.memory_attention.tokens.use(method)
 
     def compile(self, backend: str | Callable[..., Any] = "inductor") -> None:
         """Compile every stage that tracks objects without prompts: once for one object, and once for 2 or more.

@@ -90,7 +90,7 @@ class VideoDecoder(CompilableStage):
         return ((0,), (), (), (0,))
 
     def forward(self, top: Tensor, fine: Tensor, middle: Tensor, used: Tensor) -> Decoded:
-        """Decode top [G, C, h, w], the output of the memory read, with fine and middle of the image.
+        """Decode top [G, C, h, w], the output of memory attention, with fine and middle of the image.
 
         used: bool [G, slots]. Each object gets the mask with the highest predicted IoU. Return `Decoded` with logits
         [G, slots, 4h, 4w], iou and presence [G, slots] and pointer [G, slots, C]; free slots have logits, IoU and

@@ -22,7 +22,7 @@ from ..sam.algebra import (
     resize_matrix,
     rotate,
 )
-from ..sam.memory_write import MASK_BIAS, MASK_SCALE, _FuserBlock, _MaskDownsample, _to_rows
+from ..sam.memory_encoder import MASK_BIAS, MASK_SCALE, _FuserBlock, _MaskDownsample, _to_rows
 from ..sam.stages import CompilableStage, ReadLimits
 from .source import HEADS, MAX_POINTERS, Source
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ...errors import ModelError
 from ..capabilities import Capabilities
 from ..sam.encoder import Sam3Pyramid
-from ..sam.memory_read import ReadMethod
+from ..sam.memory_attention import ReadMethod
 from ..sam.stages import Stages
 from ..sam.tracker_model import TrackerModel
 from ..sam.vit import WindowedViT
@@ -59,14 +59,14 @@ class Sam31Model(TrackerModel):
         self.encode_stage = Sam31Encoder(source)
         self.decode_stage = PromptDecoder(source)
         self.video_stage = VideoDecoder(source)
-        self.read_stage = GroupMemoryAttention(source)
-        self.remember_stage = GroupMemoryEncoder(source)
+        self.memory_attention = GroupMemoryAttention(source)
+        self.memory_encoder = GroupMemoryEncoder(source)
         self.memory_channels = 2 * source.sizes.hidden
         self.num_maskmem = NUM_MASKMEM
         self.max_conditioning = MAX_CONDITIONING
         self.max_pointers = MAX_POINTERS
-        self.memory_tokens = self.read_stage.memory_tokens
-        return Stages(self.encode_stage, self.read_stage, self.video_stage, self.remember_stage)
+        self.memory_tokens = self.memory_attention.memory_tokens
+        return Stages(self.encode_stage, self.memory_attention, self.video_stage, self.memory_encoder)
 
     @property
     def rounds_memories(self) -> bool:

@@ -128,7 +128,7 @@ class Source(nn.Module):
 
 
 class _ReadSource(nn.Module):
-    """The weights of the memory read."""
+    """The weights of memory attention."""
 
     def __init__(self, sizes: ModelSizes) -> None:
         super().__init__()
@@ -319,7 +319,7 @@ _RENAMES = Renames(
     (r"^tracker\.no_memory_embedding$", f"{MODEL}.interactivity_no_mem_embed"),
     (r"^tracker\.mask_downsample\.", f"{MODEL}.interactive_mask_downsample."),
     (r"^positional_embedding$", f"{MODEL}.image_pe_layer.positional_encoding_gaussian_matrix"),
-    # the memory read
+    # memory attention
     (r"^read\.time$", f"{MODEL}.maskmem_tpos_enc"),
     (r"^read\.pointer_time\.", f"{MODEL}.obj_ptr_tpos_proj."),
     (r"^read\.", f"{MODEL}.transformer.encoder."),

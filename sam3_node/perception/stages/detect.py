@@ -24,7 +24,7 @@ from ...tracking.association import (
     AssociationRules,
     Lifecycle,
     LifecycleRules,
-    LivesState,
+    LifecycleState,
     PairwiseScores,
     associate,
     compute_pairwise_scores,
@@ -32,9 +32,9 @@ from ...tracking.association import (
 from ...tracking.confidence import ConfidenceEstimator
 from ...tracking.names import estimate_name, is_calibrated, measure_names
 from ...types import Detection, Priority
-from ..looking import FrameLooks, report
+from ..object_memory import NEW, IdentityVerdict, ObjectMemory
 from ..objects import Objects
-from ..remembering import NEW, LookVerdict, ObjectMemory
+from ..reidentification import AppearanceFrame, report
 from ..shedding import stretch_detection
 from ..stage import Clock, Stage
 from ..step import Seen, StepFrame
@@ -75,7 +75,7 @@ class DetectionState(SavedState):
     confident_ids: set[Id]
     turned_away: Count
     best_scores: dict[Label, Share]
-    lifecycle: LivesState
+    lifecycle: LifecycleState
 
 
 class DetectObjects(Stage):
@@ -298,12 +298,12 @@ class DetectObjects(Stage):
     def _recognise(
         self, memory: ObjectMemory, ids: list[int], association: Association, candidates: _Candidates
     ) -> tuple[Association, dict[int, int]]:
-        """Compare what belongs to no object in view with the looks of those that are away.
+        """Compare what belongs to no object in view with the appearance of those that are out of view.
 
         Return the association without what is known again or waits, and the detections that are known, by object.
         """
         step = candidates.step
-        # where there are views, they decide, and not the pointers
+        # where there are embeddings, they decide, and not the pointers
         recovered: dict[int, int] = {}
         found = list(association.new)
         for row, index in association.recovered.items():
@@ -318,16 +318,16 @@ class DetectObjects(Stage):
         hidden = [i for i in self._list_hidden(ids) if i not in taken]
         if not found or not (hidden or memory.lost):
             return association._replace(recovered=recovered, new=found), {}
-        described = FrameLooks.from_step(step).describe(candidates.proposals.pick_all(found))
-        arrivals = dict(zip(found, described, strict=True))
+        described = AppearanceFrame.from_step(step).describe(candidates.proposals.pick_all(found))
+        compared = dict(zip(found, described, strict=True))
 
-        def judge(index: int) -> LookVerdict:
-            arrival = arrivals[index]
-            if arrival is None:
+        def judge(index: int) -> IdentityVerdict:
+            candidate = compared[index]
+            if candidate is None:
                 return NEW
             label = candidates.detections[index].label
-            away = memory.list_away(label, hidden, self._lifecycle.ids)
-            return memory.judge(arrival, [i for i in away if i not in known])
+            out_of_view = memory.list_out_of_view(label, hidden, self._lifecycle.ids)
+            return memory.judge(candidate, [i for i in out_of_view if i not in known])
 
         known: dict[int, int] = {}
         new = []
@@ -338,7 +338,7 @@ class DetectObjects(Stage):
             if verdict.kind == "known" and self._passes_threshold(candidates.detections[index]):
                 known[verdict.ids[0]] = index
                 continue
-            # another view of it may tell
+            # its next embedding may tell
             if verdict.kind == "unsure" and memory.may_wait(verdict.ids[0]):
                 continue
             if verdict.kind == "ambiguous":
@@ -367,15 +367,15 @@ class DetectObjects(Stage):
         if object_id in self._memory.lost:
             if not self._make_room(candidates.detections[index].score, candidates.step, results):
                 return
-            report(candidates.step, LookVerdict("known", (object_id,)), self._memory)
-            self._memory.recall(object_id)
+            report(candidates.step, IdentityVerdict("known", (object_id,)), self._memory)
+            self._memory.reactivate(object_id)
             self._mark_detected(object_id, index, candidates, anew=True)
             self._lifecycle.confirm(object_id)
         elif object_id not in self._objects:
             # a duplicate was dropped, or another object needed its slot
             return
         else:
-            report(candidates.step, LookVerdict("known", (object_id,)), self._memory)
+            report(candidates.step, IdentityVerdict("known", (object_id,)), self._memory)
             if object_id in self._lifecycle:
                 self._mark_detected(object_id, index, candidates, anew=True)
         self._memory.confirm(object_id)

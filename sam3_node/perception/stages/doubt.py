@@ -27,17 +27,17 @@ class HideUnsure(Stage):
 
 
 class JudgeDoubt(Stage):
-    """Marks objects in view whose mask or whose name is less sure than the limits, or that look like another thing."""
+    """Marks objects in view whose mask or name is less sure than the limits, or whose appearance is another thing's."""
 
     name = "doubt"
     timed = "host"
     counts_as = "masks"
 
     def __init__(
-        self, min_confidence: float, min_name_confidence: float, is_stranger: Callable[[int], bool]
+        self, min_confidence: float, min_name_confidence: float, has_identity_mismatch: Callable[[int], bool]
     ) -> None:
-        """`is_stranger` says whether an object has come back with other looks."""
-        self._is_stranger = is_stranger
+        """`has_identity_mismatch` says whether an object has come back with another appearance."""
+        self._has_identity_mismatch = has_identity_mismatch
         self._min_confidence = min_confidence
         self._min_name_confidence = min_name_confidence
 
@@ -48,4 +48,6 @@ class JudgeDoubt(Stage):
             unsure_name = name is not None and name < self._min_name_confidence
             # an object out of view shows no mask that could be doubted
             unsure_mask = seen.confidence < self._min_confidence
-            seen.doubtful = seen.in_view and (unsure_mask or unsure_name or self._is_stranger(seen.id))
+            seen.doubtful = seen.in_view and (
+                unsure_mask or unsure_name or self._has_identity_mismatch(seen.id)
+            )

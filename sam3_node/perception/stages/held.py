@@ -4,11 +4,11 @@ A held object stands still in the gripper's frame while both rise. A pushed one 
 rise. Up is the table's normal, else the base's z; of a base that seems to hang from the ceiling, z may point down.
 
 A doubtful mask in the gripper often shows the object together with fingers and a shadow, so its position says little.
-Depth decides instead: the place where the object stood is empty, and a part of the mask is where the object would be
+Depth decides instead: the position where the object stood is empty, and a part of the mask is where the object would be
 if the gripper had taken it there.
 
 A held object is released when several frames show that it stays where it is while the gripper moves, or that it is far
-from its place in the gripper, or, without a sure mask, that this place is empty.
+from its position in the gripper, or, without a sure mask, that this position is empty.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from ...types import NANOSECONDS, Instance, Mask
 from ...wire import GRASPED, RELEASED
 from ..objects import Objects
 from ..stage import PerObject, Stage
-from ..step import BASE, DoubtfulPlace, ObjectEvent, StepFrame
+from ..step import BASE, MeasuredSurface, ObjectEvent, StepFrame
 from ..surfaces import TARGET_PIXELS
 
 WINDOW_S = 1.5
@@ -31,7 +31,7 @@ WINDOW_S = 1.5
 MAX_SIGHTS = 60
 """Frames of that time that are compared at most: the newest."""
 STILL_M = 0.02
-"""Largest distance of an object from its place in the gripper while it stands still there."""
+"""Largest distance of an object from its position in the gripper while it stands still there."""
 LIFT_M = 0.03
 """Height by which an object was lifted that counts as held."""
 LIFT_SHARE = 0.3
@@ -41,8 +41,8 @@ LOOKS_UP = 0.3
 """z component, in the base, of the camera's viewing direction, above which the base may hang from the ceiling. Most
 cameras of an upright base look down."""
 LEFT_M = 0.05
-"""Distance in metres from its place in the gripper from which an object has left it. The position of a held object also
-changes, because the visible part of its surface does."""
+"""Distance in metres from its position in the gripper from which an object has left it. The position of a held object
+also changes, because the visible part of its surface does."""
 LEFT_FRAMES = 3
 """Frames in a row that must show that an object has left the gripper."""
 SURE_WEIGHT = 3
@@ -55,13 +55,13 @@ SAME_M = 0.005
 MAX_SIZE_M = 0.2
 """Longest side of an object that doubtful masks may show as held. A larger one needs a sure mask."""
 NEAR_M = 0.02
-"""Distance in metres, in addition to half the object's size, up to which a point counts as at the place where the
+"""Distance in metres, in addition to half the object's size, up to which a point counts as at the position where the
 gripper would hold the object."""
 NEAR_SHARE = 0.2
 """Share of a doubtful mask's points that must be that near for the object to count as held."""
 EMPTY_M = 0.01
-"""Metres by which measured depth must lie behind the place where an object rested for that place to be empty. Thinner
-objects need a sure mask."""
+"""Metres by which measured depth must lie behind the position where an object rested for that position to be empty.
+Thinner objects need a sure mask."""
 LOOK_PX = 3
 """Half the side in pixels of the square around a location whose median depth is compared."""
 SLIP_MPS = 0.005
@@ -71,7 +71,7 @@ DIGITS = 6
 
 
 Look = Literal["empty", "occupied", "hidden"]
-"""What depth shows at a place. hidden: something is in front of it, or its depth is not known."""
+"""What depth shows at a position. hidden: something is in front of it, or its depth is not known."""
 
 
 class GripSight(NamedTuple):
@@ -80,16 +80,16 @@ class GripSight(NamedTuple):
     stamp_ns: int
     position_m: tuple[float, ...]
     """in the base"""
-    place_m: tuple[float, ...]
+    gripper_position_m: tuple[float, ...]
     """in the gripper"""
     covariance_m2: tuple[float, ...]
     """of the position's error: xx, xy, xz, yy, yz, zz"""
     is_doubtful: bool = False
     """True if it is of a doubtful mask"""
-    rest_place_m: tuple[float, ...] = ()
-    """where the object's place of rest was in the gripper; empty: it was not known"""
+    gripper_rest_m: tuple[float, ...] = ()
+    """where the object's position of rest was in the gripper; empty: it was not known"""
     is_rest_empty: bool = False
-    """True if depth showed this place empty already"""
+    """True if depth showed this position empty already"""
 
 
 class GripFrame(NamedTuple):
@@ -101,7 +101,7 @@ class GripFrame(NamedTuple):
     step: StepFrame
 
     def look_at(self, position_m: Sequence[float], empty_m: float) -> Look:
-        """Return what is at a place in the base. It is empty if what is seen there is more than `empty_m` behind."""
+        """Return what is at a position in the base. It is empty if what is seen there is more than `empty_m` behind."""
         step = self.step
         if step.depth is None or step.intrinsics is None or step.camera_pose is None:
             return "hidden"
@@ -124,7 +124,7 @@ class GripFrame(NamedTuple):
         return "empty" if behind_m > empty_m else "occupied"
 
     def find_share(self, mask: Mask, position_m: Sequence[float], near_m: float) -> float:
-        """Return the share of a mask's points that are within a distance of a place in the base."""
+        """Return the share of a mask's points that are within a distance of a position in the base."""
         step = self.step
         if step.depth is None or step.camera_pose is None:
             return 0.0
@@ -154,7 +154,7 @@ class Grip:
     size_m: float = 0.0
     """its longest side there"""
     lifted_m: list[float] = field(default_factory=list)
-    """in the gripper, where doubtful masks show it lifted while its place of rest is hidden; empty: they do not"""
+    """in the gripper, where doubtful masks show it lifted while its position of rest is hidden; empty: they do not"""
 
     def see(self, sight: GripSight, size_m: float, frame: GripFrame) -> None:
         """Take a sight of the object by a mask that is not doubtful. Its longest side is `size_m`."""
@@ -168,7 +168,7 @@ class Grip:
         if self.is_held:
             return
         self._note_rest(size_m)
-        self._place_rest(frame)
+        self._locate_rest(frame)
         if _was_lifted([old for old in self.sights if not old.is_doubtful], frame.ups):
             self._grasp(sight)
 
@@ -180,20 +180,22 @@ class Grip:
         self._keep(sight)
         if not self.rest_m or self.size_m > MAX_SIZE_M:
             return
-        self._place_rest(frame)
-        place_m = self.lifted_m or self._find_lifted(frame)
+        self._locate_rest(frame)
+        gripper_position_m = self.lifted_m or self._find_lifted(frame)
         self.lifted_m = []
-        if not place_m:
+        if not gripper_position_m:
             return
-        # a gripper that has left without the object leaves the mask behind, or the object at its place
-        position_m = transform_points(frame.base_from_gripper, place_m).tolist()
+        # a gripper that has left without the object leaves the mask behind, or the object at its position
+        position_m = transform_points(frame.base_from_gripper, gripper_position_m).tolist()
         if frame.find_share(mask, position_m, NEAR_M + self.size_m / 2) < NEAR_SHARE:
             return
         rest = frame.look_at(self.rest_m, EMPTY_M)
         if rest == "empty":
-            self._grasp(sight._replace(position_m=tuple(position_m), place_m=tuple(place_m)))
+            self._grasp(
+                sight._replace(position_m=tuple(position_m), gripper_position_m=tuple(gripper_position_m))
+            )
         elif rest == "hidden":
-            self.lifted_m = place_m
+            self.lifted_m = gripper_position_m
 
     def miss(self, frame: GripFrame) -> None:
         """Take a frame on which the object has no position."""
@@ -206,13 +208,13 @@ class Grip:
         slip_m = SLIP_MPS * (stamp_ns - last.stamp_ns) / NANOSECONDS
         # it may slip in any direction, so the diagonal grows alike
         covariance_m2 = np.add(last.covariance_m2, slip_m**2 * np.array([1, 0, 0, 1, 0, 1]))
-        position_m = np.round(transform_points(base_from_gripper, last.place_m), DIGITS)
+        position_m = np.round(transform_points(base_from_gripper, last.gripper_position_m), DIGITS)
         return tuple(position_m.tolist()), tuple(covariance_m2.tolist())
 
     def _check_grasp(self, sight: GripSight | None, frame: GripFrame) -> None:
         """Count a frame without a sure mask for or against that the object is held."""
-        place_m = self._find_surest().place_m
-        position_m = transform_points(frame.base_from_gripper, place_m).tolist()
+        gripper_position_m = self._find_surest().gripper_position_m
+        position_m = transform_points(frame.base_from_gripper, gripper_position_m).tolist()
         look = frame.look_at(position_m, max(LEFT_M, self.size_m))
         if look == "empty":
             self._contradict(SURE_WEIGHT)
@@ -253,39 +255,39 @@ class Grip:
         self.sights = [*grasp, *recent, sight]
 
     def _note_rest(self, size_m: float) -> None:
-        """Keep the object's place if it stood still in the base over the window."""
+        """Keep the object's position if it stood still in the base over the window."""
         newest = self.sights[-1]
         ways_m = _measure_ways([old.position_m for old in self.sights], newest.position_m)
         if ways_m.max() <= STILL_M:
             self.rest_m = list(newest.position_m)
             self.size_m = size_m
 
-    def _place_rest(self, frame: GripFrame) -> None:
-        """Tell the newest sight where the place of rest is in the gripper."""
+    def _locate_rest(self, frame: GripFrame) -> None:
+        """Note in the newest sight where the position of rest is in the gripper."""
         if self.rest_m:
-            place_m = transform_points(invert(frame.base_from_gripper), self.rest_m)
+            gripper_position_m = transform_points(invert(frame.base_from_gripper), self.rest_m)
             is_empty = frame.look_at(self.rest_m, EMPTY_M) == "empty"
             self.sights[-1] = self.sights[-1]._replace(
-                rest_place_m=tuple(place_m.tolist()), is_rest_empty=is_empty
+                gripper_rest_m=tuple(gripper_position_m.tolist()), is_rest_empty=is_empty
             )
 
     def _find_lifted(self, frame: GripFrame) -> list[float]:
-        """Return where the object is in the gripper if that took it at its place of rest, and has risen since.
+        """Return where the object is in the gripper if that took it at its position of rest, and has risen since.
 
-        Empty if the gripper has not risen, was never near, or was lowest when the object had left the place already.
+        Empty if the gripper has not risen, was never near, or was lowest when the object had left the position already.
         """
         near = [
-            old for old in self.sights if old.rest_place_m and np.linalg.norm(old.rest_place_m) <= REACH_M
+            old for old in self.sights if old.gripper_rest_m and np.linalg.norm(old.gripper_rest_m) <= REACH_M
         ]
         if not near or not len(frame.ups):
             return []
-        ways_m = transform_points(frame.base_from_gripper, [old.rest_place_m for old in near]) - self.rest_m
+        ways_m = transform_points(frame.base_from_gripper, [old.gripper_rest_m for old in near]) - self.rest_m
         heights_m = (ways_m @ frame.ups.T).max(axis=1)
         # it took the object where it was lowest, and stood there until it rose
         taken = int(np.flatnonzero(heights_m >= heights_m.max() - SAME_M)[-1])
         if near[taken].is_rest_empty or heights_m[taken] <= LIFT_M + LIFT_SHARE * self.size_m:
             return []
-        return list(near[taken].rest_place_m)
+        return list(near[taken].gripper_rest_m)
 
     def _find_surest(self) -> GripSight:
         """Return the newest sight by a sure mask in the grasp; without one, that of the grasp."""
@@ -295,7 +297,9 @@ class Grip:
     def _has_left(self, sight: GripSight, least_m: float) -> bool:
         """Return True if it moved in the gripper but not in the base, or is far from where it was grasped."""
         in_base_m = _measure_ways([old.position_m for old in self.sights], sight.position_m)
-        in_gripper_m = _measure_ways([old.place_m for old in self.sights], sight.place_m)
+        in_gripper_m = _measure_ways(
+            [old.gripper_position_m for old in self.sights], sight.gripper_position_m
+        )
         stayed = (in_gripper_m > least_m) & (in_base_m < in_gripper_m / 2)
         return bool(stayed.any() or in_gripper_m[0] > 2 * least_m)
 
@@ -317,7 +321,7 @@ class FindHeld(Stage):
     def run(self, step: StepFrame) -> None:
         """Set `held` of the instances, and add an event for each object that was grasped or released."""
         gripper = None if step.robot_state is None else step.robot_state.pose
-        # without either pose, the two places of an object cannot be compared
+        # without either pose, the two positions of an object cannot be compared
         if gripper is None or step.camera_pose is None:
             return
         base_from_gripper = matrix_of(gripper)
@@ -326,14 +330,14 @@ class FindHeld(Stage):
         for instance in step.instances:
             grip = self._grips.get(instance.id)
             was_held = grip is not None and grip.is_held
-            place = _find_place(instance, step)
-            if place is not None:
+            surface = _find_surface(instance, step)
+            if surface is not None:
                 grip = self._grips.setdefault(instance.id, Grip())
-                sight = _make_sight(place, gripper.stamp_ns, base_from_gripper, instance.doubtful)
+                sight = _make_sight(surface, gripper.stamp_ns, base_from_gripper, instance.doubtful)
                 if instance.doubtful:
                     grip.see_doubtful(sight, instance.mask, frame)
                 else:
-                    grip.see(sight, max(place.extent_m), frame)
+                    grip.see(sight, max(surface.extent_m), frame)
             elif grip is not None:
                 grip.miss(frame)
             is_held = grip is not None and grip.is_held
@@ -355,27 +359,29 @@ def _list_ups(step: StepFrame, base_from_camera: Array) -> Array:
     return up[None]
 
 
-def _find_place(instance: Instance, step: StepFrame) -> DoubtfulPlace | None:
+def _find_surface(instance: Instance, step: StepFrame) -> MeasuredSurface | None:
     """Return where an instance is in the base, by its fields or by a doubtful mask; None if it is not known."""
     if instance.position_m is None or instance.covariance_m2 is None or instance.extent_m is None:
         return step.doubtful.get(instance.id)
-    return DoubtfulPlace(instance.position_m, instance.covariance_m2, instance.extent_m)
+    return MeasuredSurface(instance.position_m, instance.covariance_m2, instance.extent_m)
 
 
 def _make_sight(
-    place: DoubtfulPlace, stamp_ns: int, base_from_gripper: Array, is_doubtful: bool
+    surface: MeasuredSurface, stamp_ns: int, base_from_gripper: Array, is_doubtful: bool
 ) -> GripSight:
-    """Return the sight of an object at a place in the base."""
-    place_m = transform_points(invert(base_from_gripper), place.position_m)
-    return GripSight(stamp_ns, place.position_m, tuple(place_m.tolist()), place.covariance_m2, is_doubtful)
+    """Return the sight of an object at a position in the base."""
+    gripper_position_m = transform_points(invert(base_from_gripper), surface.position_m)
+    return GripSight(
+        stamp_ns, surface.position_m, tuple(gripper_position_m.tolist()), surface.covariance_m2, is_doubtful
+    )
 
 
 def _was_lifted(sights: Sequence[GripSight], ups: Array) -> bool:
     """Return True if an object was lifted along one of `ups` [k, 3] while it stood still in the gripper."""
     if not sights:
         return False
-    places_m = np.array([sight.place_m for sight in sights])
-    moved = np.flatnonzero(np.linalg.norm(places_m - places_m[-1], axis=1) > STILL_M)
+    positions_m = np.array([sight.gripper_position_m for sight in sights])
+    moved = np.flatnonzero(np.linalg.norm(positions_m - positions_m[-1], axis=1) > STILL_M)
     # from the first sight on since which it has stood still
     first = int(moved[-1]) + 1 if moved.size else 0
     positions_m = np.array([sight.position_m for sight in sights[first:]])

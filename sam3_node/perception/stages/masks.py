@@ -35,7 +35,7 @@ class MakeMasks(Stage):
         columns = zip(evidence.ids, read_masks(), evidence.scores, evidence.visible, confidences, strict=True)
         step.seen = [Seen(*values) for values in columns]
         for seen in step.seen:
-            seen.mask = step.window_masks.get(seen.id, seen.mask)
+            seen.mask = step.crop_masks.get(seen.id, seen.mask)
 
 
 class UpdateStatus(Stage):

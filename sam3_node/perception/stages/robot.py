@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 GROWTH = 1.2
 """Factor by which the visible and the covered part together may exceed the area of the whole object. Above it, the
 object has moved, and the covered part is dropped from its last location."""
-MAX_TOLD = 16
+MAX_REPORTED = 16
 """Lines about joints that do not fit which are logged at most. A robot may send other names each time."""
 FAR_PERCENTILE = 90
 """Percentile of the depths under an object's mask that counts as its far side: masks leak onto what is behind."""
@@ -124,8 +124,8 @@ class FindRobot(Stage):
         self._places = places
         self._exclude = exclude
         self._view: LensView | None = None
-        self._told: set[str] = set()
-        """What the log has told of names that do not fit."""
+        self._reported: set[str] = set()
+        """What the log has reported of names that do not fit."""
 
     def run(self, step: StepFrame) -> None:
         """Fill `robot` and `cover`."""
@@ -153,8 +153,8 @@ class FindRobot(Stage):
         step.problem = step.problem or lacking
         for text in (lacking, self._body.describe_strangers(positions)):
             # once: each frame would log a line
-            if text is not None and text not in self._told and len(self._told) < MAX_TOLD:
-                self._told.add(text)
+            if text is not None and text not in self._reported and len(self._reported) < MAX_REPORTED:
+                self._reported.add(text)
                 log.warning("%s", text)
 
     def see(self, step: StepFrame) -> RobotPixels:

@@ -17,7 +17,7 @@ from ...settings import SpatialSettings
 from ...types import ACCELERATION_MPS2, NANOSECONDS, Instance, Mask
 from ..objects import Objects
 from ..stage import PerObject, Stage
-from ..step import BASE, CAMERA, DoubtfulPlace, StepFrame, list_doubtful, list_measured
+from ..step import BASE, CAMERA, MeasuredSurface, StepFrame, list_doubtful, list_measured
 from ..surfaces import TARGET_PIXELS, Surfaces, measure_surfaces
 
 START_SPEED_MPS = 0.5
@@ -34,7 +34,7 @@ MIN_POSITIONS = 3
 DIGITS = 6
 """Digits of lengths in metres, and of speeds: a micrometre."""
 _UPPER = np.triu_indices(3)
-"""Places of a covariance that are given: xx, xy, xz, yy, yz, zz."""
+"""Elements of a covariance that are given: xx, xy, xz, yy, yz, zz."""
 _IDENTITY = np.eye(3)
 
 _Fields = dict[str, Any]
@@ -87,7 +87,7 @@ class MeasureObjects(Stage):
             fields = self._describe(step, measured, step.depth, base_from_camera)
         doubtful = list_doubtful(step)
         if doubtful and step.depth is not None and base_from_camera is not None:
-            step.doubtful = self._place_doubtful(doubtful, step.depth, base_from_camera)
+            step.doubtful = self._measure_doubtful(doubtful, step.depth, base_from_camera)
         step.instances = self._complete(step.instances, fields, step.frame.capture_ns)
 
     def points(self, object_id: int, count: int) -> MeasuredPoints | None:
@@ -119,16 +119,16 @@ class MeasureObjects(Stage):
         ids = [instances[index].id for index in surfaces.indices]
         if ids:
             step.problem = step.problem or _doubt_sizes(ids, surfaces)
-            placed = self._place_surfaces(ids, surfaces, step.frame.capture_ns, base_from_camera)
+            placed = self._describe_surfaces(ids, surfaces, step.frame.capture_ns, base_from_camera)
             for object_id, surface, points_m in zip(ids, placed, surfaces.points_m, strict=True):
                 fields[object_id] |= surface
                 step.surfaces[object_id] = points_m
         return fields
 
-    def _place_surfaces(
+    def _describe_surfaces(
         self, ids: list[int], surfaces: Surfaces, stamp_ns: int, base_from_camera: Array | None
     ) -> Iterator[_Fields]:
-        """Yield the fields of each surface in the base, or in the camera if its place is not known."""
+        """Yield the fields of each surface in the base, or in the camera if its pose is not known."""
         frame = CAMERA
         covariances = surfaces.covariances_m2
         axes = surfaces.axes
@@ -162,19 +162,19 @@ class MeasureObjects(Stage):
                 "points_m": _sample(points_m, count, base_from_camera).tobytes() if count else None,
             }
 
-    def _place_doubtful(
+    def _measure_doubtful(
         self, instances: Sequence[Instance], depth: DepthMap, base_from_camera: Array
-    ) -> dict[int, DoubtfulPlace]:
+    ) -> dict[int, MeasuredSurface]:
         """Return where the surfaces under the doubtful masks of these instances are in the base, by id."""
         surfaces = measure_surfaces([instance.mask for instance in instances], depth)
         rotation = base_from_camera[:3, :3]
         positions_m = transform_points(base_from_camera, surfaces.positions_m)
         covariances = self._add_hand_eye(surfaces.covariances_m2, surfaces.positions_m)
         upper = (rotation @ covariances @ rotation.T)[:, *_UPPER]
-        places = zip(positions_m.tolist(), upper.tolist(), surfaces.extents_m.tolist(), strict=True)
+        measured = zip(positions_m.tolist(), upper.tolist(), surfaces.extents_m.tolist(), strict=True)
         return {
-            instances[index].id: DoubtfulPlace(*map(tuple, place))
-            for index, place in zip(surfaces.indices, places, strict=True)
+            instances[index].id: MeasuredSurface(*map(tuple, values))
+            for index, values in zip(surfaces.indices, measured, strict=True)
         }
 
     def _add_hand_eye(self, covariances_m2: Array, positions_m: Array) -> Array:
@@ -224,7 +224,7 @@ def _doubt_sizes(ids: Sequence[int], surfaces: Surfaces) -> str | None:
 
 
 def _sample(points: Float, count: int, base_from_camera: Array | None) -> Float:
-    """Return up to `count` of these points [n, 3], spread evenly, in the base if its place is known."""
+    """Return up to `count` of these points [n, 3], spread evenly, in the base if its pose is known."""
     if len(points) > count:
         points = points[np.linspace(0, len(points) - 1, count).astype(int)]
     placed = points if base_from_camera is None else transform_points(base_from_camera, points)
@@ -301,14 +301,14 @@ def _update(filters: Sequence[_Filter], stamp_ns: int, positions_m: Array, covar
     # blocks of the covariances [n, 6, 6]: of position, of position and velocity, of velocity
     old_cross = old[:, :3, 3:]
     speed = old[:, 3:, 3:]
-    place = old[:, :3, :3] + dt * (old_cross + old_cross.transpose(0, 2, 1) + dt * (speed + noise / 3))
+    position = old[:, :3, :3] + dt * (old_cross + old_cross.transpose(0, 2, 1) + dt * (speed + noise / 3))
     cross = old_cross + dt * (speed + noise / 2)
-    predicted = np.concatenate([place, cross.transpose(0, 2, 1)], axis=1)  # [n, 6, 3], with the position
-    gain = predicted @ np.linalg.inv(place + covariances_m2)
+    predicted = np.concatenate([position, cross.transpose(0, 2, 1)], axis=1)  # [n, 6, 3], with the position
+    gain = predicted @ np.linalg.inv(position + covariances_m2)
     means[:, :3] += dt * means[:, 3:]
     means += gain @ (positions_m[:, :, None] - means[:, :3])
     covariances = np.empty_like(old)
-    covariances[:, :3, :3] = place
+    covariances[:, :3, :3] = position
     covariances[:, :3, 3:] = cross
     covariances[:, 3:, :3] = cross.transpose(0, 2, 1)
     covariances[:, 3:, 3:] = speed + noise

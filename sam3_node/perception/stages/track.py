@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from ...models import TrackerModel
 from ...schema.state import SavedState
 from ...tracking import Tracker
+from ...tracking.object_crops import ObjectCrops, ObjectCropsState, suits
 from ...tracking.tracks import PromptTensors
-from ...tracking.windows import Windows, WindowsState, suits
 from ...wire import REGROUPED
 from ..catch_up import CatchUps
 from ..objects import Objects
@@ -75,38 +75,38 @@ class TrackObjects(Stage):
                 self._objects.remove(status.id)
 
 
-class WindowState(SavedState):
-    """What `FollowWindows` keeps."""
+class CropState(SavedState):
+    """What `FollowCrops` keeps."""
 
-    windows: WindowsState
+    crops: ObjectCropsState
 
 
-class FollowWindows(Stage):
-    """Improves the tracks by windows, where the model's input is smaller than the frame.
+class FollowCrops(Stage):
+    """Improves the tracks by object crops, where the model's input is smaller than the frame.
 
-    Windows cost time, so none is followed while the node sheds work; nor where the robot covers objects, of which
-    windows know nothing. Windows begin again after that.
+    Crops cost time, so none is followed while the node sheds work; nor where the robot covers objects, of which
+    crops know nothing. They begin again after that.
     """
 
     name = "window"
     timed = "device"
     counts_as = "track"
-    STATE = WindowState
+    STATE = CropState
 
-    def __init__(self, model: TrackerModel, tracker: Tracker, windows: Windows) -> None:
+    def __init__(self, model: TrackerModel, tracker: Tracker, crops: ObjectCrops) -> None:
         self._model = model
         self._tracker = tracker
-        self._windows = windows
+        self._crops = crops
 
     def run(self, step: StepFrame) -> None:
-        """Replace `tracks`, and fill `window_masks`."""
+        """Replace `tracks`, and fill `crop_masks`."""
         if step.shed_level or step.cover is not None or not suits(self._model, step.image):
-            self._windows.forget_all()
+            self._crops.forget_all()
             return
 
         def was_prompted(object_id: int) -> bool:
             return self._tracker.was_prompted(object_id, step.frame_number)
 
-        step.tracks, step.window_masks = self._windows.step(
+        step.tracks, step.crop_masks = self._crops.step(
             step.image, step.frame_number, step.tracks, was_prompted
         )

@@ -1,4 +1,4 @@
-"""The Triton kernels of the memory read: their numbers in Triton's interpreter, their code for an H100."""
+"""The Triton kernels of memory attention: their numbers in Triton's interpreter, their code for an H100."""
 
 import itertools
 import json
@@ -131,14 +131,14 @@ def record_variants(monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
 def test_no_number_of_objects_or_pointers_compiles_a_kernel_again(monkeypatch: pytest.MonkeyPatch) -> None:
     found = record_variants(monkeypatch)
     model = tiny_model("sam3").to(torch.bfloat16)
-    model.read_stage.use_kernels()
+    model.memory_attention.use_kernels()
     top = torch.zeros(1, model.hidden, *model.grid, dtype=torch.bfloat16)
     with torch.inference_mode():
         for objects, pointers in itertools.product(range(1, 17), range(1, 32)):
             memory = torch.zeros(objects, 2, model.memory_tokens, model.memory_channels, dtype=torch.bfloat16)
             offset = torch.zeros(objects, 2, dtype=torch.int64)
             content = torch.zeros(objects, pointers, model.hidden, dtype=torch.bfloat16)
-            model.read_stage(top, memory, offset, content, torch.zeros(objects, pointers), None)
+            model.memory_attention(top, memory, offset, content, torch.zeros(objects, pointers), None)
     assert {name: len(variants) for name, variants in found.items()} == {
         "_project_keys": 1,
         "_rotate": 2,  # of the image's own queries and keys at once, and of queries alone
@@ -315,10 +315,10 @@ def test_the_fastest_launch_is_kept_for_starts_to_come(
 
 def test_the_kernels_trace_without_running() -> None:
     model = tiny_model("sam3").to(torch.bfloat16)
-    model.read_stage.use_kernels()
+    model.memory_attention.use_kernels()
     area = model.grid[0] * model.grid[1]
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        out = model.read_stage(
+        out = model.memory_attention(
             torch.empty(1, model.hidden, *model.grid, dtype=torch.bfloat16),
             torch.empty(2, 3, area, model.memory_channels, dtype=torch.bfloat16),
             torch.zeros(2, 3, dtype=torch.int64),

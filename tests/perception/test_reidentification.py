@@ -1,4 +1,4 @@
-"""Objects that left the view: known again by their looks, never by guess, remembered for a while, asked for by name."""
+"""Objects that left the view: known again by appearance, never by guess, remembered for a while, asked for by name."""
 
 import cv2
 import numpy as np
@@ -10,23 +10,23 @@ from sam3_node.errors import RequestError, UnknownObjectError
 from sam3_node.geometry import DepthMap, RayMap, Scaling
 from sam3_node.models import TrackerModel
 from sam3_node.models.sam.stages import Decoded
-from sam3_node.perception.looking import FrameLooks
-from sam3_node.perception.objects import Objects
-from sam3_node.perception.pipeline import Pipeline
-from sam3_node.perception.remembering import (
+from sam3_node.perception.object_memory import (
     HIDDEN_FRAMES,
     MAX_WAIT,
-    STRANGE_LOOKS,
-    TURNED_LOOKS,
-    Arrival,
+    MIN_MISMATCHES,
+    TURNED_MISMATCHES,
+    Candidate,
     LastSighting,
     Memory,
     ObjectMemory,
     may_be,
 )
+from sam3_node.perception.objects import Objects
+from sam3_node.perception.pipeline import Pipeline
+from sam3_node.perception.reidentification import AppearanceFrame
 from sam3_node.perception.step import StepFrame
 from sam3_node.settings import DetectorSettings, TrackerSettings
-from sam3_node.tracking.looks import Gallery
+from sam3_node.tracking.appearance import Gallery
 from sam3_node.types import NANOSECONDS, FramePose, Instance, Intrinsics, Mask, MaskFrame
 from sam3_node.wire import AMBIGUOUS, RECALLED
 from sam3_node.wire.frame_prompt import FramePrompt
@@ -83,7 +83,7 @@ def test_a_lost_object_comes_back_under_its_id(nano: TrackerModel) -> None:
     assert in_view(masks) == [first]
     ((op, object_id, details),) = table.events
     assert (op, object_id) == (RECALLED, first)
-    assert table.pipeline.memory.recalled == 1
+    assert table.pipeline.memory.reidentifications == 1
     assert details["absent_s"] == pytest.approx(GONE * PERIOD_NS / NANOSECONDS, abs=0.4)
     assert table.lost() == []
     # ids count on behind it
@@ -181,7 +181,7 @@ def test_another_thing_in_its_place_is_doubtful(nano: TrackerModel) -> None:
     desk = Desk(nano)
     assert not any(each.doubtful for each in desk.step(RED, 6))
     assert desk.step(BLUE, 8)[0].state == "occluded"
-    cup, box = desk.step(BLUE | {"yellow": (150, 180)}, 4 + 2 * STRANGE_LOOKS)
+    cup, box = desk.step(BLUE | {"yellow": (150, 180)}, 4 + 2 * MIN_MISMATCHES)
     assert cup.state == "occluded" or cup.doubtful
     assert not box.doubtful
     # without the check, the tracker takes the one thing for the other
@@ -200,7 +200,7 @@ def desk_without_recall(nano: TrackerModel) -> list[Instance]:
     desk = Desk(nano, recall=False)
     desk.step(RED, 6)
     desk.step(BLUE, 8)
-    return desk.step(BLUE | {"yellow": (150, 180)}, 4 + 2 * STRANGE_LOOKS)
+    return desk.step(BLUE | {"yellow": (150, 180)}, 4 + 2 * MIN_MISMATCHES)
 
 
 def test_where_says_what_is_in_view_and_what_was(nano: TrackerModel) -> None:
@@ -260,7 +260,7 @@ def test_a_gallery_starts_the_object_on_another_camera(nano: TrackerModel) -> No
     twins.step(make_frame(0, {"red": (60, 60), "red too": (240, 180)}))
     with refuses(RequestError, field="several"):
         twins.add_like(gallery, "cup")
-    with refuses(RequestError, field="view"):
+    with refuses(RequestError, field="appearance"):
         twins.add_like(Gallery(), "cup")
 
 
@@ -273,26 +273,28 @@ def make_memory(**settings: object) -> tuple[Objects, ObjectMemory]:
 
 
 def direction(*weights: float) -> torch.Tensor:
-    """Return a view whose halves both lie between given axes."""
+    """Return an embedding whose halves both lie between given axes."""
     half = torch.zeros(8)
     half[: len(weights)] = torch.tensor(weights)
     half /= half.norm()
     return torch.cat([half, half])
 
 
-def arrive(view: torch.Tensor, box: tuple[int, int, int, int] = (0, 0, 10, 10), **known: float) -> Arrival:
+def make_candidate(
+    embedding: torch.Tensor, box: tuple[int, int, int, int] = (0, 0, 10, 10), **known: float
+) -> Candidate:
     sighting = None
     if known:
         position = (known.get("x", 0.0), 0.0, 0.5)
         sighting = LastSighting(9, 9 * NANOSECONDS, box, 0.9, "base", position, size_m=known.get("size", 0.1))
-    return Arrival(view, 9 * NANOSECONDS, box, sighting=sighting)
+    return Candidate(embedding, 9 * NANOSECONDS, box, sighting=sighting)
 
 
 def remember(
-    objects: Objects, memory: ObjectMemory, object_id: int, view: torch.Tensor, label: str = "mug"
+    objects: Objects, memory: ObjectMemory, object_id: int, embedding: torch.Tensor, label: str = "mug"
 ) -> Memory:
     objects.add(object_id, label)
-    memory.begin(object_id, Gallery(view[None]))
+    memory.begin(object_id, Gallery(embedding[None]))
     kept = memory.require(object_id)
     kept.sighting = LastSighting(1, NANOSECONDS, (0, 0, 10, 10), 0.9, "base", (0.0, 0.0, 0.5), size_m=0.1)
     return kept
@@ -302,35 +304,35 @@ def test_something_is_known_unsure_or_new_by_its_likeness() -> None:
     objects, memory = make_memory()
     remember(objects, memory, 1, direction(1))
     far = (500, 500, 510, 510)
-    assert memory.judge(arrive(direction(1, 0.2), far), [1]).kind == "known"
-    unsure = memory.judge(arrive(direction(1, 0.75), far), [1])
+    assert memory.judge(make_candidate(direction(1, 0.2), far), [1]).kind == "known"
+    unsure = memory.judge(make_candidate(direction(1, 0.75), far), [1])
     assert (unsure.kind, unsure.ids) == ("unsure", (1,))
-    assert memory.judge(arrive(direction(1, 2), far), [1]).kind == "new"
-    assert memory.judge(arrive(direction(1), far), []).kind == "new"
+    assert memory.judge(make_candidate(direction(1, 2), far), [1]).kind == "new"
+    assert memory.judge(make_candidate(direction(1), far), []).kind == "new"
     # where it was seen last, less is enough
-    assert memory.judge(arrive(direction(1, 0.6)), [1]).kind == "known"
+    assert memory.judge(make_candidate(direction(1, 0.6)), [1]).kind == "known"
 
 
 def test_what_looks_like_two_objects_is_ambiguous_also_if_one_is_in_view() -> None:
     objects, memory = make_memory()
     remember(objects, memory, 1, direction(1))
     remember(objects, memory, 2, direction(1, 0.1))
-    for away in ([1, 2], [1]):
-        verdict = memory.judge(arrive(direction(1, 0.05)), away)
+    for out_of_view in ([1, 2], [1]):
+        verdict = memory.judge(make_candidate(direction(1, 0.05)), out_of_view)
         assert verdict.kind == "ambiguous"
         assert set(verdict.ids) == {1, 2}
 
 
 def test_size_and_way_must_fit() -> None:
     sighting = LastSighting(1, NANOSECONDS, (0, 0, 10, 10), 0.9, "base", (0.0, 0.0, 0.5), size_m=0.1)
-    assert may_be(sighting, arrive(direction(1), size=0.12, x=2.0))
-    assert not may_be(sighting, arrive(direction(1), size=0.15))
+    assert may_be(sighting, make_candidate(direction(1), size=0.12, x=2.0))
+    assert not may_be(sighting, make_candidate(direction(1), size=0.15))
     # eight seconds are not enough for 100 m
-    assert not may_be(sighting, arrive(direction(1), x=100.0))
+    assert not may_be(sighting, make_candidate(direction(1), x=100.0))
     # without depth, the sides in the picture
-    assert may_be(sighting, arrive(direction(1), (0, 0, 15, 15)))
-    assert not may_be(sighting, arrive(direction(1), (0, 0, 30, 30)))
-    assert may_be(None, arrive(direction(1), (0, 0, 30, 30)))
+    assert may_be(sighting, make_candidate(direction(1), (0, 0, 15, 15)))
+    assert not may_be(sighting, make_candidate(direction(1), (0, 0, 30, 30)))
+    assert may_be(None, make_candidate(direction(1), (0, 0, 30, 30)))
 
 
 def show(memory: ObjectMemory, side: int, frames: int = 1, doubtful: bool = False) -> None:
@@ -351,10 +353,10 @@ def test_what_was_partly_hidden_at_last_is_as_large_as_before() -> None:
     kept = memory.require(1)
     assert kept.sighting is not None
     assert kept.sighting.box == (0, 0, 10, 10)
-    assert may_be(kept.sighting, arrive(direction(1), (0, 0, 30, 30)))
+    assert may_be(kept.sighting, make_candidate(direction(1), (0, 0, 30, 30)))
     # what has been smaller for some seconds is farther away
     show(memory, 10, frames=100)
-    assert not may_be(kept.sighting, arrive(direction(1), (0, 0, 30, 30)))
+    assert not may_be(kept.sighting, make_candidate(direction(1), (0, 0, 30, 30)))
 
 
 def test_what_is_back_is_searched_for_until_its_mask_is_sure() -> None:
@@ -363,17 +365,17 @@ def test_what_is_back_is_searched_for_until_its_mask_is_sure() -> None:
     show(memory, 10)
     kept = memory.require(1)
     show(memory, 0, frames=HIDDEN_FRAMES)
-    assert kept.is_away
+    assert kept.needs_reidentification
     show(memory, 10, doubtful=True)
-    assert kept.is_away
+    assert kept.needs_reidentification
     show(memory, 10)
-    assert not kept.is_away
+    assert not kept.needs_reidentification
     # what never left is not
     show(memory, 10, doubtful=True)
-    assert not kept.is_away
+    assert not kept.needs_reidentification
 
 
-def test_a_detection_waits_some_rounds_for_another_view() -> None:
+def test_a_detection_waits_some_rounds_for_another_embedding() -> None:
     objects, memory = make_memory()
     remember(objects, memory, 1, direction(1))
     waits = [memory.may_wait(1) for _ in range(MAX_WAIT + 1)]
@@ -382,14 +384,14 @@ def test_a_detection_waits_some_rounds_for_another_view() -> None:
     assert memory.may_wait(1)
 
 
-def see(memory: ObjectMemory, view: torch.Tensor, looks: int = 1, doubtful: bool = False) -> None:
-    """Let object 1 be in view, and look at it."""
+def see(memory: ObjectMemory, embedding: torch.Tensor, times: int = 1, doubtful: bool = False) -> None:
+    """Let object 1 be in view, and compare its appearance."""
     seen = Instance(
         1, "mug", 0.9, "tracked", 1, 0, Mask.from_full(np.ones((20, 20), bool)), doubtful=doubtful
     )
-    for _ in range(looks):
+    for _ in range(times):
         memory.observe([seen], 1, 1, None)
-        memory.look(seen, view, np.zeros((20, 20, 3), np.uint8), 1, 1)
+        memory.compare_appearance(seen, embedding, np.zeros((20, 20, 3), np.uint8), 1, 1)
 
 
 def hide(memory: ObjectMemory) -> None:
@@ -402,25 +404,25 @@ def test_an_object_that_never_left_may_be_turned() -> None:
     objects, memory = make_memory()
     objects.add(1, "mug")
     see(memory, direction(1))
-    see(memory, direction(0, 1), TURNED_LOOKS)
-    assert not memory.is_stranger(1)
+    see(memory, direction(0, 1), TURNED_MISMATCHES)
+    assert not memory.has_identity_mismatch(1)
     assert len(memory.require(1).gallery) == 1
     see(memory, direction(0, 1))
     assert len(memory.require(1).gallery) == 2
 
 
-def test_what_comes_back_with_other_looks_stays_a_stranger() -> None:
+def test_what_comes_back_with_another_appearance_stays_a_mismatch() -> None:
     objects, memory = make_memory()
     objects.add(1, "mug")
     see(memory, direction(1))
     hide(memory)
-    see(memory, direction(0, 1), STRANGE_LOOKS)
-    assert memory.is_stranger(1)
-    see(memory, direction(0, 1), 2 * TURNED_LOOKS)
-    assert memory.is_stranger(1)
+    see(memory, direction(0, 1), MIN_MISMATCHES)
+    assert memory.has_identity_mismatch(1)
+    see(memory, direction(0, 1), 2 * TURNED_MISMATCHES)
+    assert memory.has_identity_mismatch(1)
     assert len(memory.require(1).gallery) == 1
     see(memory, direction(1))
-    assert not memory.is_stranger(1)
+    assert not memory.has_identity_mismatch(1)
 
 
 def test_doubtful_masks_teach_nothing() -> None:
@@ -452,20 +454,20 @@ def test_depth_tells_size_and_place_of_what_comes_into_view(nano: TrackerModel) 
     low = cv2.resize(mask.astype(np.float32), (side, side), interpolation=cv2.INTER_AREA) - 0.5
     decoded = Decoded(torch.from_numpy(low)[None], torch.ones(1), torch.ones(1), torch.zeros(1, nano.hidden))
     pose = FramePose("camera", "base", 5, (1.0, 0.0, 0.0), (0.0, 0.0, 0.0, 1.0))
-    looks = FrameLooks(
+    scene = AppearanceFrame(
         features,
         np.zeros((height, width, 3), np.uint8),
         Scaling((height, width), nano.image_size),
         5,
         torch.zeros(side, side, dtype=torch.bool),
     )
-    (without,) = looks.describe(decoded)
+    (without,) = scene.describe(decoded)
     assert without is not None
     assert without.sighting is None
-    (arrival,) = looks._replace(depth=depth, camera_pose=pose).describe(decoded)
-    assert arrival is not None
-    assert arrival.sighting is not None
+    (candidate,) = scene._replace(depth=depth, camera_pose=pose).describe(decoded)
+    assert candidate is not None
+    assert candidate.sighting is not None
     # 80 by 60 pixels at 0.6 m, 20 px to the left of the middle and 30 px above it
-    assert arrival.sighting.position_m == pytest.approx((1.0 - 0.04, -0.06, 0.6), abs=0.005)
-    assert arrival.sighting.size_m == pytest.approx(0.16, rel=0.15)
-    assert arrival.sighting.frame == "base"
+    assert candidate.sighting.position_m == pytest.approx((1.0 - 0.04, -0.06, 0.6), abs=0.005)
+    assert candidate.sighting.size_m == pytest.approx(0.16, rel=0.15)
+    assert candidate.sighting.frame == "base"

@@ -1,4 +1,4 @@
-"""Look on one frame for something that has known looks, and describe what is there as views."""
+"""Search one frame for objects by their appearance, and describe what is there by embeddings."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from ..geometry import DepthMap, Scaling, matrix_of, transform_points
 from ..models import Features
 from ..models.sam.stages import Decoded
 from ..tracking import Tracker
-from ..tracking.looks import Gallery, describe_colours, describe_features, make_views
+from ..tracking.appearance import Gallery, describe_colours, describe_features, make_embeddings
 from ..types import NANOSECONDS, Box, FramePose, Image, Mask
 from ..wire import AMBIGUOUS, RECALLED
 from .catch_up import CachedFrame
-from .output_masks import rasterize
-from .remembering import (
+from .object_memory import (
     MARGIN,
-    Arrival,
+    Candidate,
+    IdentityVerdict,
     LastSighting,
-    LookLimits,
-    LookVerdict,
     ObjectMemory,
+    SimilarityLimits,
     measure_overlap_of_boxes,
 )
+from .output_masks import rasterize
 from .step import BASE, CAMERA, ObjectEvent, StepFrame
 from .surfaces import measure_surfaces
 
 MIN_PEAK = 0.5
-"""Cosine between the features at a location and a stored view, below which the location is not prompted."""
-REGION = 0.8
+"""Cosine between the features at a location and a stored embedding, below which the location is not prompted."""
+REGION_SHARE = 0.8
 """Share of the peak's cosine down to which connected cells belong to the same region."""
-MAX_PLACES = 5
+MAX_REGIONS = 5
 """Regions of a frame that are prompted and compared for a request that searches one frame, such as `add_like`."""
 MIN_CELLS = 0.75
 """Cells of the coarsest feature map that a mask must cover to have an appearance. A smaller mask would have the
@@ -47,8 +47,8 @@ COVERED = 0.3
 """Share of a cell that tracked objects cover, above which the cell is not searched."""
 
 
-class LikePlace(NamedTuple):
-    """A place on a frame, in parts of its width and height."""
+class LikeRegion(NamedTuple):
+    """A region of a frame, in parts of its width and height."""
 
     peak: tuple[float, float]
     """where it resembles something most"""
@@ -56,8 +56,8 @@ class LikePlace(NamedTuple):
     """around the region that resembles it"""
 
 
-class FrameLooks(NamedTuple):
-    """One frame, as far as looks go."""
+class AppearanceFrame(NamedTuple):
+    """One frame, as far as the comparison of appearances needs it."""
 
     features: Features
     image: Image
@@ -72,20 +72,20 @@ class FrameLooks(NamedTuple):
     """in the base"""
 
     @classmethod
-    def from_step(cls, step: StepFrame, away: Collection[int] = ()) -> FrameLooks:
-        """Build it from a step whose objects are tracked. Masks of those that are `away` cover nothing."""
+    def from_step(cls, step: StepFrame, out_of_view: Collection[int] = ()) -> AppearanceFrame:
+        """Build it from a step whose objects are tracked. Masks of those in `out_of_view` cover nothing."""
         tracks = step.tracks
         present = torch.tensor(
-            [i not in away for i in tracks.ids], dtype=torch.bool, device=tracks.logits.device
+            [i not in out_of_view for i in tracks.ids], dtype=torch.bool, device=tracks.logits.device
         )
         inside = (tracks.logits > 0) & (tracks.visible & present)[:, None, None]
         frame = step.frame
         covered = inside.any(dim=0)
-        looks = cls(step.features, step.image, step.scaling, frame.capture_ns, covered, frame.seq)
-        return looks._replace(depth=step.depth, camera_pose=step.camera_pose)
+        appearance = cls(step.features, step.image, step.scaling, frame.capture_ns, covered, frame.seq)
+        return appearance._replace(depth=step.depth, camera_pose=step.camera_pose)
 
     @classmethod
-    def from_cached(cls, cached: CachedFrame, image: Image, tracker: Tracker) -> FrameLooks:
+    def from_cached(cls, cached: CachedFrame, image: Image, tracker: Tracker) -> AppearanceFrame:
         """Build it from a cached frame and its image."""
         device = tracker.model.device
         covered = torch.zeros(tracker.model.mask_size, dtype=torch.bool, device=device)
@@ -94,20 +94,20 @@ class FrameLooks(NamedTuple):
         features = cached.features_on(device)
         return cls(features, image, cached.scaling, cached.capture_ns, covered)
 
-    def list_places(self, gallery: Gallery, most: int) -> list[LikePlace]:
-        """Return up to `most` places that resemble a gallery, the best first.
+    def list_regions(self, gallery: Gallery, most: int) -> list[LikeRegion]:
+        """Return up to `most` regions that resemble a gallery, the best first.
 
-        No place is covered, and none is beside a better one.
+        No region is covered, and none is next to a better one.
         """
         top = self.features.top
         channels, height, width = top.shape[1:]
         cells = top[0].float().reshape(channels, -1).T
         cells = F.normalize(cells - cells.mean(dim=0), dim=1)
-        views = F.normalize(gallery.views[:, :channels].to(top.device), dim=1)
-        likeness = (cells @ views.T).amax(dim=1)
+        embeddings = F.normalize(gallery.embeddings[:, :channels].to(top.device), dim=1)
+        likeness = (cells @ embeddings.T).amax(dim=1)
         share = F.interpolate(self.covered[None, None].float(), size=(height, width), mode="area")
         likeness = likeness.masked_fill(share.flatten() > COVERED, -1.0).reshape(height, width)
-        # a place is the best one of its neighbours
+        # a peak is the best cell of its neighbours
         peaks = F.max_pool2d(likeness[None, None], 3, stride=1, padding=1)[0, 0] == likeness
         values, order = likeness.masked_fill(~peaks, -1.0).flatten().topk(min(most, height * width))
         best = [
@@ -116,29 +116,29 @@ class FrameLooks(NamedTuple):
         if not best:
             return []
         host = likeness.cpu().numpy()
-        return [_measure_place(host, cell // width, cell % width) for cell in best]
+        return [_measure_region(host, cell // width, cell % width) for cell in best]
 
     def propose(
-        self, tracker: Tracker, places: Sequence[LikePlace], sides: Sequence[tuple[float, float] | None]
+        self, tracker: Tracker, regions: Sequence[LikeRegion], sides: Sequence[tuple[float, float] | None]
     ) -> Decoded:
-        """Return the masks that places may mean: by a click, by a place's own box, and by a box with `sides` around it.
+        """Return the masks that regions may mean: by a click, by the region's box, and by a box of `sides` around it.
 
-        Sides are parts of the frame's width and height, for each place; None: not known.
+        Sides are parts of the frame's width and height, for each region; None: not known.
         """
         size = tracker.model.image_size
-        peaks = [place.peak for place in places]
+        peaks = [region.peak for region in regions]
         clicked = tracker.propose_clicks(self.features, torch.tensor(peaks) * size)
-        boxes = [place.box for place in places]
-        for place, known in zip(places, sides, strict=True):
+        boxes = [region.box for region in regions]
+        for region, known in zip(regions, sides, strict=True):
             if known is not None:
-                x = (place.box[0] + place.box[2]) / 2
-                y = (place.box[1] + place.box[3]) / 2
+                x = (region.box[0] + region.box[2]) / 2
+                y = (region.box[1] + region.box[3]) / 2
                 boxes.append((x - known[0] / 2, y - known[1] / 2, x + known[0] / 2, y + known[1] / 2))
         boxed = tracker.propose(self.features, torch.tensor(boxes).clamp(0, 1) * size)
         return Decoded(*(torch.cat(pair) for pair in zip(clicked, boxed, strict=True)))
 
-    def describe(self, decoded: Decoded) -> list[Arrival | None]:
-        """Return each of K masks as something that came into view; None for one that is too small."""
+    def describe(self, decoded: Decoded) -> list[Candidate | None]:
+        """Return each of K masks as a candidate; None for one that is too small."""
         logits = decoded.logits.float()
         inside = (logits > 0).flatten(1)
         shared = (inside & self.covered.flatten()).sum(dim=1) / inside.sum(dim=1).clamp(min=1)
@@ -147,18 +147,18 @@ class FrameLooks(NamedTuple):
         least_px = MIN_CELLS * inside.shape[1] / self.features.top[0, 0].numel()
         is_large = (inside.sum(dim=1) >= least_px).tolist()
         host = logits.cpu().numpy()
-        arrivals: list[Arrival | None] = []
+        candidates: list[Candidate | None] = []
         for index, overlap in enumerate(shared.tolist()):
             mask = rasterize(host[index], self.scaling.frame_size)
             if not mask.crop.size or not is_large[index]:
-                arrivals.append(None)
+                candidates.append(None)
                 continue
-            view = make_views(features[index : index + 1], [describe_colours(self.image, mask)])[0]
-            arrivals.append(Arrival(view, self.capture_ns, mask.box, overlap, self._measure(mask)))
-        return arrivals
+            embedding = make_embeddings(features[index : index + 1], [describe_colours(self.image, mask)])[0]
+            candidates.append(Candidate(embedding, self.capture_ns, mask.box, overlap, self._measure(mask)))
+        return candidates
 
     def _measure(self, mask: Mask) -> LastSighting | None:
-        """Return the place and the size of what a mask shows; None without depth there."""
+        """Return the position and the size of what a mask shows; None without depth there."""
         if self.depth is None:
             return None
         surfaces = measure_surfaces([mask], self.depth)
@@ -176,7 +176,7 @@ class FrameLooks(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What looks most like a gallery on a frame."""
+    """What is most similar to a gallery on a frame."""
 
     similarity: float
     decoded: Decoded
@@ -185,12 +185,12 @@ class Found(NamedTuple):
     box: Box
 
 
-def _measure_place(likeness: npt.NDArray[np.float32], row: int, column: int) -> LikePlace:
-    """Return the place of a peak of likeness [h, w] of cells."""
+def _measure_region(likeness: npt.NDArray[np.float32], row: int, column: int) -> LikeRegion:
+    """Return the region of a peak of likeness [h, w] of cells."""
     height, width = likeness.shape
-    _, labels = cv2.connectedComponents((likeness >= REGION * likeness[row, column]).astype(np.uint8))
+    _, labels = cv2.connectedComponents((likeness >= REGION_SHARE * likeness[row, column]).astype(np.uint8))
     rows, columns = np.nonzero(labels == labels[row, column])
-    return LikePlace(
+    return LikeRegion(
         ((column + 0.5) / width, (row + 0.5) / height),
         (
             float(columns.min()) / width,
@@ -201,23 +201,23 @@ def _measure_place(likeness: npt.NDArray[np.float32], row: int, column: int) -> 
     )
 
 
-def find_like(scene: FrameLooks, tracker: Tracker, gallery: Gallery, limits: LookLimits) -> Found:
-    """Return what surely has the looks of a gallery on a frame.
+def find_like(scene: AppearanceFrame, tracker: Tracker, gallery: Gallery, limits: SimilarityLimits) -> Found:
+    """Return what surely has the appearance of a gallery on a frame.
 
-    Raises RequestError if nothing has, or if several things at different places do.
+    Raises RequestError if nothing has, or if several things at different locations do.
     """
     if not len(gallery):
         raise RequestError(
-            "add_like: expected an object that was in view by a sure mask, found one without any view; add it by a "
-            "prompt"
+            "add_like: expected an object that was in view by a sure mask, found one whose appearance is not known; "
+            "add it by a prompt"
         )
     found = []
-    for place in scene.list_places(gallery, MAX_PLACES):
-        decoded = scene.propose(tracker, [place], [None])
-        for index, arrival in enumerate(scene.describe(decoded)):
-            if arrival is not None and arrival.overlap <= COVERED:
-                similarity = float(gallery.compare(arrival.view[None])[0])
-                found.append(Found(similarity, decoded, index, arrival.box))
+    for region in scene.list_regions(gallery, MAX_REGIONS):
+        decoded = scene.propose(tracker, [region], [None])
+        for index, candidate in enumerate(scene.describe(decoded)):
+            if candidate is not None and candidate.overlap <= COVERED:
+                similarity = float(gallery.compare(candidate.embedding[None])[0])
+                found.append(Found(similarity, decoded, index, candidate.box))
     found.sort(key=lambda each: each.similarity, reverse=True)
     if not found or found[0].similarity < limits.sure:
         best = f"{found[0].similarity:.2f}" if found else "none"
@@ -236,13 +236,13 @@ def find_like(scene: FrameLooks, tracker: Tracker, gallery: Gallery, limits: Loo
     return first
 
 
-def report(step: StepFrame, verdict: LookVerdict, memory: ObjectMemory) -> None:
+def report(step: StepFrame, verdict: IdentityVerdict, memory: ObjectMemory) -> None:
     """Add an event for an object that is known again, or for something that may be any of several."""
     if verdict.kind == "ambiguous":
         step.events.append(ObjectEvent(AMBIGUOUS, verdict.ids[0], {"ids": list(verdict.ids)}))
     elif verdict.kind == "known":
-        memory.recalled += 1
+        memory.reidentifications += 1
         sighting = memory.require(verdict.ids[0]).sighting
-        away_ns = 0 if sighting is None else max(0, step.frame.capture_ns - sighting.capture_ns)
-        details = {"absent_s": round(away_ns / NANOSECONDS, 3)}
+        absent_ns = 0 if sighting is None else max(0, step.frame.capture_ns - sighting.capture_ns)
+        details = {"absent_s": round(absent_ns / NANOSECONDS, 3)}
         step.events.append(ObjectEvent(RECALLED, verdict.ids[0], details))

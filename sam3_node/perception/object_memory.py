@@ -1,8 +1,9 @@
-"""What is remembered of the objects of one camera: their looks, where they were seen last, and those that were lost.
+"""What is remembered of the objects of one camera: their appearance, their last sighting, and those that were lost.
 
 An object that was lost, because it was out of view for too long, is remembered with its id. What comes into view is
-compared with all objects that are away: hidden ones, and lost ones. It is one of them only if it looks like that one,
-and clearly less like any other; where depth and pose are known, its size and the way to its place must fit, too.
+compared with all objects that are out of view: occluded ones, and lost ones. It is one of them only if it is similar in
+appearance, and clearly less similar to any other one. Where depth and pose are known, its size and its distance from
+the last position must fit as well.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 from ..schema.replies import ObjectPlace
 from ..schema.state import Count, Id, Label, SavedPart, SavedState, Time
 from ..settings import TrackerSettings
-from ..tracking.looks import Gallery
+from ..tracking.appearance import Gallery
 from ..types import NANOSECONDS, Box, FramePose, Image, Instance, Priority
 from .objects import Objects
 from .stage import PerObject
@@ -62,19 +63,19 @@ SHRINKING = 0.98
 """Factor a frame by which the known width and height of an object in pixels shrink while only a smaller part is
 seen."""
 WHOLE_S = 1.0
-"""Seconds for which the last view of the whole object is kept as its last sighting, when the frame's edge cuts the
+"""Seconds for which the last box of the whole object is kept as its last sighting, when the frame's edge cuts the
 object off."""
-STRANGE_LOOKS = 2
-"""Views in a row that match none of the object's stored views, from which on its mask is taken for that of another
+MIN_MISMATCHES = 2
+"""Embeddings in a row that match none of the object's stored ones, from which on its mask is taken for that of another
 object."""
 
-TURNED_LOOKS = 10
-"""Such views in a row after which an object that was never out of view counts as turned, so that its new views are
+TURNED_MISMATCHES = 10
+"""Such embeddings in a row after which an object that was never out of view counts as turned, so that its new ones are
 stored."""
 
 
-class LookLimits(NamedTuple):
-    """Similarities of two views, 0 to 2, for the features of one model."""
+class SimilarityLimits(NamedTuple):
+    """Similarities of two embeddings, 0 to 2, for the features of one model."""
 
     sure: float
     """from which on they show the same object"""
@@ -82,10 +83,10 @@ class LookLimits(NamedTuple):
     """below which they show different ones"""
 
 
-LIMITS = {"nano": LookLimits(1.75, 1.55)}
+LIMITS = {"nano": SimilarityLimits(1.75, 1.55)}
 """Thresholds by the name of a model. For nano, 3 % of the pairs of different objects in one real clip are above
 `sure`."""
-OTHER_LIMITS = LookLimits(1.65, 1.4)
+OTHER_LIMITS = SimilarityLimits(1.65, 1.4)
 """Thresholds for all other models. They were chosen with SAM 2 tiny, whose features separate objects better than
 nano's."""
 
@@ -135,29 +136,29 @@ class Memory(SavedState):
     """what covered it when it went out of view, as far as it is known"""
     seen_ns: Time = 0
     """capture time of the last frame with a mask that was not doubtful"""
-    looked_ns: Time = 0
-    """capture time of the last look at it"""
+    compared_ns: Time = 0
+    """capture time of the last comparison of its appearance"""
     hidden_frames: Count = 0
     """frames in a row without a mask"""
-    was_away: bool = False
-    """True if it has been out of view since the last look that showed it"""
+    was_out_of_view: bool = False
+    """True if it has been out of view since its appearance last matched"""
     is_back_unsure: bool = False
     """True from its return on until a mask of it is not doubtful"""
     waited: Count = 0
     """rounds for which a detection that may be this object has started no new one"""
-    strange_looks: Count = 0
-    """looks in a row at which its mask showed something else"""
+    mismatches: Count = 0
+    """comparisons in a row in which its mask showed something else"""
 
     @property
-    def is_unproven(self) -> bool:
-        """True if it has been away, and nothing since then has shown that its mask is that of the same thing."""
-        return self.was_away and len(self.gallery) > 0
+    def is_unverified(self) -> bool:
+        """True if it has been out of view, and nothing since then has shown that its mask is that of the same thing."""
+        return self.was_out_of_view and len(self.gallery) > 0
 
     @property
-    def is_away(self) -> bool:
+    def needs_reidentification(self) -> bool:
         """True if it is not where its mask is, or has none: it is to be searched for."""
         is_hidden = self.hidden_frames >= HIDDEN_FRAMES
-        return is_hidden or self.strange_looks >= STRANGE_LOOKS or self.is_back_unsure
+        return is_hidden or self.mismatches >= MIN_MISMATCHES or self.is_back_unsure
 
 
 class LostObject(SavedState):
@@ -171,8 +172,8 @@ class LostObject(SavedState):
     """capture time of the frame on which it was given up"""
 
 
-class LookVerdict(NamedTuple):
-    """Which object something is that came into view.
+class IdentityVerdict(NamedTuple):
+    """Which object a candidate is.
 
     known: `ids` has the one object. unsure: it may be this one, or a new one. ambiguous: it may be any of these. new:
     it is none of them.
@@ -183,13 +184,13 @@ class LookVerdict(NamedTuple):
     similarity: float = 0.0
 
 
-NEW = LookVerdict("new")
+NEW = IdentityVerdict("new")
 
 
-class Arrival(NamedTuple):
-    """Something that came into view."""
+class Candidate(NamedTuple):
+    """A region or detection that may be one of the objects that are out of view."""
 
-    view: Tensor
+    embedding: Tensor
     """[C + COLOURS], on the host"""
     capture_ns: int
     box: Box
@@ -197,7 +198,7 @@ class Arrival(NamedTuple):
     overlap: float = 0.0
     """share of it that objects in view cover"""
     sighting: LastSighting | None = None
-    """its place, where that is measured"""
+    """where it is, if that is measured"""
 
 
 class LostObjectsState(SavedState):
@@ -215,8 +216,8 @@ class ObjectMemory(SavedPart[LostObjectsState]):
         self.limits = LIMITS.get(model, OTHER_LIMITS)
         self.lost: dict[int, LostObject] = {}
         """The objects that were lost, by id, those first that were lost first"""
-        self.recalled = 0
-        """Number of times that an object came back by its looks, since the start"""
+        self.reidentifications = 0
+        """Number of times that an object came back by its appearance, since the start"""
         self._objects = objects
         self._memories = objects.register(PerObject("memories", Memory))
         self._most = settings.remember
@@ -246,8 +247,8 @@ class ObjectMemory(SavedPart[LostObjectsState]):
         return Memory()
 
     def begin(self, object_id: int, gallery: Gallery) -> None:
-        """Give a new object the views of another camera."""
-        self._memories[object_id] = Memory(Gallery(gallery.views))
+        """Give a new object the embeddings of another camera."""
+        self._memories[object_id] = Memory(Gallery(gallery.embeddings))
 
     def observe(
         self, instances: Iterable[Instance], seq: int, capture_ns: int, pose: FramePose | None
@@ -259,12 +260,12 @@ class ObjectMemory(SavedPart[LostObjectsState]):
             has_returned = in_view and memory.hidden_frames >= HIDDEN_FRAMES
             memory.is_back_unsure = (has_returned or memory.is_back_unsure) and instance.doubtful
             memory.hidden_frames = 0 if in_view else memory.hidden_frames + 1
-            memory.was_away = memory.was_away or memory.hidden_frames >= HIDDEN_FRAMES
+            memory.was_out_of_view = memory.was_out_of_view or memory.hidden_frames >= HIDDEN_FRAMES
             if not in_view:
                 memory.held = instance.held
                 memory.hidden_by = instance.hidden_by or memory.hidden_by
-            # what a strange mask shows is not where the object is, and what is back may be another thing
-            elif not instance.doubtful and not memory.strange_looks and not memory.is_unproven:
+            # a mask of another identity does not show where the object is, and what is back may be another thing
+            elif not instance.doubtful and not memory.mismatches and not memory.is_unverified:
                 memory.held = instance.held
                 memory.hidden_by = None
                 memory.seen_ns = capture_ns
@@ -273,44 +274,52 @@ class ObjectMemory(SavedPart[LostObjectsState]):
                     memory.sighting = sighting._replace(whole_px=measure_whole(sighting, memory.sighting))
 
     def choose(self, tracked: Iterable[int]) -> int | None:
-        """Return the object to look at, of those in view: one that has come back, or that was not seen for longest."""
+        """Return the object whose appearance is to be compared, of those in view.
+
+        One that has come back goes first, else the one whose last comparison is the oldest.
+        """
         known = {i: self._memories[i] for i in tracked if i in self._memories}
         seen = [i for i, memory in known.items() if not memory.hidden_frames]
-        return min(seen, key=lambda i: (not known[i].was_away, known[i].looked_ns), default=None)
+        return min(seen, key=lambda i: (not known[i].was_out_of_view, known[i].compared_ns), default=None)
 
-    def look(self, instance: Instance, view: Tensor, image: Image, seq: int, capture_ns: int) -> None:
-        """Compare a view [C + COLOURS] of an object in view with its gallery. Keep it, and a picture, if it is sure."""
+    def compare_appearance(
+        self, instance: Instance, embedding: Tensor, image: Image, seq: int, capture_ns: int
+    ) -> None:
+        """Compare an embedding [C + COLOURS] of an object in view with its gallery.
+
+        Keep it, and a picture, if the object is sure.
+        """
         memory = self._memories[instance.id]
-        memory.looked_ns = capture_ns
-        # a mask that has drifted to another thing must not teach that thing's looks
+        memory.compared_ns = capture_ns
+        # a mask that has drifted to another thing must not add that thing's appearance
         is_known = (
-            not len(memory.gallery) or float(memory.gallery.compare(view[None])[0]) >= self.limits.maybe
+            not len(memory.gallery) or float(memory.gallery.compare(embedding[None])[0]) >= self.limits.maybe
         )
         if is_known:
-            memory.was_away = False
+            memory.was_out_of_view = False
         # an object that was in view all the time may have been turned
-        elif not memory.was_away and memory.strange_looks >= TURNED_LOOKS and not instance.doubtful:
+        elif not memory.was_out_of_view and memory.mismatches >= TURNED_MISMATCHES and not instance.doubtful:
             is_known = True
-        memory.strange_looks = 0 if is_known else memory.strange_looks + 1
+        memory.mismatches = 0 if is_known else memory.mismatches + 1
         if instance.doubtful or not is_known:
             return
-        memory.gallery.add(view)
+        memory.gallery.add(embedding)
         if self._pictures:
             memory.picture = take_picture(image, instance.box, seq, capture_ns)
 
-    def is_stranger(self, object_id: int) -> bool:
+    def has_identity_mismatch(self, object_id: int) -> bool:
         """Return True if an object was out of view, and what has its mask since then looks like something else."""
         memory = self._memories.get(object_id)
-        return memory is not None and memory.was_away and memory.strange_looks >= STRANGE_LOOKS
+        return memory is not None and memory.was_out_of_view and memory.mismatches >= MIN_MISMATCHES
 
     def confirm(self, object_id: int) -> None:
-        """Take the mask of an object for right, because a user has given it or its looks were found there."""
+        """Take the mask of an object for right, because a user has given it or its appearance was found there."""
         memory = self._memories.get(object_id)
         if memory is not None:
             memory.hidden_frames = 0
             memory.waited = 0
-            memory.strange_looks = 0
-            memory.was_away = False
+            memory.mismatches = 0
+            memory.was_out_of_view = False
             memory.is_back_unsure = False
 
     def may_wait(self, object_id: int) -> bool:
@@ -353,14 +362,16 @@ class ObjectMemory(SavedPart[LostObjectsState]):
         """Forget all lost objects."""
         self.lost.clear()
 
-    def recall(self, object_id: int) -> LostObject:
+    def reactivate(self, object_id: int) -> LostObject:
         """Return a lost object, which is one of the objects again from now on."""
         lost = self.lost.pop(object_id)
         self._objects.add(object_id, lost.label, lost.priority)
         self._memories[object_id] = lost.memory
         return lost
 
-    def list_away(self, label: str | None, hidden: Collection[int], named: Collection[int]) -> list[int]:
+    def list_out_of_view(
+        self, label: str | None, hidden: Collection[int], named: Collection[int]
+    ) -> list[int]:
         """Return the ids of objects that something of this label may be: the hidden ones, and the lost ones.
 
         The label must agree unless there is none. `named`: the hidden ones whose label the detector gave.
@@ -369,12 +380,12 @@ class ObjectMemory(SavedPart[LostObjectsState]):
         here = [i for i in hidden if label is None or i not in named or self._objects.label(i) == label]
         return [*here, *lost]
 
-    def judge(self, arrival: Arrival, away: Collection[int]) -> LookVerdict:
-        """Say which of the objects that are away something is.
+    def judge(self, candidate: Candidate, out_of_view: Collection[int]) -> IdentityVerdict:
+        """Say which of the objects that are out of view a candidate is.
 
         What looks as much like any other object, also like one in view, is ambiguous: one of them may be the other.
         """
-        scores = self._compare(arrival, away)
+        scores = self._compare(candidate, out_of_view)
         if not scores:
             return NEW
         best = max(scores, key=lambda each: scores[each])
@@ -382,35 +393,37 @@ class ObjectMemory(SavedPart[LostObjectsState]):
         if similarity < self.limits.maybe:
             return NEW
         if similarity < self.limits.sure:
-            return LookVerdict("unsure", (best,), similarity)
-        # its place tells it from a stranger, but not from a look-alike, which may have taken the place
-        looks = {i: self._measure_similarity(arrival, memory) for i, memory in self._list_all(away)}
-        rivals = [i for i in looks if i != best and looks[i] > looks[best] - MARGIN]
+            return IdentityVerdict("unsure", (best,), similarity)
+        # its position tells it from other things, but not from a look-alike, which may have taken the position
+        similarities = {
+            i: self._measure_similarity(candidate, memory) for i, memory in self._list_all(out_of_view)
+        }
+        rivals = [i for i in similarities if i != best and similarities[i] > similarities[best] - MARGIN]
         if rivals:
-            return LookVerdict("ambiguous", (best, *rivals), similarity)
-        return LookVerdict("known", (best,), similarity)
+            return IdentityVerdict("ambiguous", (best, *rivals), similarity)
+        return IdentityVerdict("known", (best,), similarity)
 
-    def _compare(self, arrival: Arrival, away: Iterable[int]) -> dict[int, float]:
-        """Return how much something looks like each of the objects that it may be."""
+    def _compare(self, candidate: Candidate, out_of_view: Iterable[int]) -> dict[int, float]:
+        """Return how similar a candidate is to each of the objects that it may be."""
         scores: dict[int, float] = {}
-        for object_id in away:
+        for object_id in out_of_view:
             memory = self.get(object_id)
-            if memory is not None and len(memory.gallery) and may_be(memory.sighting, arrival):
+            if memory is not None and len(memory.gallery) and may_be(memory.sighting, candidate):
                 overlap = 0.0
                 if memory.sighting is not None:
-                    overlap = measure_overlap_of_boxes(memory.sighting.box, arrival.box)
-                scores[object_id] = self._measure_similarity(arrival, memory) + SAME_PLACE * overlap
+                    overlap = measure_overlap_of_boxes(memory.sighting.box, candidate.box)
+                scores[object_id] = self._measure_similarity(candidate, memory) + SAME_PLACE * overlap
         return scores
 
-    def _list_all(self, away: Iterable[int]) -> Iterator[tuple[int, Memory]]:
+    def _list_all(self, out_of_view: Iterable[int]) -> Iterator[tuple[int, Memory]]:
         """Yield the objects that are tracked, and the lost ones of these ids, with what is remembered of them."""
         yield from self._memories.items()
-        for object_id in away:
+        for object_id in out_of_view:
             if object_id in self.lost:
                 yield object_id, self.lost[object_id].memory
 
-    def _measure_similarity(self, arrival: Arrival, memory: Memory) -> float:
-        return float(memory.gallery.compare(arrival.view[None])[0])
+    def _measure_similarity(self, candidate: Candidate, memory: Memory) -> float:
+        return float(memory.gallery.compare(candidate.embedding[None])[0])
 
     def _keep(self, object_id: int, now_ns: int) -> None:
         """Remember an object that is given up, if there is anything to know it by."""
@@ -500,13 +513,13 @@ def describe_memory(place: ObjectPlace, memory: Memory, now_ns: int) -> ObjectPl
     )
 
 
-def may_be(sighting: LastSighting | None, arrival: Arrival) -> bool:
-    """Return False if something is too large or too small for an object, or too far from where that was."""
-    found = arrival.sighting
+def may_be(sighting: LastSighting | None, candidate: Candidate) -> bool:
+    """Return False if a candidate is too large or too small for an object, or too far from where that was."""
+    found = candidate.sighting
     if sighting is None:
         return True
     if found is None or sighting.size_m is None or found.size_m is None:
-        x0, y0, x1, y1 = arrival.box
+        x0, y0, x1, y1 = candidate.box
         ratio = max(x1 - x0, y1 - y0) / max(1.0, *measure_whole(sighting, None))
         return MIN_SIDE_RATIO <= ratio <= MAX_SIDE_RATIO
     if not 1 / SIZE_RATIO <= found.size_m / max(1e-6, sighting.size_m) <= SIZE_RATIO:
@@ -514,7 +527,7 @@ def may_be(sighting: LastSighting | None, arrival: Arrival) -> bool:
     # places of a camera that moves cannot be compared
     if found.frame != BASE or sighting.frame != BASE or not found.position_m or not sighting.position_m:
         return True
-    apart_s = max(0, arrival.capture_ns - sighting.capture_ns) / NANOSECONDS
+    apart_s = max(0, candidate.capture_ns - sighting.capture_ns) / NANOSECONDS
     return math.dist(found.position_m, sighting.position_m) <= REACH_M + REACH_MPS * apart_s
 
 

@@ -1,8 +1,8 @@
-"""What an object looks like: a few views of it, by which it is known again after it was out of view.
+"""The appearance of an object: a few embeddings, by which it is known again after it was out of view.
 
-A view is a vector of two halves, each of length 1: the mean of the encoder's features under the mask, less their mean
-beside it, and the square roots of a histogram of its colours. The product of two views is 2 for the same picture. The
-mean beside the mask takes out what all of a picture has in common, such as its light.
+An embedding is a vector of two halves, each of length 1: the mean of the encoder's features under the mask, less their
+mean beside it, and the square roots of a histogram of its colours. The product of two embeddings is 2 for the same
+picture. The mean beside the mask takes out what all of a picture has in common, such as its light.
 """
 
 from collections.abc import Sequence
@@ -27,14 +27,14 @@ _COLOUR_STEP = 16
 """Width of a bin of an axis of colour"""
 MAX_PIXELS = 2048
 """Pixels of an object whose colours are counted: a sample, whatever its size."""
-MAX_VIEWS = 8
-"""Views that are kept of an object. A side that is not among them is compared with the most similar one."""
-NEW_VIEW = 1.8
-"""Similarity to the nearest view from which on a view shows nothing new."""
+MAX_EMBEDDINGS = 8
+"""Embeddings that are kept of an object. A side that is not among them is compared with the most similar one."""
+NEW_EMBEDDING = 1.8
+"""Similarity to the nearest embedding from which on an embedding shows nothing new."""
 
 
 def describe_features(top: Tensor, logits: Tensor) -> Tensor:
-    """Return the first halves [N, C] of the views of N masks, on the device of `top`.
+    """Return the first halves [N, C] of the embeddings of N masks, on the device of `top`.
 
     top [1, C, h, w] are the coarsest features of the image, and logits [N, H, W] the masks.
     """
@@ -50,7 +50,7 @@ def describe_features(top: Tensor, logits: Tensor) -> Tensor:
 
 
 def describe_colours(image: Image, mask: Mask) -> Tensor:
-    """Return the second half [COLOURS] of the view of a mask that is not empty, on the host."""
+    """Return the second half [COLOURS] of the embedding of a mask that is not empty, on the host."""
     x0, y0, x1, y1 = mask.box
     stride = max(1, int((mask.area / MAX_PIXELS) ** 0.5))
     inside = mask.crop[::stride, ::stride]
@@ -68,54 +68,57 @@ def describe_colours(image: Image, mask: Mask) -> Tensor:
     return torch.from_numpy(np.sqrt(counts / max(1, counts.sum())).astype(np.float32))
 
 
-def make_views(features: Tensor, colours: Sequence[Tensor]) -> Tensor:
-    """Return views [N, C + COLOURS] of their halves, all on the host."""
+def make_embeddings(features: Tensor, colours: Sequence[Tensor]) -> Tensor:
+    """Return embeddings [N, C + COLOURS] of their halves, all on the host."""
     return torch.cat([features, torch.stack(list(colours))], dim=1)
 
 
 class Gallery(SavedState):
-    """Views of one object that differ from each other."""
+    """Embeddings of one object that differ from each other."""
 
-    views: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    embeddings: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     """float32 [n, C + COLOURS], on the host"""
 
     def __post_init__(self) -> None:
         # a saved state may come from a file
-        views = self.views
+        embeddings = self.embeddings
         if (
-            views.ndim != 2
-            or views.dtype != torch.float32
-            or len(views) > MAX_VIEWS
-            or not views.isfinite().all()
+            embeddings.ndim != 2
+            or embeddings.dtype != torch.float32
+            or len(embeddings) > MAX_EMBEDDINGS
+            or not embeddings.isfinite().all()
         ):
             raise ValueError(
-                f"expected at most {MAX_VIEWS} views of finite numbers, found {list(views.shape)}"
+                f"expected at most {MAX_EMBEDDINGS} embeddings of finite numbers, found {list(embeddings.shape)}"
             )
 
     def __len__(self) -> int:
-        return len(self.views)
+        return len(self.embeddings)
 
-    def add(self, view: Tensor) -> None:
-        """Keep a view [C + COLOURS] if it shows something new. Beyond MAX_VIEWS, the most redundant one makes room."""
-        if not len(self.views) or self.views.shape[1] != len(view):
-            self.views = view[None]
+    def add(self, embedding: Tensor) -> None:
+        """Keep an embedding [C + COLOURS] if it shows something new.
+
+        Beyond MAX_EMBEDDINGS, the most redundant one makes room.
+        """
+        if not len(self.embeddings) or self.embeddings.shape[1] != len(embedding):
+            self.embeddings = embedding[None]
             return
-        if self.compare(view[None])[0] >= NEW_VIEW:
+        if self.compare(embedding[None])[0] >= NEW_EMBEDDING:
             return
-        views = torch.cat([self.views, view[None]])
-        if len(views) > MAX_VIEWS:
-            alike = views.numpy() @ views.numpy().T
+        embeddings = torch.cat([self.embeddings, embedding[None]])
+        if len(embeddings) > MAX_EMBEDDINGS:
+            alike = embeddings.numpy() @ embeddings.numpy().T
             np.fill_diagonal(alike, -1.0)
             # of the two that resemble each other most, the older one goes
             redundant = int(alike.max(axis=1).argmax())
-            views = torch.cat([views[:redundant], views[redundant + 1 :]])
-        self.views = views
+            embeddings = torch.cat([embeddings[:redundant], embeddings[redundant + 1 :]])
+        self.embeddings = embeddings
 
-    def compare(self, views: Tensor) -> npt.NDArray[np.float32]:
-        """Return the similarity [N] of views [N, C + COLOURS] to the nearest one of the gallery, -2 if it is empty."""
-        # views of other features are not comparable
-        if not len(self.views) or self.views.shape[1] != views.shape[1]:
-            return np.full(len(views), -2.0, np.float32)
+    def compare(self, embeddings: Tensor) -> npt.NDArray[np.float32]:
+        """Return the similarity [N] of embeddings [N, C + COLOURS] to the nearest one here, -2 if there is none."""
+        # embeddings of other features are not comparable
+        if not len(self.embeddings) or self.embeddings.shape[1] != embeddings.shape[1]:
+            return np.full(len(embeddings), -2.0, np.float32)
         # arrays, because torch may take a number of a tensor for one that the device has yet to compute
-        similarity: npt.NDArray[np.float32] = (views.numpy() @ self.views.numpy().T).max(axis=1)
+        similarity: npt.NDArray[np.float32] = (embeddings.numpy() @ self.embeddings.numpy().T).max(axis=1)
         return similarity

@@ -1,11 +1,11 @@
-"""Windows: their geometry, and the motion that places them."""
+"""Object crops: their geometry, and the motion that moves them."""
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from sam3_node.tracking.windows import MAX_WIDTH, WIDTH, Followed, Motion, Window, measure_motion
+from sam3_node.tracking.object_crops import MAX_WIDTH, WIDTH, CropRegion, Followed, Motion, measure_motion
 
 SIZE = (120, 160)
 
@@ -56,51 +56,56 @@ def test_no_motion_without_texture_or_among_other_pixels() -> None:
     assert measure_motion(texture(0), texture(1), inside) is None
 
 
-def test_a_window_keeps_the_size_of_its_object() -> None:
+def test_a_crop_keeps_the_size_of_its_object() -> None:
     followed = Followed.begin(0, 0, block(70, 50, 90, 70))
-    before = followed.window()
+    before = followed.region()
     assert (before.width, before.height) == (WIDTH * 20, WIDTH * 20)
     followed.move(Motion(similarity(1.1, 6.0, 2.0)))
-    after = followed.window()
+    after = followed.region()
     assert after.width == round(1.1 * before.width)
     assert (after.left + after.width / 2, after.top + after.height / 2) == pytest.approx((86, 62), abs=1)
 
 
-def test_the_window_of_a_large_object_is_not_much_larger_than_the_frame() -> None:
-    window = Followed.begin(0, 0, block(10, 10, 150, 110)).window()
-    assert (window.width, window.height) == (MAX_WIDTH * 160, MAX_WIDTH * 120)
+def test_the_crop_of_a_large_object_is_not_much_larger_than_the_frame() -> None:
+    region = Followed.begin(0, 0, block(10, 10, 150, 110)).region()
+    assert (region.width, region.height) == (MAX_WIDTH * 160, MAX_WIDTH * 120)
 
 
-def test_a_window_does_not_leave_the_frame_or_vanish() -> None:
+def test_a_crop_does_not_leave_the_frame_or_vanish() -> None:
     followed = Followed.begin(0, 0, block(70, 50, 90, 70))
     for _ in range(100):
         followed.move(Motion(similarity(0.85, 50.0, 50.0)))
     assert followed.centre == (160.0, 120.0)
-    window = followed.window()
-    assert min(window.width, window.height) >= 1
-    assert window.crop(np.zeros((*SIZE, 3), np.uint8)).shape == (window.height, window.width, 3)
+    region = followed.region()
+    assert min(region.width, region.height) >= 1
+    assert region.crop(np.zeros((*SIZE, 3), np.uint8)).shape == (region.height, region.width, 3)
 
 
 @pytest.mark.parametrize(
-    "window",
-    [Window(20, 30, 40, 40), Window(-25, -10, 60, 50), Window(130, 100, 64, 64), Window(-20, -20, 240, 200)],
+    "region",
+    [
+        CropRegion(20, 30, 40, 40),
+        CropRegion(-25, -10, 60, 50),
+        CropRegion(130, 100, 64, 64),
+        CropRegion(-20, -20, 240, 200),
+    ],
 )
-def test_what_a_window_sees_goes_back_to_its_place(window: Window) -> None:
+def test_what_a_crop_shows_goes_back_to_where_it_was(region: CropRegion) -> None:
     mask = block(5, 5, 155, 115)
-    seen = window.crop_mask(mask)
-    assert seen.shape == (window.height, window.width)
+    seen = region.crop_mask(mask)
+    assert seen.shape == (region.height, region.width)
     canvas = np.full(SIZE, -10.0, np.float32)
-    window.paste(np.where(seen, 1.0, -1.0).astype(np.float32), canvas)
+    region.paste(np.where(seen, 1.0, -1.0).astype(np.float32), canvas)
     inside = canvas > -10
     assert ((canvas > 0) == mask)[inside].all()
-    assert inside.sum() == (min(window.left + window.width, 160) - max(window.left, 0)) * (
-        min(window.top + window.height, 120) - max(window.top, 0)
+    assert inside.sum() == (min(region.left + region.width, 160) - max(region.left, 0)) * (
+        min(region.top + region.height, 120) - max(region.top, 0)
     )
 
 
-def test_averages_reach_as_far_as_the_window() -> None:
+def test_averages_reach_as_far_as_the_crop() -> None:
     canvas = np.full(SIZE, 2.0, np.float32)
-    Window(-10, 10, 30, 20).average(np.full((4, 4), -4.0, np.float32), canvas)
+    CropRegion(-10, 10, 30, 20).average(np.full((4, 4), -4.0, np.float32), canvas)
     assert (canvas[10:30, :20] == -1).all()
     canvas[10:30, :20] = 2
     assert (canvas == 2).all()

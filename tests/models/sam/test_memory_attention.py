@@ -1,4 +1,4 @@
-"""The memory read: its attention, and the tokens that it attends to."""
+"""Memory attention: its numbers, and the tokens that it attends to."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from sam3_node.errors import ModelError
 from sam3_node.models import TrackerModel
 from sam3_node.models.sam import algebra, attention
 from sam3_node.models.sam.attention import Attention, Regions
-from sam3_node.models.sam.memory_read import ReadMethod, Tokens
+from sam3_node.models.sam.memory_attention import ReadMethod, Tokens
 from tests.support.refuses import refuses
 from tests.support.tiny import tiny_model
 
@@ -169,14 +169,14 @@ def make_inputs(model: TrackerModel) -> tuple[torch.Tensor, ...]:
 
 def make_tokens(model: TrackerModel, method: ReadMethod, valid: torch.Tensor | None = None) -> Tokens:
     model.use_read(method)
-    tokens: Tokens = model.read_stage.tokens(*make_inputs(model), valid, torch.float32)
+    tokens: Tokens = model.memory_attention.tokens(*make_inputs(model), valid, torch.float32)
     return tokens
 
 
 def test_pooled_memories_are_averages_of_squares(model: TrackerModel) -> None:
     exact = make_tokens(model, "exact")
     pooled = make_tokens(model, "pooled")
-    area = model.read_stage.tokens.area
+    area = model.memory_attention.tokens.area
     (height, width) = model.grid
     reduced = (SLOTS - 1) * area // 4
     assert pooled.regions == Regions(reduced, area, 4, None)
@@ -189,7 +189,7 @@ def test_pooled_memories_are_averages_of_squares(model: TrackerModel) -> None:
 
 
 def test_a_pooled_token_is_rotated_by_the_average_of_its_square(model: TrackerModel) -> None:
-    tokens = model.read_stage.tokens
+    tokens = model.memory_attention.tokens
     (height, width) = model.grid
     table = torch.view_as_complex(tokens.rotation)
     assert (table[tokens.area] == 1).all()
@@ -205,9 +205,9 @@ def test_sparse_memories_are_the_tokens_unlike_the_others(model: TrackerModel) -
     objects = torch.tensor([3, 17, 40])
     memory[:, 1:, objects] += 5
     model.use_read("sparse")
-    tokens = model.read_stage.tokens(memory, offset, pointers, age, None, torch.float32)
+    tokens = model.memory_attention.tokens(memory, offset, pointers, age, None, torch.float32)
     kept = tokens.regions.reduced // (SLOTS - 1)
-    assert kept == model.read_stage.tokens.area // 4
+    assert kept == model.memory_attention.tokens.area // 4
     rows = tokens.rows.view(2, SLOTS - 1, kept)
     assert all(set(objects.tolist()) <= set(chosen.tolist()) for chosen in rows.flatten(0, 1))
     assert torch.equal(tokens.values[1, :kept], memory[1, 1][rows[1, 0]])
@@ -221,8 +221,10 @@ def test_memories_that_are_not_valid_change_nothing(model: TrackerModel, method:
     valid = torch.ones(2, SLOTS + TOKEN_POINTERS, dtype=torch.bool)
     valid[:, 2:SLOTS] = valid[:, SLOTS + 1 :] = False
     with torch.inference_mode():
-        found = model.read_stage(top, memory, offset, pointers, age, valid)
-        expected = model.read_stage(top, memory[:, :2], offset[:, :2], pointers[:, :1], age[:, :1], None)
+        found = model.memory_attention(top, memory, offset, pointers, age, valid)
+        expected = model.memory_attention(
+            top, memory[:, :2], offset[:, :2], pointers[:, :1], age[:, :1], None
+        )
     assert (found - expected).abs().max() < 1e-4
 
 
@@ -233,7 +235,7 @@ def test_one_memory_is_read_exactly_by_every_method(model: TrackerModel) -> None
     for method in ("exact", "pooled", "sparse"):
         model.use_read(method)
         with torch.inference_mode():
-            found.append(model.read_stage(top, memory[:, :1], offset[:, :1], pointers, age, None))
+            found.append(model.memory_attention(top, memory[:, :1], offset[:, :1], pointers, age, None))
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
 

@@ -1,4 +1,4 @@
-"""Windows in the pipeline: what they improve, when they rest, and that a state goes on with them."""
+"""Object crops in the pipeline: what they improve, when they rest, and that a state goes on with them."""
 
 from dataclasses import replace
 
@@ -69,21 +69,21 @@ def mean_iou(found: list[MaskFrame], approach: list[tuple[Frame, np.ndarray]]) -
     return float(np.mean(ious))
 
 
-def test_windows_follow_better_what_comes_nearer(
+def test_object_crops_follow_better_what_comes_nearer(
     nano: TrackerModel, approach: list[tuple[Frame, np.ndarray]]
 ) -> None:
     _, plain = run(nano, OFF, approach)
-    _, windowed = run(nano, AUTO, approach)
-    assert mean_iou(windowed, approach) > mean_iou(plain, approach) + 0.01
+    _, with_crops = run(nano, AUTO, approach)
+    assert mean_iou(with_crops, approach) > mean_iou(plain, approach) + 0.01
 
 
-def test_no_window_while_the_node_sheds(nano: TrackerModel, approach: list[tuple[Frame, np.ndarray]]) -> None:
+def test_no_crop_while_the_node_sheds(nano: TrackerModel, approach: list[tuple[Frame, np.ndarray]]) -> None:
     _, plain = run(nano, OFF, approach, shed_level=1)
-    _, windowed = run(nano, AUTO, approach, shed_level=1)
-    assert exactly(windowed) == exactly(plain)
+    _, with_crops = run(nano, AUTO, approach, shed_level=1)
+    assert exactly(with_crops) == exactly(plain)
 
 
-def test_no_window_where_the_frame_is_no_larger_than_the_input(nano: TrackerModel) -> None:
+def test_no_crop_where_the_frame_is_no_larger_than_the_input(nano: TrackerModel) -> None:
     side = nano.image_size
     noise = np.random.default_rng(0).integers(0, 255, (side, side, 3), np.uint8)
     frame = Frame("cam0", 0, 0, side, side, "bgr8", noise.tobytes())
@@ -113,9 +113,7 @@ def test_a_state_goes_on_bit_for_bit(
     assert found[0] == found[1]
 
 
-def test_a_correction_begins_a_new_window(
-    nano: TrackerModel, approach: list[tuple[Frame, np.ndarray]]
-) -> None:
+def test_a_correction_begins_a_new_crop(nano: TrackerModel, approach: list[tuple[Frame, np.ndarray]]) -> None:
     pipeline, _ = run(nano, AUTO, approach[:4])
     wrong = np.roll(approach[3][1], 120, axis=1)
     object_id = pipeline.objects[0].id
@@ -124,7 +122,7 @@ def test_a_correction_begins_a_new_window(
     assert np.count_nonzero(found & wrong) > np.count_nonzero(found & approach[4][1])
 
 
-def test_more_objects_than_windows_and_removed_ones(
+def test_more_objects_than_crops_and_removed_ones(
     nano: TrackerModel, approach: list[tuple[Frame, np.ndarray]]
 ) -> None:
     pipeline = Pipeline(nano, AUTO, "cam0")
@@ -139,7 +137,7 @@ def test_more_objects_than_windows_and_removed_ones(
     assert not pipeline.step(approach[3][0]).instances
 
 
-def test_what_moves_fast_has_a_window_from_its_prompt_on(nano: TrackerModel) -> None:
+def test_what_moves_fast_has_a_crop_from_its_prompt_on(nano: TrackerModel) -> None:
     """A thing that goes by half its size a frame, among others like it, is not taken for one of these."""
     rng = np.random.default_rng(1)
     floor = cv2.resize(
@@ -159,5 +157,5 @@ def test_what_moves_fast_has_a_window_from_its_prompt_on(nano: TrackerModel) -> 
         )
         approach.append((frame, mask))
     _, plain = run(nano, OFF, approach)
-    _, windowed = run(nano, AUTO, approach)
-    assert mean_iou(windowed, approach) > mean_iou(plain, approach) + 0.1
+    _, with_crops = run(nano, AUTO, approach)
+    assert mean_iou(with_crops, approach) > mean_iou(plain, approach) + 0.1

@@ -1,23 +1,23 @@
-"""Views of objects: of the same thing alike, of other things not, a bounded number of each."""
+"""Embeddings of objects: of the same thing alike, of other things not, a bounded number of each."""
 
 import numpy as np
 import pytest
 import torch
 
-from sam3_node.tracking.looks import (
+from sam3_node.tracking.appearance import (
     COLOURS,
-    MAX_VIEWS,
-    NEW_VIEW,
+    MAX_EMBEDDINGS,
+    NEW_EMBEDDING,
     Gallery,
     describe_colours,
     describe_features,
-    make_views,
+    make_embeddings,
 )
 from sam3_node.types import Mask
 
 
-def view(seed: int) -> torch.Tensor:
-    """Return a view of random directions: two of them are nearly at right angles."""
+def make_embedding(seed: int) -> torch.Tensor:
+    """Return an embedding of random directions: two of them are nearly at right angles."""
     halves = torch.randn(2, 64, generator=torch.Generator().manual_seed(seed))
     return torch.nn.functional.normalize(halves, dim=1).flatten()
 
@@ -64,52 +64,59 @@ def test_grey_and_colour_have_the_same_description(shape: tuple[int, ...]) -> No
     assert float(describe_colours(image, square(0, 0, 1)).norm()) == pytest.approx(1.0)
 
 
-def test_a_gallery_keeps_views_that_differ_up_to_its_limit() -> None:
+def test_a_gallery_keeps_embeddings_that_differ_up_to_its_limit() -> None:
     gallery = Gallery()
-    assert gallery.compare(view(0)[None]).tolist() == [-2.0]
-    gallery.add(view(0))
-    gallery.add(view(0))
+    assert gallery.compare(make_embedding(0)[None]).tolist() == [-2.0]
+    gallery.add(make_embedding(0))
+    gallery.add(make_embedding(0))
     assert len(gallery) == 1
-    for seed in range(1, 3 * MAX_VIEWS):
-        gallery.add(view(seed))
-    assert len(gallery) == MAX_VIEWS
-    newest = view(3 * MAX_VIEWS - 1)
-    assert gallery.compare(newest[None])[0] >= NEW_VIEW
+    for seed in range(1, 3 * MAX_EMBEDDINGS):
+        gallery.add(make_embedding(seed))
+    assert len(gallery) == MAX_EMBEDDINGS
+    newest = make_embedding(3 * MAX_EMBEDDINGS - 1)
+    assert gallery.compare(newest[None])[0] >= NEW_EMBEDDING
 
 
-def test_of_two_views_alike_the_older_one_makes_room() -> None:
+def test_of_two_embeddings_alike_the_older_one_makes_room() -> None:
     gallery = Gallery()
-    twin = torch.nn.functional.normalize((view(0) + 0.6 * view(99)).reshape(2, -1), dim=1).flatten()
-    for each in (view(0), *map(view, range(1, MAX_VIEWS - 1)), twin, view(50)):
+    twin = torch.nn.functional.normalize(
+        (make_embedding(0) + 0.6 * make_embedding(99)).reshape(2, -1), dim=1
+    ).flatten()
+    for each in (
+        make_embedding(0),
+        *map(make_embedding, range(1, MAX_EMBEDDINGS - 1)),
+        twin,
+        make_embedding(50),
+    ):
         gallery.add(each)
-    assert len(gallery) == MAX_VIEWS
+    assert len(gallery) == MAX_EMBEDDINGS
     assert gallery.compare(twin[None])[0] == pytest.approx(2.0, abs=1e-5)
-    assert gallery.compare(view(0)[None])[0] < NEW_VIEW
+    assert gallery.compare(make_embedding(0)[None])[0] < NEW_EMBEDDING
 
 
-def test_views_of_other_features_are_not_compared() -> None:
-    gallery = Gallery(view(0)[None])
+def test_embeddings_of_other_features_are_not_compared() -> None:
+    gallery = Gallery(make_embedding(0)[None])
     assert gallery.compare(torch.ones(2, 5)).tolist() == [-2.0, -2.0]
     gallery.add(torch.ones(5))
-    assert gallery.views.shape == (1, 5)
+    assert gallery.embeddings.shape == (1, 5)
 
 
 @pytest.mark.parametrize(
-    "views",
+    "embeddings",
     [
         torch.zeros(3),
-        torch.zeros(MAX_VIEWS + 1, 4),
+        torch.zeros(MAX_EMBEDDINGS + 1, 4),
         torch.full((1, 4), float("nan")),
         torch.zeros(1, 4, dtype=torch.float64),
     ],
     ids=["no list", "too many", "not a number", "other numbers"],
 )
-def test_a_saved_gallery_that_cannot_be_one_is_refused(views: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match="views"):
-        Gallery(views)
+def test_a_saved_gallery_that_cannot_be_one_is_refused(embeddings: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="embeddings"):
+        Gallery(embeddings)
 
 
-def test_halves_make_views() -> None:
+def test_halves_make_embeddings() -> None:
     features = torch.eye(2)
-    views = make_views(features, [torch.zeros(COLOURS), torch.ones(COLOURS)])
-    assert views.shape == (2, 2 + COLOURS)
+    embeddings = make_embeddings(features, [torch.zeros(COLOURS), torch.ones(COLOURS)])
+    assert embeddings.shape == (2, 2 + COLOURS)

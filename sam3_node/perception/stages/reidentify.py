@@ -1,8 +1,9 @@
-"""Remember what the objects look like, find those that are out of view by it, and let them go on under their ids.
+"""Remember the appearance of the objects, find those that are out of view by it, and let them go on under their ids.
 
-Each frame, one object in view is compared with what it looked like before; a frame's work does not grow with their
-number. Every few frames, some hidden objects are searched for: where the features of the frame resemble the views of
-one most, a click and boxes give masks, and the mask that looks most like any object out of view is taken for it.
+Each frame, the appearance of one object in view is compared with its stored one; a frame's work does not grow with the
+number of objects. Every few frames, some occluded objects are searched for: where the features of the frame are most
+similar to the embeddings of one, a click and boxes give masks, and the mask that is most similar to any object out of
+view is taken for it.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -15,20 +16,20 @@ from ...geometry import Scaling
 from ...models.sam.stages import Decoded
 from ...schema.state import Count, Id, SavedState, Time
 from ...tracking import Track, Tracker
+from ...tracking.appearance import describe_colours, describe_features, make_embeddings
 from ...tracking.confidence import ConfidenceEstimator
 from ...tracking.host_copy import HostCopy
-from ...tracking.looks import describe_colours, describe_features, make_views
-from ..looking import FrameLooks, report
-from ..objects import Objects
-from ..remembering import (
-    Arrival,
-    LookVerdict,
+from ..object_memory import (
+    Candidate,
+    IdentityVerdict,
     LostObjectsState,
     Memory,
     ObjectMemory,
     measure_overlap_of_boxes,
     measure_whole,
 )
+from ..objects import Objects
+from ..reidentification import AppearanceFrame, report
 from ..shedding import stretch_detection
 from ..stage import Clock, Stage
 from ..step import StepFrame
@@ -51,8 +52,8 @@ MAX_OVERLAP = 0.3
 them."""
 
 
-class DescribeLooks(Stage):
-    """Describes the features of one object on the device: of the one that was not looked at for longest.
+class DescribeAppearance(Stage):
+    """Describes the features of one object on the device: of the one whose last comparison is the oldest.
 
     Stands before the copy of the tracks to the host, which waits for the device.
     """
@@ -63,25 +64,27 @@ class DescribeLooks(Stage):
         self._memory = memory
 
     def run(self, step: StepFrame) -> None:
-        """Fill `looked_at` and `look`."""
-        step.looked_at = self._memory.choose(step.tracks.ids)
-        if step.looked_at is not None:
-            row = step.tracks.ids.index(step.looked_at)
-            step.look = HostCopy(describe_features(step.features.top, step.tracks.logits[row : row + 1]))
+        """Fill `described_id` and `described_features`."""
+        step.described_id = self._memory.choose(step.tracks.ids)
+        if step.described_id is not None:
+            row = step.tracks.ids.index(step.described_id)
+            step.described_features = HostCopy(
+                describe_features(step.features.top, step.tracks.logits[row : row + 1])
+            )
 
 
-class RememberState(SavedState):
-    """What `RememberObjects` keeps."""
+class ObjectMemoryState(SavedState):
+    """What `UpdateObjectMemory` keeps."""
 
     memory: LostObjectsState
 
 
-class RememberObjects(Stage):
-    """Notes where all objects are, and compares the one that was described with what it looked like before."""
+class UpdateObjectMemory(Stage):
+    """Notes where all objects are, and compares the one that was described with its stored appearance."""
 
     name = "remember"
     timed = "host"
-    STATE = RememberState
+    STATE = ObjectMemoryState
 
     def __init__(self, memory: ObjectMemory) -> None:
         self._memory = memory
@@ -92,30 +95,30 @@ class RememberObjects(Stage):
         memory = self._memory
         memory.expire(frame.capture_ns)
         memory.observe(step.instances, frame.seq, frame.capture_ns, step.camera_pose)
-        chosen = next((seen for seen in step.instances if seen.id == step.looked_at), None)
-        if chosen is None or step.look is None or not chosen.mask.crop.size:
+        chosen = next((seen for seen in step.instances if seen.id == step.described_id), None)
+        if chosen is None or step.described_features is None or not chosen.mask.crop.size:
             return
-        features = torch.from_numpy(step.look.read())
-        view = make_views(features, [describe_colours(step.image, chosen.mask)])[0]
-        memory.look(chosen, view, step.image, frame.seq, frame.capture_ns)
+        features = torch.from_numpy(step.described_features.read())
+        embedding = make_embeddings(features, [describe_colours(step.image, chosen.mask)])[0]
+        memory.compare_appearance(chosen, embedding, step.image, frame.seq, frame.capture_ns)
 
 
-class RecallState(SavedState):
-    """What `RecallObjects` keeps."""
+class ReidentifyState(SavedState):
+    """What `ReidentifyObjects` keeps."""
 
     since: Count
     last_id: Count
     tentative_id: Count
     tentative_box: Annotated[list[Time], Meta(min_length=4, max_length=4)]
-    told_ids: set[Id]
+    reported_ids: set[Id]
 
 
-class RecallObjects(Stage):
-    """Looks for hidden objects in turns, and begins to track one again where it is found."""
+class ReidentifyObjects(Stage):
+    """Looks for objects out of view in turns, and begins to track one again where it is found."""
 
     name = "recall"
     timed = "device"
-    STATE = RecallState
+    STATE = ReidentifyState
 
     def __init__(
         self, tracker: Tracker, objects: Objects, memory: ObjectMemory, confidence: ConfidenceEstimator
@@ -130,7 +133,7 @@ class RecallObjects(Stage):
         """the object that was found on the last search, and is to be found again on the next frame; 0: none"""
         self._tentative_box = [0, 0, 0, 0]
         """where it was found"""
-        self._told_ids: set[int] = set()
+        self._reported_ids: set[int] = set()
         """the objects of the last event `ambiguous`, which is not repeated on each search"""
 
     def clock(self, step: StepFrame) -> Clock | None:
@@ -138,29 +141,29 @@ class RecallObjects(Stage):
         return self.timed if self._is_due(step) else None
 
     def run(self, step: StepFrame) -> None:
-        """Update `tracks` if an object that is away is found."""
+        """Update `tracks` if an object that is out of view is found."""
         if not self._is_due(step):
             self._since += 1
             return
         self._since = 0
         # in turns, and what was found on the last search first
-        away = list(self._list_away(step))
-        sought = self._choose(away)
+        out_of_view = list(self._list_out_of_view(step))
+        sought = self._choose(out_of_view)
         self._last_id = sought[-1]
         tentative_id = self._tentative_id
         self._tentative_id = 0
         # masks of objects out of view must not cover anything: they may lie on the object that is searched for
-        scene = FrameLooks.from_step(step, away)
+        scene = AppearanceFrame.from_step(step, out_of_view)
         decoded = self._propose(scene, sought)
         if decoded is None:
             return
         if step.cover is not None:
             decoded = step.cover.cut(decoded)
-        arrivals = scene.describe(decoded)
-        index, verdict = find_best(self._memory, arrivals, away)
-        found = arrivals[index]
-        if verdict.kind == "ambiguous" and self._told_ids != set(verdict.ids):
-            self._told_ids = set(verdict.ids)
+        candidates = scene.describe(decoded)
+        index, verdict = find_best(self._memory, candidates, out_of_view)
+        found = candidates[index]
+        if verdict.kind == "ambiguous" and self._reported_ids != set(verdict.ids):
+            self._reported_ids = set(verdict.ids)
             report(step, verdict, self._memory)
         if verdict.kind != "known" or found is None:
             return
@@ -173,9 +176,9 @@ class RecallObjects(Stage):
             self._tentative_box = list(found.box)
             return
         # it is tracked there again, and objects whose masks covered it lose these masks
-        self._told_ids = set()
+        self._reported_ids = set()
         report(step, verdict, self._memory)
-        changed = self._clear(step, decoded, index, [i for i in away if i != object_id])
+        changed = self._clear(step, decoded, index, [i for i in out_of_view if i != object_id])
         changed[object_id] = self._tracker.adopt(
             step.features, step.frame_number, object_id, decoded, index, is_back=True
         )
@@ -184,31 +187,31 @@ class RecallObjects(Stage):
         self._memory.confirm(object_id)
         step.tracks = self._tracker.updated(step.tracks, changed)
 
-    def _choose(self, away: Sequence[int]) -> list[int]:
+    def _choose(self, out_of_view: Sequence[int]) -> list[int]:
         """Return the objects to search for: the one that was found on the last search, else the next ones in turn."""
-        if self._tentative_id in away:
+        if self._tentative_id in out_of_view:
             return [self._tentative_id]
-        later = [i for i in away if i > self._last_id]
-        earlier = [i for i in away if i <= self._last_id]
+        later = [i for i in out_of_view if i > self._last_id]
+        earlier = [i for i in out_of_view if i <= self._last_id]
         return [*sorted(later), *sorted(earlier)][:AT_ONCE]
 
-    def _propose(self, scene: FrameLooks, sought: Sequence[int]) -> Decoded | None:
-        """Return the masks of the best place for each object that is searched for, in one batch; None for no place."""
-        places = []
+    def _propose(self, scene: AppearanceFrame, sought: Sequence[int]) -> Decoded | None:
+        """Return the masks of the best region for each object that is searched for, in one batch; None without one."""
+        regions = []
         sides = []
         for object_id in sought:
             memory = self._memory.require(object_id)
-            for place in scene.list_places(memory.gallery, 1):
-                places.append(place)
+            for region in scene.list_regions(memory.gallery, 1):
+                regions.append(region)
                 sides.append(measure_sides(memory, scene.scaling))
-        if not places:
+        if not regions:
             return None
-        return scene.propose(self._tracker, places, sides)
+        return scene.propose(self._tracker, regions, sides)
 
     def _clear(
         self, step: StepFrame, decoded: Decoded, index: int, others: Collection[int]
     ) -> dict[int, Track]:
-        """Take a mask from objects that are away, but whose tracks cover it. Return these tracks, which are hidden."""
+        """Take a mask from objects out of view whose tracks cover it. Return these tracks, which are hidden."""
         found = decoded.logits[index] > 0
         changed: dict[int, Track] = {}
         for object_id in others:
@@ -222,33 +225,33 @@ class RecallObjects(Stage):
 
     def _is_due(self, step: StepFrame) -> bool:
         """Return True if this frame is to be searched. Under load, fewer are."""
-        away = list(self._list_away(step))
+        out_of_view = list(self._list_out_of_view(step))
         # what was found once is looked for on the next frame
-        if self._tentative_id in away:
+        if self._tentative_id in out_of_view:
             return True
-        has_just_left = any(self._memory.require(i).hidden_frames < RECENT_FRAMES for i in away)
+        has_just_left = any(self._memory.require(i).hidden_frames < RECENT_FRAMES for i in out_of_view)
         every = EVERY if has_just_left else SLOW_EVERY
-        return bool(away) and self._since + 1 >= every * stretch_detection(step.shed_level)
+        return bool(out_of_view) and self._since + 1 >= every * stretch_detection(step.shed_level)
 
-    def _list_away(self, step: StepFrame) -> Iterator[int]:
-        """Yield the tracked objects that are not where they were, and that have views."""
+    def _list_out_of_view(self, step: StepFrame) -> Iterator[int]:
+        """Yield the tracked objects that are not where they were, and that have embeddings."""
         # the robot is in front of a covered object, so it is not elsewhere
         covered = step.cover.ids if step.cover is not None else ()
         for object_id in step.tracks.ids:
             memory = self._memory.require(object_id)
-            if memory.is_away and len(memory.gallery) and object_id not in covered:
+            if memory.needs_reidentification and len(memory.gallery) and object_id not in covered:
                 yield object_id
 
 
 def find_best(
-    memory: ObjectMemory, arrivals: Sequence[Arrival | None], away: Collection[int]
-) -> tuple[int, LookVerdict]:
-    """Return the index of the mask that looks most like an object that is away, and which object it is."""
-    best = 0, LookVerdict("new")
-    for index, arrival in enumerate(arrivals):
-        if arrival is None or arrival.overlap > MAX_OVERLAP:
+    memory: ObjectMemory, candidates: Sequence[Candidate | None], out_of_view: Collection[int]
+) -> tuple[int, IdentityVerdict]:
+    """Return the index of the mask that is most similar to an object that is out of view, and which object it is."""
+    best = 0, IdentityVerdict("new")
+    for index, candidate in enumerate(candidates):
+        if candidate is None or candidate.overlap > MAX_OVERLAP:
             continue
-        verdict = memory.judge(arrival, away)
+        verdict = memory.judge(candidate, out_of_view)
         if verdict.similarity > best[1].similarity:
             best = index, verdict
     return best

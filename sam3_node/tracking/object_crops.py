@@ -1,15 +1,15 @@
-"""Follow objects in windows, too: views of the frame that keep each object at its first place and size.
+"""Follow objects in object crops as well: cut-outs of the frame that keep each object at its first position and size.
 
-Weights whose input is small see little of a small object, and the memory of SAM 2 compares places, so that an object
-that comes nearer resembles its memories less and less. A window is a square around the object that goes with it. The
+Weights whose input is small see little of a small object, and the memory of SAM 2 compares positions, so that an object
+that comes nearer resembles its memories less and less. A crop is a square around the object that goes with it. The
 encoder sees it as an image of its own, and it has a memory of its own, which begins with the object's first mask.
 
-A window that follows the mask of its own drifts with it: a mask that grows makes the window grow, and with it the next
-mask. So the window moves with the pixels alone: corners within the last mask are followed by sparse optical flow (Lucas
-and Kanade), forward and back, and a similarity transform of those that return to their place moves and scales it.
+A crop that follows the mask of its own drifts with it: a mask that grows makes the crop grow, and with it the next
+mask. So the crop moves with the pixels alone: corners within the last mask are followed by sparse optical flow (Lucas
+and Kanade), forward and back, and a similarity transform of those that return to where they were moves and scales it.
 
-The masks of frame and window are averaged where they agree. Where they do not, the one with the better score stands,
-and a window that is overruled for some frames begins again from the frame's mask. The tracker's memory is not touched.
+The masks of frame and crop are averaged where they agree. Where they do not, the one with the better score stands,
+and a crop that is overruled for some frames begins again from the frame's mask. The tracker's memory is not touched.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 Logits = npt.NDArray[np.float32]
 
-MOST_WINDOWS = 4
+MAX_CROPS = 4
 """Objects of one camera that have an object crop. Each takes about as long as a frame with one object."""
 WIDTH = 2.5
 """Side of a crop, as a multiple of the longer side of the object's first box."""
@@ -82,7 +82,7 @@ SCALE_LIMITS = (0.85, 1.18)
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class CropRegion:
     """A rectangle in whole pixels of a frame, which may reach beyond it."""
 
     left: int
@@ -91,7 +91,7 @@ class Window:
     height: int
 
     def crop(self, image: Image) -> Image:
-        """Return what the window sees; beyond the frame, its border is repeated."""
+        """Return the image in the region; beyond the frame, its border is repeated."""
         seen = image[self._rows(image.shape), self._columns(image.shape)]
         if seen.shape[:2] == (self.height, self.width):
             return np.ascontiguousarray(seen)
@@ -99,20 +99,20 @@ class Window:
         return np.asarray(bordered, np.uint8)
 
     def crop_mask(self, mask: Bools) -> Bools:
-        """Return a mask as the window sees it; beyond the frame there is nothing."""
+        """Return the part of a mask in the region; beyond the frame there is nothing."""
         seen = mask[self._rows(mask.shape), self._columns(mask.shape)]
         missing = self._missing(mask.shape)
         return np.pad(seen, (missing[:2], missing[2:]))
 
     def paste(self, low: Logits, canvas: Logits) -> None:
-        """Write logits [h, w] of the window into those of a frame."""
+        """Write logits [h, w] of the region into those of a frame."""
         high = cv2.resize(low, (self.width, self.height), interpolation=cv2.INTER_LINEAR)
         top, _, left, _ = self._missing(canvas.shape)
         part = canvas[self._rows(canvas.shape), self._columns(canvas.shape)]
         part[:] = high[top : top + part.shape[0], left : left + part.shape[1]]
 
     def average(self, low: Logits, canvas: Logits) -> None:
-        """Average logits [h, w] of the window with those of a frame, where the window sees it."""
+        """Average logits [h, w] of the region with those of a frame, where they overlap."""
         pasted = canvas.copy()
         self.paste(low, pasted)
         canvas += pasted
@@ -182,22 +182,22 @@ def measure_motion(before: Image, now: Image, mask: Bools) -> Motion | None:
 
 
 class Followed(SavedState):
-    """An object that has a window."""
+    """An object that has a crop."""
 
-    row: Annotated[int, Meta(ge=0, lt=MOST_WINDOWS)]
-    """of the windows' memory"""
+    row: Annotated[int, Meta(ge=0, lt=MAX_CROPS)]
+    """of the crops' memory"""
     frame: Time
     """the tracker's step on which `mask` was found"""
     mask: Flags
     """[H, W], the last one that was shown"""
     centre: tuple[Number, Number]
-    """of the window, (x, y) in pixels"""
+    """of the crop, (x, y) in pixels"""
     size: Size
     """of the object, in pixels"""
     widths: tuple[Size, Size]
-    """of the window, as multiples of `size`"""
+    """of the crop, as multiples of `size`"""
     overruled: Count = 0
-    """frames in a row on which the frame's mask stood against the window's"""
+    """frames in a row on which the frame's mask stood against the crop's"""
 
     @classmethod
     def begin(cls, row: int, frame: int, mask: Bools) -> Followed:
@@ -212,14 +212,14 @@ class Followed(SavedState):
         """Return True if the last mask is not of the frame before this one, or of another size."""
         return self.frame != frame - 1 or self.mask.shape != image.shape[:2]
 
-    def window(self) -> Window:
-        """Return the window around the centre."""
+    def region(self) -> CropRegion:
+        """Return the crop's region, around the centre."""
         width, height = (max(round(share * self.size), 1) for share in self.widths)
         x, y = self.centre
-        return Window(round(x - width / 2), round(y - height / 2), width, height)
+        return CropRegion(round(x - width / 2), round(y - height / 2), width, height)
 
     def move(self, motion: Motion) -> None:
-        """Move and scale the window as the pixels of the object have moved."""
+        """Move and scale the crop as the pixels of the object have moved."""
         height, width = self.mask.shape
         x, y = motion.matrix @ (*self.centre, 1.0)
         self.centre = min(max(float(x), 0.0), float(width)), min(max(float(y), 0.0), float(height))
@@ -227,37 +227,37 @@ class Followed(SavedState):
         self.size = min(max(grown, MIN_SIZE_PX), MAX_SIZE * max(height, width))
 
 
-class WindowResult(NamedTuple):
-    """What windows have changed on a frame."""
+class CropResult(NamedTuple):
+    """What object crops have changed on a frame."""
 
     tracks: Tracks
     masks: dict[int, Mask]
     """by object: masks at the frame's size, finer than the logits of `tracks`"""
 
 
-class WindowsState(SavedState):
-    """What `Windows` keeps."""
+class ObjectCropsState(SavedState):
+    """What `ObjectCrops` keeps."""
 
     frame: Time
     grey: Pixels | None
     image: Pixels | None
     bank: MemoryState
-    followed: Annotated[dict[Id, Followed], Meta(max_length=MOST_WINDOWS)]
+    followed: Annotated[dict[Id, Followed], Meta(max_length=MAX_CROPS)]
 
 
-class Windows(SavedPart[WindowsState]):
-    """The windows of up to MOST_WINDOWS objects of one camera."""
+class ObjectCrops(SavedPart[ObjectCropsState]):
+    """The object crops of up to MAX_CROPS objects of one camera."""
 
-    STATE = WindowsState
+    STATE = ObjectCropsState
 
     def __init__(self, model: TrackerModel, bank_size: int, rule: SelectionRule) -> None:
         self._model = model
-        self._bank = MemoryBank(model, MOST_WINDOWS, bank_size, rule)
+        self._bank = MemoryBank(model, MAX_CROPS, bank_size, rule)
         self._propagation = MemoryPropagation(model, self._bank)
         self._followed: dict[int, Followed] = {}
         self._grey: Image | None = None
         self._image: Image | None = None
-        """The last frame, on which a prompt may begin a window."""
+        """The last frame, on which a prompt may begin a crop."""
         self._frame = 0
         """The tracker's step of `_image` and `_grey`."""
 
@@ -270,22 +270,22 @@ class Windows(SavedPart[WindowsState]):
         return self._bank.nbytes
 
     def forget(self, object_id: int) -> None:
-        """Close an object's window, if it has one; a new one begins with its next mask."""
+        """Close an object's crop, if it has one; a new one begins with its next mask."""
         followed = self._followed.pop(object_id, None)
         if followed is not None:
             self._bank.clear(followed.row)
 
     def forget_all(self) -> None:
-        """Close all windows."""
+        """Close all crops."""
         for object_id in list(self._followed):
             self.forget(object_id)
         self._grey = self._image = None
 
     @torch.inference_mode()
     def begin(self, frame: int, object_id: int, logits: Tensor) -> None:
-        """Begin an object's window anew with the mask of a prompt, logits [h, w], on the last frame.
+        """Begin an object's crop anew with the mask of a prompt, logits [h, w], on the last frame.
 
-        On another frame, or if no window was followed there, it begins with the object's next mask.
+        On another frame, or if no crop was followed there, it begins with the object's next mask.
         """
         self.forget(object_id)
         if self._image is not None and frame == self._frame:
@@ -294,8 +294,8 @@ class Windows(SavedPart[WindowsState]):
     @torch.inference_mode()
     def step(
         self, image: Image, frame: int, tracks: Tracks, was_prompted: Callable[[int], bool]
-    ) -> WindowResult:
-        """Follow the objects of a frame in their windows, and begin windows of those that have none.
+    ) -> CropResult:
+        """Follow the objects of a frame in their crops, and begin crops of those that have none.
 
         frame: the tracker's step. `was_prompted` says whether an object's mask was given on this frame.
         """
@@ -314,7 +314,7 @@ class Windows(SavedPart[WindowsState]):
         for object_id, *values in zip(tracks.ids, *columns, strict=True):
             track = Track(*values)
             followed = self._followed.get(object_id)
-            # a window that has missed a frame does not know where it is, and a prompt replaces what was known
+            # a crop that has missed a frame does not know where it is, and a prompt replaces what was known
             if followed is not None and (followed.is_stale(image, frame) or was_prompted(object_id)):
                 self.forget(object_id)
                 followed = None
@@ -328,40 +328,40 @@ class Windows(SavedPart[WindowsState]):
                 if followed.overruled >= MOST_OVERRULED:
                     self.forget(object_id)
                     self._begin(image, frame, object_id, track.logits)
-        return WindowResult(_replace_tracks(tracks, changed), masks)
+        return CropResult(_replace_tracks(tracks, changed), masks)
 
     def _begin(self, image: Image, frame: int, object_id: int, logits: Tensor) -> None:
-        """Begin a window with an object's mask, unless that is empty, or all windows are taken."""
-        free = set(range(MOST_WINDOWS)) - {followed.row for followed in self._followed.values()}
+        """Begin a crop with an object's mask, unless that is empty, or all crops are taken."""
+        free = set(range(MAX_CROPS)) - {followed.row for followed in self._followed.values()}
         mask = _enlarge(logits, image.shape) > 0
         if not free or not mask.any():
             return
         followed = self._followed[object_id] = Followed.begin(min(free), frame, mask)
-        window = followed.window()
+        region = followed.region()
         side = (self._model.image_size, self._model.image_size)
-        covered = cv2.resize(window.crop_mask(mask).astype(np.float32), side, interpolation=cv2.INTER_AREA)
+        covered = cv2.resize(region.crop_mask(mask).astype(np.float32), side, interpolation=cv2.INTER_AREA)
         inside = covered >= min(0.5, float(covered.max()))
         prompt = torch.from_numpy(inside).to(self._model.device, torch.float32)[None, None]
-        features = self._encode(image, window)
+        features = self._encode(image, region)
         prompted = self._propagation.decode_mask(features, prompt)
         self._propagation.start(features, followed.row, frame, frame, prompted)
 
     def _follow(
         self, image: Image, frame: int, followed: Followed, track: Track, before: Image, now: Image
     ) -> tuple[Track, Mask] | None:
-        """Follow an object in its window; return its track and mask, None where the frame's mask stands."""
+        """Follow an object in its crop; return its track and mask, None where the frame's mask stands."""
         last = followed.mask
         motion = measure_motion(before, now, last) if last.any() else None
         if motion is not None:
             followed.move(motion)
-        window = followed.window()
-        features = self._encode(image, window)
+        region = followed.region()
+        features = self._encode(image, region)
         rows = np.array([followed.row], dtype=np.int64)
         decoded = self._propagation.follow(features, rows, frame, np.zeros(1, np.bool_), None)
         seen = split_tracks(decoded, 1)[0]
         low = seen.logits.float().cpu().numpy()
         canvas = np.full(image.shape[:2], OUTSIDE_LOGIT, np.float32)
-        window.paste(low, canvas)
+        region.paste(low, canvas)
         whole = _enlarge(track.logits, image.shape)
         inside = whole > 0
         near = canvas > 0
@@ -370,7 +370,7 @@ class Windows(SavedPart[WindowsState]):
             followed.mask = inside
             return None
         if _iou(inside, near) >= AGREED_IOU:
-            window.average(low, whole)
+            region.average(low, whole)
             followed.mask = whole > 0
             followed.overruled = 0
             return _show(track, whole), Mask.from_full(followed.mask)
@@ -382,13 +382,13 @@ class Windows(SavedPart[WindowsState]):
         followed.overruled = 0
         return _show(seen, canvas), Mask.from_full(near)
 
-    def _encode(self, image: Image, window: Window) -> Features:
-        return self._model.encode(self._model.preprocess(window.crop(image)))
+    def _encode(self, image: Image, region: CropRegion) -> Features:
+        return self._model.encode(self._model.preprocess(region.crop(image)))
 
 
 def suits(model: TrackerModel, image: Image) -> bool:
-    """Return True if windows may show the model more than the frame does: its input is smaller than the frame."""
-    return not model.why_not_windows() and max(image.shape[:2]) > model.image_size
+    """Return True if object crops may show the model more than the frame does: its input is smaller than the frame."""
+    return not model.why_not_crops() and max(image.shape[:2]) > model.image_size
 
 
 def _make_grey(image: Image) -> Image:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ...errors import ModelError, require
 from .algebra import apply_linear, apply_mlp, apply_norm, fold_linear, join_linear, rotate
 from .attention import FULL_FROM, Attention, Regions
-from .memory_write import find_latent_positions
+from .memory_encoder import find_latent_positions
 from .stages import CompilableStage, ReadLimits
 
 ReadMethod = Literal["exact", "pooled", "sparse"]
