@@ -227,7 +227,8 @@ def check_inside(folder: Path, path: Path) -> Path:
         place = place / part
         if place.is_symlink():
             raise OutputError(
-                f"expected files of {folder} itself, found a symbolic link at {place}; remove it, or name another folder"
+                f"expected files of {folder} itself, found a symbolic link at {place}; remove it, or name "
+                "another folder"
             )
     return path
 

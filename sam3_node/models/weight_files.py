@@ -28,6 +28,7 @@ from ..files import (
     check_weights_name,
     describe_stand_in,
     explain_os_error,
+    has_home,
     open_regular,
     read_regular,
 )

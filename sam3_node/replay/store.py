@@ -265,7 +265,9 @@ def local_bag(bag: str) -> Iterator[Path]:
             limit = _limit_fetch(folder)
             # one key for each file: a key may have the letters of a pattern, which a library would expand
             found = _list_files(system, remote, copy)
-            system.get([remote_file for remote_file, _ in found], [str(file) for _, file in found], callback=limit)
+            system.get(
+                [remote_file for remote_file, _ in found], [str(file) for _, file in found], callback=limit
+            )
         except FileNotFoundError as error:
             raise BagError(f"expected a recording, found nothing at {bag}") from error
         except Exception as error:  # each protocol has its own exceptions

@@ -141,6 +141,32 @@ def test_a_recording_is_copied_and_the_copy_removed(url: str, tmp_path: Path, te
         pass
 
 
+@pytest.mark.parametrize("name", ["pick[1]", "what?", "a*", "x{y}"])
+def test_a_key_is_literal(url: str, name: str) -> None:
+    store = UrlStore(url)
+    for recording in (name, "pick1", "whats", "abc", "xy"):
+        store.write(f"bags/{recording}/1.mcap", recording.encode())
+        store.write(f"bags/{recording}.mcap", recording.encode())
+    with local_bag(f"{url}/bags/{name}") as path:
+        assert {file.name: file.read_bytes() for file in path.iterdir()} == {"1.mcap": name.encode()}
+    with local_bag(f"{url}/bags/{name}.mcap") as path:
+        assert path.read_bytes() == name.encode()
+
+
+@pytest.mark.parametrize("key", ["bags/a/../../../x", "bags/a/..", "other/x", "bags/a//x", "bags/a/x\0y"])
+def test_a_key_that_leads_elsewhere_is_refused(tmp_path: Path, key: str) -> None:
+    class Listing:
+        def isdir(self, _: str) -> bool:
+            return True
+
+        def find(self, _: str) -> list[str]:
+            return ["bags/a/1.mcap", key]
+
+    with refuses(BagError, field="bags"):
+        store_module._list_files(Listing(), "bags/a", tmp_path / "copy")
+    assert not list(tmp_path.rglob("x*"))
+
+
 def test_a_value_and_a_token_are_read_up_to_a_bound(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "MAX_FETCHED_BYTES", 4)
     store = UrlStore(url)

@@ -208,8 +208,8 @@ class DatasetFolder(Closeable):
         described = self._count_described()
         if described > len(self.episodes):
             raise OutputError(
-                f"expected a dataset that sam3-node alone has written, found {described} episodes in {self.path / INFO}, "
-                f"of which {len(self.episodes)} have a record of it; name another folder"
+                f"expected a dataset that sam3-node alone has written, found {described} episodes in "
+                f"{self.path / INFO}, of which {len(self.episodes)} have a record of it; name another folder"
             )
 
     def _repair(self) -> None:
@@ -460,7 +460,9 @@ def _check_keys(features: Features) -> None:
     """Raise ValueError for a key of a video that cannot be the name of a folder, because it becomes one."""
     for key in _list_videos(features):
         if not _KEY.fullmatch(key):
-            raise ValueError(f"a video's key of letters, digits, '_', '.' and '-' was expected, found {key!r:.80}")
+            raise ValueError(
+                f"a video's key of letters, digits, '_', '.' and '-' was expected, found {key!r:.80}"
+            )
 
 
 def _lock(path: Path) -> int:

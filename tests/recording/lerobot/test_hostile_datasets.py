@@ -1,0 +1,181 @@
+"""Datasets that somebody else has made or changed: nothing outside of the folder, and nothing of others, is touched."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sam3_node.errors import BagError, OutputError
+from sam3_node.files import check_inside
+from sam3_node.recording.lerobot.conversion import Converted, convert_recordings
+from sam3_node.recording.lerobot.dataset import UNFINISHED, DatasetFolder
+from sam3_node.replay.outputs.lerobot import write_lerobot
+from sam3_node.settings import LeRobotSettings
+from tests.support.refuses import mentions, refuses
+from tools.lerobot_recorded.recording import write_recording
+
+RECORD = "meta/sam3_episodes/episode-000000.json"
+NEXT = ("data/chunk-000/file-002.parquet", "videos/observation.images.wrist/chunk-000/file-002.mp4")
+"""Files of the episode that comes next."""
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_recording(tmp_path_factory.mktemp("recording") / "pick.mcap")
+
+
+@pytest.fixture(scope="module")
+def original(recording: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dataset") / "pick"
+    assert convert(recording, folder) == Converted(2, 0, 0)
+    return folder
+
+
+@pytest.fixture
+def dataset(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "pick"))
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """A file beside the dataset."""
+    path = tmp_path / "victim" / "chunk-000" / "file-002.mp4"
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    return path
+
+
+def convert(recording: Path, folder: Path) -> Converted:
+    return convert_recordings([recording], LeRobotSettings(), folder, lambda _: None)
+
+
+def read_all(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("key", ["../../victim", "/victim", "..", "a/b", ""])
+def test_a_key_that_leads_out_of_the_dataset_is_refused(dataset: Path, victim: Path, key: str) -> None:
+    for path in (dataset / "meta/sam3_episodes").iterdir():
+        record = json.loads(path.read_text())
+        video = next(name for name, feature in record["features"].items() if feature["dtype"] == "video")
+        record["features"][key] = record["features"].pop(video)
+        path.write_text(json.dumps(record))
+    with refuses(OutputError, field=("record", "folder")):
+        DatasetFolder(dataset)
+    assert victim.read_text() == "mine"
+
+
+def link_next(dataset: Path, victim: Path) -> None:
+    (dataset / (NEXT[0] + ".partial")).symlink_to(victim)
+
+
+def link_video(dataset: Path, victim: Path) -> None:
+    (dataset / NEXT[1]).symlink_to(victim)
+
+
+def link_dangling(dataset: Path, victim: Path) -> None:
+    (dataset / NEXT[0]).symlink_to(victim.with_name("new"))
+
+
+def link_folder(dataset: Path, victim: Path) -> None:
+    shutil.rmtree(dataset / "data/chunk-000")
+    (dataset / "data/chunk-000").symlink_to(victim.parent)
+
+
+@pytest.mark.parametrize("link", [link_next, link_video, link_dangling, link_folder])
+def test_links_in_the_place_of_a_new_episode_are_not_followed(
+    dataset: Path, victim: Path, link: Callable[[Path, Path], None]
+) -> None:
+    with DatasetFolder(dataset) as folder:
+        features = folder.episodes[0].features
+        fps = folder.episodes[0].fps
+    link(dataset, victim)
+    with DatasetFolder(dataset) as folder, pytest.raises(OutputError) as caught:
+        folder.begin(features, fps)
+    assert mentions(str(caught.value), "folder")
+    assert read_all(victim.parent) == {victim.name: b"mine"}
+
+
+@pytest.mark.parametrize(
+    "place", ["meta", "meta/sam3_episodes", "meta/info.json", "meta/.sam3_lock", "meta/stats.json"]
+)
+def test_links_in_the_place_of_the_description_are_not_followed(
+    dataset: Path, tmp_path: Path, place: str
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (dataset / place).rename(elsewhere)
+    (dataset / place).symlink_to(elsewhere)
+    with refuses(OutputError, field=("symbolic", "folder")):
+        DatasetFolder(dataset)
+
+
+def test_episodes_of_another_program_stay(dataset: Path, recording: Path) -> None:
+    """lerobot appends an episode to the dataset, as `lerobot-record --resume` does."""
+    (dataset / NEXT[0]).write_bytes(b"rows of lerobot")
+    info = json.loads((dataset / "meta/info.json").read_text())
+    (dataset / "meta/info.json").write_text(json.dumps(info | {"total_episodes": 3}))
+    before = read_all(dataset)
+    with refuses(OutputError, field=("3", "2", "folder")):
+        convert(recording, dataset)
+    assert read_all(dataset) == before
+
+
+def test_a_file_of_another_program_is_not_overwritten(dataset: Path) -> None:
+    (dataset / NEXT[0]).write_bytes(b"rows of lerobot")
+    with DatasetFolder(dataset) as folder, refuses(OutputError, field=("another", "folder")):
+        folder.begin(folder.episodes[0].features, folder.episodes[0].fps)
+    assert (dataset / NEXT[0]).read_bytes() == b"rows of lerobot"
+
+
+@pytest.mark.parametrize(
+    "place", ["../victim/chunk-000/file-002.mp4", "data/chunk-000/file-001.parquet", RECORD]
+)
+def test_a_made_up_journal_removes_nothing_else(dataset: Path, victim: Path, place: str) -> None:
+    before = read_all(dataset)
+    (dataset / UNFINISHED).write_text(place)
+    DatasetFolder(dataset).close()
+    assert read_all(dataset) == before
+    assert victim.read_text() == "mine"
+
+
+def test_a_copy_of_a_dataset_takes_no_file_from_elsewhere(
+    dataset: Path, tmp_path: Path, victim: Path
+) -> None:
+    (dataset / "meta/notes.txt").symlink_to(victim)
+    with refuses(BagError, field=("leads", "copy")):
+        write_lerobot(tmp_path / "out", dataset, lambda: iter(_masks()), lambda _: None, ())
+    assert not any(data == b"mine" for data in read_all(tmp_path / "out").values())
+
+
+def _masks() -> list[object]:
+    from sam3_node.types import MaskFrame
+
+    return [
+        MaskFrame(
+            camera="wrist",
+            seq=0,
+            capture_ns=0,
+            clock="system",
+            received_ns=0,
+            published_ns=0,
+            stages_us={},
+            skipped=0,
+            width=64,
+            height=48,
+            model="m",
+            prompts=(),
+            instances=(),
+        )
+    ]
+
+
+def test_a_path_stays_in_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "link").symlink_to(tmp_path)
+    assert check_inside(folder, folder / "a" / "b") == folder / "a" / "b"
+    for path in (folder / ".." / "x", tmp_path / "x", folder / "link" / "x", folder / "link"):
+        with refuses(OutputError, field="folder"):
+            check_inside(folder, path)
