@@ -204,7 +204,14 @@ class DatasetFolder(Closeable):
         return described if isinstance(described, int) else 0
 
     def _check_writers(self) -> None:
-        """Raise OutputError for a dataset to which another program has appended, because its episodes would be lost."""
+        """Raise OutputError for a dataset that another program has changed: its episodes would be lost, or rows lack."""
+        for episode in self.episodes:
+            for place in _list_places(episode.number, episode.features):
+                if not place.endswith(PARTIAL) and not (self.path / place).is_file():
+                    raise OutputError(
+                        f"expected the files of all episodes in {self.path}, found no {place} of episode "
+                        f"{episode.number}; restore it, or name another folder"
+                    )
         described = self._count_described()
         if described > len(self.episodes):
             raise OutputError(

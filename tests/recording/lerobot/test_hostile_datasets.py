@@ -122,6 +122,16 @@ def test_episodes_of_another_program_stay(dataset: Path, recording: Path) -> Non
     assert read_all(dataset) == before
 
 
+@pytest.mark.parametrize("place", ["data/chunk-000/file-001.parquet", "videos"])
+def test_a_file_that_was_deleted_is_told(dataset: Path, place: str) -> None:
+    if (dataset / place).is_dir():
+        shutil.rmtree(dataset / place)
+    else:
+        (dataset / place).unlink()
+    with refuses(OutputError, field=("episode", "restore")):
+        DatasetFolder(dataset)
+
+
 def test_a_file_of_another_program_is_not_overwritten(dataset: Path) -> None:
     (dataset / NEXT[0]).write_bytes(b"rows of lerobot")
     with DatasetFolder(dataset) as folder, refuses(OutputError, field=("another", "folder")):
