@@ -204,7 +204,7 @@ class DatasetFolder(Closeable):
         return described if isinstance(described, int) else 0
 
     def _check_writers(self) -> None:
-        """Raise OutputError for a dataset that another program has changed: its episodes would be lost, or rows lack."""
+        """Raise OutputError for a dataset that another program has changed: episodes would be lost, or files lack."""
         for episode in self.episodes:
             for place in _list_places(episode.number, episode.features):
                 if not place.endswith(PARTIAL) and not (self.path / place).is_file():
