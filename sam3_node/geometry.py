@@ -7,6 +7,7 @@ Intrinsics, `project` and `deproject` use the pixel convention of OpenCV and ROS
 pixel. Points, boxes and `Scaling` measure from the corner of that pixel, so their values are larger by half a pixel.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
@@ -208,6 +209,27 @@ def scale_intrinsics(intrinsics: Intrinsics, size: tuple[int, int], new_size: tu
         cx=(intrinsics.cx + 0.5) * x - 0.5,
         cy=(intrinsics.cy + 0.5) * y - 0.5,
     )
+
+
+MAX_WRAPPED_RAD = math.tau + 0.1
+"""Largest angle of a joint that may have wrapped. Encoders wrap at half a turn or at a whole one; beyond that, a driver
+counts turns, or the number is no angle."""
+
+
+def interpolate_joints(first: Array, second: Array, share: npt.ArrayLike) -> Array:
+    """Return the positions of joints at `share` of the way from the first [...] to the second [...], in rad or m.
+
+    A joint that differs by more than half a turn has wrapped, as those without limits do: it goes the short way, and
+    the result lies beside the nearer of both. No joint turns by half a turn between two messages, or slides by 3 m.
+    """
+    difference = second - first
+    short: Array = (difference + np.pi) % math.tau - np.pi
+    is_angle = np.maximum(np.abs(first), np.abs(second)) <= MAX_WRAPPED_RAD
+    way = np.where(is_angle, short, difference)
+    shares: Array = np.asarray(share, np.float64)
+    found: Array = first + shares * way
+    has_wrapped = is_angle & (np.abs(difference) > np.pi) & (shares > 0.5)
+    return np.where(has_wrapped, found + (difference - way), found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,3 +157,22 @@ def test_empty_masks_have_no_overlap() -> None:
     empty = Mask.empty((30, 40))
     assert g.mask_iou(empty, empty) == 0
     assert g.mask_iou(empty, Mask.from_full(np.ones((30, 40), np.bool_))) == 0
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        # a driver wraps at half a turn, or at a whole one; each result lies beside the nearer of both
+        (3.1, -3.1, [3.1, 3.1207963, 3.1415927, -3.1207963, -3.1]),
+        (-3.1, 3.1, [-3.1, -3.1207963, -3.1415927, 3.1207963, 3.1]),
+        (6.2, 0.1, [6.2, 6.2457963, 6.2915927, 0.0542037, 0.1]),
+        # no wrap: a joint, a driver that counts turns, and a number that is no angle
+        (0.2, 1.2, [0.2, 0.45, 0.7, 0.95, 1.2]),
+        (9.0, 9.4, [9.0, 9.1, 9.2, 9.3, 9.4]),
+        (0.0, 100.0, [0.0, 25.0, 50.0, 75.0, 100.0]),
+    ],
+)
+def test_joints_go_the_short_way(first: float, second: float, expected: list[float]) -> None:
+    shares = np.linspace(0, 1, 5)
+    found = g.interpolate_joints(np.full(5, first), np.full(5, second), shares)
+    assert found == pytest.approx(expected, abs=1e-6)

@@ -560,9 +560,7 @@ class JointTrack(PoseTrack):
         self.add_matrix(joints.stamp_ns, np.array([joints.positions[name] for name in self.names]))
 
     def _interpolate(self, first: geometry.Array, second: geometry.Array, share: float) -> geometry.Array:
-        # some robots report a joint without limits in -pi..pi, so that it jumps by a turn
-        turn: geometry.Array = first + share * ((second - first + np.pi) % (2 * np.pi) - np.pi)
-        return turn
+        return geometry.interpolate_joints(first, second, share)
 
 
 class JointTracks:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import BagError
+from ...geometry import interpolate_joints
 from ...types import NANOSECONDS
 from .forms import CameraGaps
 
@@ -80,6 +81,12 @@ def measure_fps(cameras: Mapping[str, CameraFrames]) -> int:
     periods = [frames.measure_period_ns() for frames in cameras.values()]
     longest_ns = max(periods, default=0.0)
     if longest_ns <= 0:
+        for camera, frames in cameras.items():
+            if len(frames.times_ns) > 1:
+                raise BagError(
+                    f"camera {camera}: expected a capture time of each frame, found {len(frames.times_ns)} frames of "
+                    "which most have the same; correct the stamps where the frames are sent"
+                )
         raise BagError("expected at least two frames of a camera, found fewer")
     return max(LEAST_FPS, round(NANOSECONDS / longest_ns))
 
@@ -214,10 +221,10 @@ class NamedSeries:
             before = after - 1
             after = np.minimum(after, len(stamps) - 1)
             distances = np.minimum(np.abs(stamps[before] - times_ns), np.abs(stamps[after] - times_ns))
-            gaps.append(self._check_gaps(name, distances, max_gap_ns))
-            # times relative to the first row keep their digits as floats
-            origin_ns = times_ns[0]
-            columns.append(np.interp(times_ns - origin_ns, stamps - origin_ns, values))
+            gaps.append(self._check_gaps(name, stamps, times_ns, distances, max_gap_ns))
+            passed_ns = np.clip(times_ns, stamps[before], stamps[after]) - stamps[before]
+            share = passed_ns / np.maximum(stamps[after] - stamps[before], 1)
+            columns.append(interpolate_joints(values[before], values[after], share))
         return SampledValues(np.stack(columns, axis=1).astype(np.float32), max(gaps))
 
     def hold(self, times_ns: Times, names: Sequence[str], max_gap_ns: int) -> SampledValues:
@@ -231,7 +238,7 @@ class NamedSeries:
             stamps, values = self._sort(name)
             last = np.searchsorted(stamps, times_ns) - 1
             distances = np.where(last < 0, max_gap_ns + 1, times_ns - stamps[np.maximum(last, 0)])
-            gaps.append(self._check_gaps(name, distances, max_gap_ns))
+            gaps.append(self._check_gaps(name, stamps, times_ns, distances, max_gap_ns))
             columns.append(values[last])
         return SampledValues(np.stack(columns, axis=1).astype(np.float32), max(gaps))
 
@@ -241,11 +248,23 @@ class NamedSeries:
         order = np.argsort(stamps, kind="stable")
         return stamps[order], np.array(self._values[name], np.float64)[order]
 
-    def _check_gaps(self, name: str, distances_ns: npt.NDArray[np.int64], max_gap_ns: int) -> float:
+    def _check_gaps(
+        self, name: str, stamps: Times, times_ns: Times, distances_ns: Times, max_gap_ns: int
+    ) -> float:
         row = int(distances_ns.argmax())
-        if distances_ns[row] > max_gap_ns:
-            raise BagError(
-                f"{self._what}: expected a value of {name:.80} within {max_gap_ns / NANOSECONDS:g} s of row {row}, "
-                "found none; send it more often, or raise lerobot.max_gap_s"
+        if distances_ns[row] <= max_gap_ns:
+            return float(distances_ns[row]) / 1e6
+        # values that come often enough, but begin or end at another time than the rows, are of another clock
+        often = len(stamps) > 1 and float(np.median(np.diff(stamps))) <= max_gap_ns
+        late_s = (int(stamps[0]) - int(times_ns[0])) / NANOSECONDS
+        early_s = (int(times_ns[-1]) - int(stamps[-1])) / NANOSECONDS
+        advice = "send it more often, or raise lerobot.max_gap_s"
+        if often and max(late_s, early_s) > max_gap_ns / NANOSECONDS:
+            advice = (
+                f"its values begin {late_s:+.2f} s after the rows and end {early_s:+.2f} s before them: if the robot "
+                "was sent all the time, its clock differs from the camera's; synchronise the clocks (chrony, PTP)"
             )
-        return float(distances_ns[row]) / 1e6
+        raise BagError(
+            f"{self._what}: expected a value of {name:.80} within {max_gap_ns / NANOSECONDS:g} s of row {row}, "
+            f"found none; {advice}"
+        )

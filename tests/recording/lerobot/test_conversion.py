@@ -114,6 +114,17 @@ def test_a_command_belongs_to_the_row_that_it_follows() -> None:
     assert held.values.ravel().tolist() == [1.0, 3.0, 3.0]
 
 
+def test_a_joint_that_wraps_has_no_row_on_the_way_back() -> None:
+    series = NamedSeries("joints of arm")
+    angles = [2.9, 3.1, -3.0833, -2.8833]
+    for index, angle in enumerate(angles):
+        series.add(index * 100, [("wrist", angle)])
+    times_ns = np.arange(-10, 320, 10)
+    values = series.interpolate(times_ns, ["wrist"], 1000).values[:, 0]
+    assert np.abs(values).min() > 2.85
+    assert (values[0], values[-1]) == pytest.approx((2.9, -2.8833), abs=1e-5)
+
+
 def test_masks_are_exactly_those_that_were_published(dataset: Path) -> None:
     names = read_json(dataset, NAMES)
     assert names["labels"] == {"1": "bowl", "2": "mug"}
