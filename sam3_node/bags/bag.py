@@ -26,6 +26,7 @@ from .formats.realsense import RealSenseBag
 from .formats.rosbag import RosBag
 from .formats.video import VideoBag, decode_packets
 from .native.reader import RecordingReader, is_recorded
+from .native.series import require_one_recording
 from .pairing import Pairing, TimeSpan, cut_samples
 from .samples import Payload, ReadReport, Sample, SampleReader, natural_order, reading, split_selection
 
@@ -151,6 +152,7 @@ def open_bag(
         files = sorted(path.glob("*.mcap*"), key=natural_order) if path.is_dir() else [path]
         mcap = {file: _list_colour_topics(file) for file in files if McapBag.recognises(file)}
         native = {file: cameras for file, cameras in mcap.items() if cameras}
+        require_one_recording(path, list(native))
         if not native:
             return _ForeignBag(_open_reader(path), topics, span, depth_aligned)
 

@@ -201,7 +201,14 @@ class RosBag(SampleReader):
             text = read_regular(metadata, MAX_METADATA_BYTES).decode(errors="replace")
         except OSError as error:
             state = f"has an unreadable ({error.strerror})" if metadata.exists() else "has no"
-            self.opening.add(f"{self.path.name} {state} {METADATA}: it was never closed, its end may be lost")
+            told = "it was never closed, its end may be lost"
+            # what several files are to each other, only the metadata tells
+            if len(parts) > 1 and not metadata.exists():
+                told = (
+                    f"its {len(parts)} files are taken for parts of one recording, whose end may be lost; if they are "
+                    f"{len(parts)} recordings, name one of them"
+                )
+            self.opening.add(f"{self.path.name} {state} {METADATA}: {told}")
             return
         listed = [Path(_KEY.sub("", entry)) for entry in _LISTED.findall(text)]
         if not listed:

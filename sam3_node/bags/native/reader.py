@@ -249,6 +249,17 @@ def _read_layout(path: Path) -> Any:
     return None
 
 
+def read_record(path: Path, name: str) -> dict[str, Any] | None:
+    """Return a metadata record near the beginning of a file; None for a file without it, or one that cannot be read."""
+    try:
+        for found, values in McapStream(path).metadata(MAX_RECORDS_TO_LAYOUT):
+            if found == name:
+                return {key: _parse_json(text) for key, text in values.items()}
+    except (OSError, BagError):
+        return None
+    return None
+
+
 def _split_frame_topic(topic: str) -> tuple[str, str]:
     """Return the camera, and `image`, `depth` or `header`; empty for other topics."""
     match = _FRAME_TOPIC.fullmatch(topic)

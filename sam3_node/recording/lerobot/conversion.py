@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ...bags.native.reader import FrameHead, RecordingReader
+from ...bags.native.series import group_by_recording, require_whole
 from ...bags.pairing import TimeSpan
-from ...bags.samples import natural_order
 from ...errors import BagError, WireError
 from ...settings import LeRobotSettings
 from ...types import NANOSECONDS, Frame, FrameKey, Image, MaskFrame
@@ -36,9 +35,6 @@ STATISTICS_SIDE = 160
 """Length of a picture's shorter side, in pixels, to which it is thinned for its statistics."""
 LOSSLESS = ("jpeg", "png")
 """Encodings of frames that a table takes as they are."""
-
-# the number of a further file of a recording, behind its name
-_PART = re.compile(r"_\d{4,}$")
 
 
 class Converted(NamedTuple):
@@ -85,21 +81,22 @@ def convert_recordings(
 
 
 def group_files(paths: Iterable[Path]) -> list[list[Path]]:
-    """Return the files of each recording among these files and folders: NAME.mcap, NAME_0001.mcap and so on are one.
+    """Return the files of each recording among these files and folders, as `group_by_recording` does.
 
-    Raises BagError for a folder without recordings.
+    Raises BagError for a folder without recordings, and for a part of a recording whose other parts lie beside it.
     """
-    groups: dict[Path, list[Path]] = {}
+    found: list[Path] = []
     for path in paths:
         files = [path]
         if path.is_dir():
             files = sorted(path.glob("*.mcap"))
             if not files:
                 raise BagError(f"expected recordings NAME.mcap in the folder {path}, found none")
-        for file in files:
-            stem = _PART.sub("", file.stem)
-            groups.setdefault(file.with_name(stem), []).append(file)
-    return [sorted(set(files), key=natural_order) for _, files in sorted(groups.items())]
+        found += files
+    groups = group_by_recording(found)
+    for group in groups:
+        require_whole(group)
+    return groups
 
 
 class _EpisodeConverter:
