@@ -17,6 +17,7 @@ from ..schema.fields import MAX_SIDE
 from ..types import Buffer, ColourEncoding, Depth, DepthEncoding, DepthImage, Frame, Image
 from ..types import lazy_numpy as np
 from . import codec
+from .orientation import find_orientation, turn_upright
 
 MAX_SCANS = 32
 """Maximum number of scans of a JPEG. libjpeg's own progressive script has 10, and optimising encoders stay below 20."""
@@ -450,12 +451,17 @@ def check_photo(
 
 
 def decode_photo(data: Buffer, max_pixels: int = MAX_FRAME_PIXELS, max_memory: int | None = None) -> Image:
-    """Decode the bytes of a JPEG or PNG file to BGR uint8 [height, width, 3]. Raises WireError as `check_photo`."""
+    """Decode the bytes of a JPEG or PNG file to BGR uint8 [height, width, 3], turned as viewers show it.
+
+    Raises WireError as `check_photo`.
+    """
     cv2 = require("cv2", "cli")
 
     header = check_photo(data, max_pixels, max_memory)
+    # turned here: a decoder would turn some formats and not others
     flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
-    return _decompress(data, flags, (header.height, header.width, 3), "uint8", "photo")
+    image = _decompress(data, flags, (header.height, header.width, 3), "uint8", "photo")
+    return turn_upright(image, find_orientation(bytes(data)))
 
 
 def is_depth_png(data: Buffer) -> bool:

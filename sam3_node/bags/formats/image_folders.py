@@ -24,7 +24,8 @@ import numpy as np
 from ...errors import BagError
 from ...files import IrregularFileError, describe_stand_in, read_regular
 from ...types import NANOSECONDS, Depth, Intrinsics
-from ..decompression import STILL_SUFFIXES, read_tags, recognise_still
+from ...wire.orientation import find_orientation
+from ..decompression import STILL_SUFFIXES
 from ..messages.ros_images import MILLIMETRE, MessageError, read_colour, read_depth
 from ..samples import CameraInfo, Colour, ReadReport, Sample, SampleReader, Topic, natural_order, reading
 
@@ -53,14 +54,6 @@ _DEPTH_FOLDER = re.compile(
     r"((raw|aligned|registered)[_-])?depths?([_-]?(raw|images?|frames?|maps?|png|mm|aligned|registered|to[_-](colou?r|rgb)))*",
     re.IGNORECASE,
 )
-# what comes before EXIF in JPEG, PNG and WebP
-_EXIF = re.compile(rb"(?:Exif\0\0|eXIf|EXIF.{4}(?:Exif\0\0)?)(?=II\*\0|MM\0\*)", re.DOTALL)
-# bytes from the beginning and from the end of a file in which writers put EXIF
-_EXIF_PLACE = 1 << 16
-# number of the tag
-_ORIENTATION = 0x0112
-# upright, the orientation of an image without the tag
-_UPRIGHT = 1
 
 
 class ImageFile(NamedTuple):
@@ -241,7 +234,7 @@ class _Sequence:
 
     def _compare_orientation(self, path: Path, data: bytes) -> None:
         """Note once that the photos of a sequence have different EXIF orientations."""
-        orientation = _find_orientation(data)
+        orientation = find_orientation(data)
         is_new = orientation not in self._orientations
         self._orientations.setdefault(orientation, path.name)
         if is_new and len(self._orientations) == 2:
@@ -251,24 +244,6 @@ class _Sequence:
                 f"{path.name}); these turns are not made, so some pictures lie on their side: turn the files "
                 "themselves, with exiftran -ai for example"
             )
-
-
-def _find_orientation(data: bytes) -> int:
-    """Return the EXIF orientation (1 to 8) of a JPEG, PNG, WebP or TIFF; 1, which is upright, without one."""
-    # a TIFF is a directory of tags itself; in other images the tags lie near the beginning or the end
-    begin = 0
-    if recognise_still(data) != "tiff":
-        found = _EXIF.search(data, 0, _EXIF_PLACE)
-        if found is None:
-            found = _EXIF.search(data, max(len(data) - _EXIF_PLACE, _EXIF_PLACE))
-        if found is None:
-            return _UPRIGHT
-        begin = found.end()
-
-    values = read_tags(memoryview(data)[begin:]).get(_ORIENTATION, ())
-    if values and 1 <= values[0] <= 8:
-        return values[0]
-    return _UPRIGHT
 
 
 def find_sequences(path: Path) -> tuple[ImageSequence, ...]:

@@ -1,6 +1,7 @@
 """Pairs masks with the frames that they belong to, and names the frames' pictures."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TypeVar
 
 from ...bags.native.writer import compress_colour
@@ -8,6 +9,7 @@ from ...errors import WireError
 from ...files import safe_file_name
 from ...types import Frame, MaskFrame
 from ...wire.images import CHANNELS
+from ...wire.orientation import without_orientation
 from ..davis_png import MaskSource
 
 T = TypeVar("T", MaskFrame, Frame)
@@ -51,10 +53,13 @@ def join_frames(masks: MaskSource, frames: Callable[[], Iterator[T]]) -> Iterato
 def compress_frame(frame: Frame | None) -> Frame | None:
     """Return a frame whose colour is JPEG or PNG: as it was, or JPEG of JPEG_QUALITY if it was raw.
 
-    Return None if there is no frame, or if it cannot be decoded.
+    It has no EXIF orientation: labels are of the pixels as they are, and usual readers turn them. Return None if
+    there is no frame, or if it cannot be decoded.
     """
-    if frame is None or frame.encoding not in CHANNELS:
-        return frame
+    if frame is None:
+        return None
+    if frame.encoding not in CHANNELS:
+        return replace(frame, colour=without_orientation(bytes(frame.colour)))
     try:
         return compress_colour(frame, "jpeg")
     except WireError:
