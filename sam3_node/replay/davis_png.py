@@ -189,6 +189,22 @@ class NumberTable(Generic[K]):
         return iter(self._numbers.items())
 
 
+class FrameNames:
+    """Names the frames of each camera by their seq. After a restart, numbers that come again get -1, -2 and so on."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[int, int]] = {}
+
+    def next(self, camera: str, seq: int) -> str:
+        """Return the name of a camera's next frame."""
+        last_seq, restarts = self._last.get(camera, (-1, 0))
+        if seq <= last_seq:
+            restarts += 1
+        self._last[camera] = seq, restarts
+        restart = f"-{restarts}" if restarts else ""
+        return f"{seq:05d}{restart}"
+
+
 def palette_index(object_id: int) -> int:
     """Return the palette index of an object, 1..254. It is the id up to 254; above, indices repeat."""
     return 1 + (object_id - 1) % INDICES
@@ -208,9 +224,10 @@ def write_palette_pngs(
 ) -> None:
     """Write the PNGs and object tables of all cameras into `folder`.
 
-    Doubtful objects are drawn only `with_doubtful`, because a pixel cannot say that it is doubtful. If several frames
-    have one camera and seq, the last one stays.
+    Doubtful objects are drawn only `with_doubtful`, because a pixel cannot say that it is doubtful. PNGs have the names
+    of `FrameNames`.
     """
+    names = FrameNames()
     tables: dict[str, dict[int, _ObjectRow]] = {}
     for count, frame in enumerate(masks, start=1):
         camera_folder = child_path(folder, frame.camera)
@@ -229,7 +246,8 @@ def write_palette_pngs(
                 add_to_runs(known.setdefault("doubtful", []), frame.seq)
         if not with_doubtful:
             frame = frame.without_doubtful()
-        (camera_folder / f"{frame.seq:05d}.png").write_bytes(encode_labels(paint_indices(frame)))
+        name = names.next(frame.camera, frame.seq)
+        (camera_folder / f"{name}.png").write_bytes(encode_labels(paint_indices(frame)))
         progress(count)
     for camera, table in tables.items():
         (child_path(folder, camera) / TABLE).write_text(json.dumps(list(table.values()), indent=1) + "\n")

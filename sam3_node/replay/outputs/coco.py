@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import tempfile
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TextIO, TypedDict
@@ -128,6 +128,7 @@ def write_coco(
     names: Iterator[str | None],
     recording: str,
     progress: Callable[[int], None],
+    prompts: Sequence[str] = (),
 ) -> None:
     """Write all masks as COCO JSON into masks.json, with run-length encoding, in two passes, row by row.
 
@@ -136,15 +137,17 @@ def write_coco(
     frame, `instance_id`, which is the object's id on its camera, and `score` in 0..1. `confidence`, `name_confidence`
     (null where unknown) and `doubtful` say how far the mask and the name can be trusted. `file_name` is the path of the
     frame's image beside the JSON file; without a name it is RECORDING#CAMERA/SEQ. An object without a mask on
-    a frame has no annotation there. pycocotools loads each image on its own.
+    a frame has no annotation there. pycocotools loads each image on its own. Categories are numbered as `number_labels`
+    says.
     """
     cameras = NumberTable[str]()
     tracks = NumberTable[tuple[str, int]]()
-    labels = NumberTable[str]()
+    found: set[str] = set()
     # the tables of numbers are complete after images and annotations, so what they describe comes last
     with (folder / COCO).open("w", encoding="utf-8") as file:
         file.write("{")
-        _write_rows(file, "images", _make_images(masks(), cameras, recording, names))
+        _write_rows(file, "images", _make_images(masks(), cameras, recording, names, found))
+        labels = number_labels(prompts, found)
         rows = _make_annotations(masks(), cameras, tracks, labels, progress)
         _write_rows(file, "annotations", rows, before=",\n")
         videos = ({"id": number, "name": camera} for camera, number in cameras)
@@ -153,6 +156,17 @@ def write_coco(
         categories = ({"id": number, "name": label} for label, number in labels)
         _write_rows(file, "categories", categories, before=",\n")
         file.write("}\n")
+
+
+def number_labels(prompts: Sequence[str], labels: Collection[str]) -> NumberTable[str]:
+    """Return the numbers of categories: the names of the command in their order, then other labels by name.
+
+    So a name has the same number in all recordings of a command that finds by names.
+    """
+    numbers = NumberTable[str]()
+    for label in (*prompts, *sorted(set(labels) - set(prompts))):
+        _ = numbers[label]
+    return numbers
 
 
 def _write_rows(file: TextIO, name: str, rows: Iterable[Mapping[str, object]], before: str = "\n") -> None:
@@ -166,11 +180,17 @@ def _write_rows(file: TextIO, name: str, rows: Iterable[Mapping[str, object]], b
 
 
 def _make_images(
-    masks: Iterator[MaskFrame], cameras: NumberTable[str], recording: str, names: Iterable[str | None]
+    masks: Iterator[MaskFrame],
+    cameras: NumberTable[str],
+    recording: str,
+    names: Iterable[str | None],
+    labels: set[str],
 ) -> Iterator[_ImageRow]:
+    """Yield the rows of all images, and add the labels of their objects to `labels`."""
     last_index: dict[str, int] = {}
     # `names` may be endless
     for number, (frame, name) in enumerate(zip(masks, names, strict=False), start=1):
+        labels |= {instance.label for instance in frame.instances if instance.mask.crop.size}
         index = last_index.get(frame.camera, -1) + 1
         last_index[frame.camera] = index
         yield {
@@ -247,16 +267,17 @@ def write_ytvis(
     recording: str,
     progress: Callable[[int], None],
     with_doubtful: bool,
+    prompts: Sequence[str] = (),
 ) -> str:
     """Write all masks in the form of YouTube-VIS into ytvis.json, in one pass. Return how many are left out.
 
     A video is a camera, from its start to the next restart or change of size. An annotation is an object of a video. It
     has `segmentations` (run-length encoding), `bboxes` and `areas` of each frame of the video, None where the object
     has no mask. Additional fields are `instance_id`, and the lists `scores`, `confidences` and `doubtful`. Doubtful
-    masks are None unless `with_doubtful`. `names` are the pictures' paths, as in COCO's form.
+    masks are None unless `with_doubtful`. `names` are the pictures' paths, and categories are numbered, as in COCO's
+    form.
     """
     videos: dict[str, list[_Video]] = {}
-    labels = NumberTable[str]()
     total = 0
     left_out = 0
     # what the frames have of an object lies in a file until the object is complete
@@ -277,6 +298,7 @@ def write_ytvis(
 
         # videos are numbered as they are listed
         listed = [video for runs in videos.values() for video in runs]
+        labels = number_labels(prompts, {tube.label for video in listed for tube in video.tubes.values()})
         with (folder / YTVIS).open("w", encoding="utf-8") as file:
             file.write("{")
             _write_rows(file, "videos", (_describe_video(*item) for item in enumerate(listed, start=1)))
@@ -399,7 +421,7 @@ class Coco(OutputFormat):
     def write(cls, folder: Path, sources: Sources, progress: Progress) -> None:
         """Write the file."""
         names = sources.name_images(sources.labels)
-        write_coco(folder, sources.labels, names, sources.recording, progress)
+        write_coco(folder, sources.labels, names, sources.recording, progress, sources.prompts)
 
 
 class YouTubeVis(OutputFormat):
@@ -415,4 +437,6 @@ class YouTubeVis(OutputFormat):
     def write(cls, folder: Path, sources: Sources, progress: Progress) -> str:
         """Write the file. Return how many masks are left out."""
         names = sources.name_images(sources.masks)
-        return write_ytvis(folder, sources.masks, names, sources.recording, progress, sources.with_doubtful)
+        return write_ytvis(
+            folder, sources.masks, names, sources.recording, progress, sources.with_doubtful, sources.prompts
+        )

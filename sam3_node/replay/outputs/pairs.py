@@ -10,7 +10,7 @@ from ...files import safe_file_name
 from ...types import Frame, MaskFrame
 from ...wire.images import CHANNELS
 from ...wire.orientation import without_orientation
-from ..davis_png import MaskSource
+from ..davis_png import FrameNames, MaskSource
 
 T = TypeVar("T", MaskFrame, Frame)
 FrameSource = Callable[[], Iterator[Frame]]
@@ -69,23 +69,17 @@ def compress_frame(frame: Frame | None) -> Frame | None:
 def name_images(masks: MaskSource, frames: FrameSource) -> Iterator[tuple[str | None, Frame | None]]:
     """Yield the image's path below the folder of the outputs, and the frame, of each masks in their order.
 
-    The path is images/<camera>/<seq>.jpg or .png. After a restart of the camera, numbers that come again get -1, -2
-    and so on. Without a frame, both are None.
+    The path is images/<camera>/<name>.jpg or .png, with the names of `FrameNames`. Without a frame, both are None.
     """
-    last: dict[str, tuple[int, int]] = {}
+    numbers = FrameNames()
     for frame_masks, frame in join_frames(masks, frames):
         if frame is None:
             yield None, None
             continue
         camera = frame_masks.camera
-        seq = frame_masks.seq
-        last_seq, restarts = last.get(camera, (-1, 0))
-        if seq <= last_seq:
-            restarts += 1
-        last[camera] = seq, restarts
-        restart = f"-{restarts}" if restarts else ""
+        number = numbers.next(camera, frame_masks.seq)
         suffix = _SUFFIXES.get(frame.encoding, ".jpg")  # raw colour becomes JPEG
-        yield f"{IMAGES}/{safe_file_name(camera)}/{seq:05d}{restart}{suffix}", frame
+        yield f"{IMAGES}/{safe_file_name(camera)}/{number}{suffix}", frame
 
 
 def select_camera(camera: str, source: Callable[[], Iterator[T]]) -> Iterator[T]:

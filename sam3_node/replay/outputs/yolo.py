@@ -109,7 +109,9 @@ def write_yolo(
             counts.gap_pictures += 1
         else:
             picture_path = PurePosixPath(name)
-            lines = [dataset.describe(item, counts) for item in frame.instances if item.mask.crop.size]
+            shown = [item for item in frame.instances if item.mask.crop.size]
+            counts.labels[part] |= {item.label for item in shown}
+            lines = [dataset.describe(item, counts) for item in shown]
             dataset.add(part, f"{picture_path.parent.name}-{picture_path.name}", picture, lines)
             counts.pictures[part] += 1
     dataset.finish()
@@ -147,6 +149,8 @@ class _LabelCounts:
     doubtful_pictures: int = 0
     gap_pictures: int = 0
     without_picture: int = 0
+    labels: dict[str, set[str]] = field(default_factory=lambda: {"train": set(), "val": set()})
+    """Labels of the objects of each part."""
 
     def describe(self) -> str:
         """Return one line of text."""
@@ -157,6 +161,11 @@ class _LabelCounts:
         ]
         if self.without_picture:
             parts.append(f"{self.without_picture} frames have no picture")
+        if unseen := sorted(self.labels["val"] - self.labels["train"]):
+            parts.append(
+                f"in the validation, but in no picture to train on: {', '.join(unseen)}; replay a longer recording, "
+                "or one that has them from its beginning"
+            )
         if self.bridged_masks:
             share = 100 * self.bridge_pixels / max(1, self.pixels)
             parts.append(
