@@ -85,6 +85,9 @@ async def segment(request: Request) -> JSONResponse:
     # a browser asks this server before it sends JSON for a page of another site, and is refused
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HTTPException(415, "expected the header Content-Type: application/json, found another or none")
+    packing = request.headers.get("content-encoding", "identity").strip().lower()
+    if packing != "identity":
+        raise HTTPException(415, f"expected a body as it is, without Content-Encoding, found {packing!r:.40}")
     if places.locked():
         raise HTTPException(503, "too many requests; send it again later", {"Retry-After": "1"})
     async with places:
@@ -206,8 +209,9 @@ def read_image(asked: dict[str, Any]) -> bytes:
     # browsers make URLs such as data:image/png;base64,…
     if text.startswith("data:"):
         text = text.partition(",")[2]
+    # base64 for URLs has - and _ in the place of + and /, which a decoder would drop without a word
     try:
-        return base64.b64decode(text)
+        return base64.b64decode(text.translate({ord("-"): "+", ord("_"): "/"}))
     except ValueError as error:
         raise WireError(f"{name}: expected base64: {error}") from None
 
