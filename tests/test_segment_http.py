@@ -161,7 +161,13 @@ def test_the_image_comes_under_either_name_and_as_a_url_of_a_browser(example: Mo
     png = cv2.imencode(".png", PIXELS)[1].tobytes()
     expected = answer(example, ask(png, **POINT))
     assert expected[0] == 200
-    for image in ({"image_b64": text(png)}, {"image": f"data:image/png;base64,{text(png)}", "box": None}):
+    for_urls = base64.urlsafe_b64encode(png).decode()
+    assert set("-_") & set(for_urls)
+    for image in (
+        {"image": for_urls},
+        {"image_b64": text(png)},
+        {"image": f"data:image/png;base64,{text(png)}", "box": None},
+    ):
         assert answer(example, json.dumps(image | POINT | {"boxes": []}).encode()) == expected
     for image in ({}, {"image": text(png), "image_b64": text(png)}):
         status, content = answer(example, json.dumps(image | POINT).encode())
