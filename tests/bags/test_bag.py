@@ -132,10 +132,10 @@ def test_our_own_recordings_come_back_as_they_were(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("write", [write_recording, record])
 def test_splits_of_a_recording_are_one_bag(tmp_path: Path, write) -> None:  # type: ignore[no-untyped-def]
-    for split in (0, 2, 10):
-        write(tmp_path / f"run_{split}.mcap", [frame_at(seq) for seq in range(3 * split, 3 * split + 3)])
+    for split, name in ((0, "run"), (2, "run_0001"), (10, "run_0002")):
+        write(tmp_path / f"{name}.mcap", [frame_at(seq) for seq in range(3 * split, 3 * split + 3)])
     write_masks(tmp_path / "masks.mcap")
-    (tmp_path / "run_11.mcap").write_bytes(b"")
+    (tmp_path / "run_0003.mcap").write_bytes(b"")
     frames, lost = read_bag(tmp_path)
     assert [frame.seq for frame in frames] == [0, 1, 2, 6, 7, 8, 30, 31, 32]
     assert lost is None
@@ -150,17 +150,17 @@ def test_a_damaged_split_costs_only_its_own_end(tmp_path: Path, write) -> None: 
     def frame(seq: int) -> Frame:
         return replace(frame_at(seq), encoding="png", width=640, height=480, colour=large)
 
-    write(tmp_path / "run_0.mcap", [frame(seq) for seq in range(6)])
-    write(tmp_path / "run_1.mcap", [frame(seq) for seq in range(6, 9)])
-    first = tmp_path / "run_0.mcap"
+    write(tmp_path / "run.mcap", [frame(seq) for seq in range(6)])
+    write(tmp_path / "run_0001.mcap", [frame(seq) for seq in range(6, 9)])
+    first = tmp_path / "run.mcap"
     first.write_bytes(first.read_bytes()[: 7 << 19])
     frames, lost = read_bag(tmp_path)
     seqs = [frame.seq for frame in frames]
     assert seqs[:2] == [0, 1]
     assert seqs[-3:] == [6, 7, 8]
     assert len(seqs) < 9
-    assert "run_0.mcap" in str(lost)
-    assert "run_1.mcap" not in str(lost)
+    assert "run.mcap" in str(lost)
+    assert "run_0001.mcap" not in str(lost)
 
 
 @pytest.mark.parametrize("write", [write_recording, record, *WRITERS.values()])
