@@ -56,6 +56,9 @@ def convert_recordings(
     """
     reader = RecordingReader(paths)
     found = find_episodes(reader)
+    # without marks the whole recording is the episode, of which a part shows an arm that does something else
+    if any(episode.begin_ns is None for episode in found.episodes):
+        require_whole(paths)
     for note in found.notes:
         report(note)
     if reader.lost is not None:
@@ -83,7 +86,7 @@ def convert_recordings(
 def group_files(paths: Iterable[Path]) -> list[list[Path]]:
     """Return the files of each recording among these files and folders, as `group_by_recording` does.
 
-    Raises BagError for a folder without recordings, and for a part of a recording whose other parts lie beside it.
+    Raises BagError for a folder without recordings.
     """
     found: list[Path] = []
     for path in paths:
@@ -93,10 +96,7 @@ def group_files(paths: Iterable[Path]) -> list[list[Path]]:
             if not files:
                 raise BagError(f"expected recordings NAME.mcap in the folder {path}, found none")
         found += files
-    groups = group_by_recording(found)
-    for group in groups:
-        require_whole(group)
-    return groups
+    return group_by_recording(found)
 
 
 class _EpisodeConverter:
