@@ -32,9 +32,10 @@ def wait_for(client: PerceptionClient, label: str) -> None:
 
 
 def test_what_is_like_a_box_is_found_kept_and_replayed(rig: Rig, tmp_path: Path) -> None:
+    # the recorder before the node, so that it has each frame that the node steps
+    _ = rig.camera()
     recorder = rig.start("record", str(tmp_path / "live.mcap"))
     node = rig.node()
-    _ = rig.camera()
     with rig.client() as client:
         seq = masks_where(client, lambda masks: True, "masks").seq
         client.add_exemplar("washer", [BOX], seq=seq)

@@ -139,9 +139,10 @@ def record(rig: Rig, weights: Path, path: Path) -> None:
         "DETECTOR__EVERY": "2",
         "TRACKER__FEATURE_CACHE_S": "20",
     }
+    # the recorder before the node, so that it has each frame that the node steps
+    camera = rig.camera()
     recorder = rig.start("record", str(path))
     node = rig.node(**settings)
-    camera = rig.camera()
     with rig.client() as client:
         masks_where(client, bool, "masks of the camera")
         client.set_prompts(["mug"], most={"mug": 2})

@@ -290,9 +290,10 @@ def record_with_windows(folder: Path) -> Path:
     """Record two objects, one of which is corrected, with a node that has time for windows."""
     path = folder / "live.mcap"
     with Rig(folder) as rig:
+        # the recorder before the node, so that it has each frame that the node steps
+        rig.start("camera", "scene:tabletop", "--camera.loop", CAMERA__FPS="4", CAMERA__ENCODING="jpeg")
         rig.start("record", str(path))
         rig.node(MODEL__NAME="nano", TRACKER__WINDOW="auto", TRACKER__FEATURE_CACHE_S="20")
-        rig.start("camera", "scene:tabletop", "--camera.loop", CAMERA__FPS="4", CAMERA__ENCODING="jpeg")
         with rig.client() as client:
             wait(client, 2)
             first = client.add_object(box=(211, 285, 346, 427), label="mug").id
