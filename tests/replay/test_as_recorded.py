@@ -292,7 +292,7 @@ def record_with_windows(folder: Path) -> Path:
     with Rig(folder) as rig:
         # the recorder before the node, so that it has each frame that the node steps
         rig.start("camera", "scene:tabletop", "--camera.loop", CAMERA__FPS="4", CAMERA__ENCODING="jpeg")
-        rig.start("record", str(path))
+        recorder = rig.start("record", str(path))
         rig.node(MODEL__NAME="nano", TRACKER__WINDOW="auto", TRACKER__FEATURE_CACHE_S="20")
         with rig.client() as client:
             wait(client, 2)
@@ -302,5 +302,5 @@ def record_with_windows(folder: Path) -> Path:
             wait(client, 4)
             client.refine_object(first, points=[(280, 350)], labels=[1])
             wait(client, 4)
-            rig.processes[0].terminate()
+            recorder.terminate()
     return path
