@@ -79,6 +79,11 @@ def test_positions_are_in_the_base_through_hand_eye_and_pose(kind: str) -> None:
     many = stage.points(3, 2000)
     assert len(many.points_m) == 2000
     assert stage.points(9, 20) is None
+    # however few are asked for
+    for count in range(1, 6):
+        few = stage.points(3, count)
+        assert few is not None
+        assert 1 <= len(few.points_m) <= count
 
 
 def test_the_error_of_hand_eye_widens_that_of_a_position_also_under_a_doubtful_mask() -> None:

@@ -96,8 +96,8 @@ class MeasureObjects(Stage):
         mask = self._last_masks.get(object_id)
         if last is None or last.depth is None or mask is None:
             return None
-        # measured again, because a user may ask for more points than a step uses
-        surfaces = measure_surfaces([mask], last.depth, count)
+        # measured again, because a user may ask for more points than a step uses; a few points are no surface
+        surfaces = measure_surfaces([mask], last.depth, max(TARGET_PIXELS, count))
         if not surfaces.indices:
             return None
         frame = CAMERA if last.base_from_camera is None else BASE
