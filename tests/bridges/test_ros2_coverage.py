@@ -17,7 +17,8 @@ from sam3_node_ros.messages import Header, MaskMessages
 from sam3_node.schema.values import Instance, Mask, MaskFrame
 from sam3_node.types import NANOSECONDS
 
-HEIGHT, WIDTH = 12, 16
+HEIGHT = 12
+WIDTH = 16
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 

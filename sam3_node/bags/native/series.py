@@ -6,7 +6,8 @@ are parts where the names say it whole: NAME.mcap, NAME_0001.mcap, NAME_0002.mca
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,10 +33,27 @@ class _Part(NamedTuple):
 def group_by_recording(files: Iterable[Path]) -> list[list[Path]]:
     """Return the files of each recording, in the order in which they were written."""
     parts = [_read_part(path) for path in sorted(set(files), key=natural_order)]
+    # files without a mark, by folder and stem, and their numbers
+    unmarked: dict[tuple[Path, str], dict[int, Path]] = {}
+    for part in parts:
+        if part.began_ns is None:
+            unmarked.setdefault((part.path.parent, part.stem), {}).setdefault(part.number, part.path)
     groups: dict[object, list[Path]] = {}
     for part in parts:
-        groups.setdefault(_find_recording(part, parts), []).append(part.path)
+        recording: object = part.path.parent, part.began_ns
+        if part.began_ns is None:
+            alike = part.path.parent, part.stem
+            # numbers from the first file on, without a gap, are parts
+            numbers = unmarked[alike]
+            is_part = part.number < _count_from_first(numbers) and numbers[part.number] == part.path
+            recording = alike if is_part else part.path
+        groups.setdefault(recording, []).append(part.path)
     return list(groups.values())
+
+
+def _count_from_first(numbers: Collection[int]) -> int:
+    """Return how many of the numbers 0, 1, 2 and so on there are before the first that is absent."""
+    return next(number for number in count() if number not in numbers)
 
 
 def require_one_recording(path: Path, files: Sequence[Path]) -> None:
@@ -69,17 +87,3 @@ def _read_part(path: Path) -> _Part:
     stem, number = (match["stem"], int(match["number"])) if match else (path.stem, 0)
     record = read_record(path, RECORDER)
     return _Part(path, (record or {}).get("began_ns"), stem, number)
-
-
-def _find_recording(part: _Part, parts: Sequence[_Part]) -> object:
-    """Return what is equal for the parts of one recording."""
-    if part.began_ns is not None:
-        return part.path.parent, part.began_ns
-    # without a mark, numbers from the first file on are parts
-    alike = {
-        each.number: each
-        for each in parts
-        if each.began_ns is None and each.path.parent == part.path.parent and each.stem == part.stem
-    }
-    is_part = all(number in alike for number in range(part.number + 1)) and alike[part.number] is part
-    return (part.path.parent, part.stem) if is_part else part.path
