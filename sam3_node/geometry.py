@@ -139,6 +139,13 @@ def vector_from_rotation(rotation: npt.ArrayLike) -> Array:
     return quaternion[:3] * ratio
 
 
+def cross_matrices(vectors: Array) -> Array:
+    """Return [n, 3, 3] whose product with w is the cross product of vectors [n, 3] with w."""
+    x, y, z = vectors.T
+    zero = np.zeros_like(x)
+    return np.stack([zero, -z, y, z, zero, -x, -y, x, zero], axis=-1).reshape(-1, 3, 3)
+
+
 def camera_matrix(intrinsics: Intrinsics) -> Array:
     """Return the camera matrix K [3, 3] in the form that OpenCV uses."""
     return np.array([[intrinsics.fx, 0, intrinsics.cx], [0, intrinsics.fy, intrinsics.cy], [0, 0, 1.0]])

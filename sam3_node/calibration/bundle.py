@@ -17,10 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import CalibrationError
-from ..geometry import Array, deproject, rigid
+from ..geometry import Array, cross_matrices, deproject, rigid
 from ..types import Intrinsics
 from .boards import Board
-from .rigid_motion import cross_matrices
 
 LensModel = Literal["pinhole", "fisheye"]
 

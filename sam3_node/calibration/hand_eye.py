@@ -17,7 +17,7 @@ from scipy.spatial.transform import Rotation
 from scipy.special import stdtrit
 
 from ..errors import CalibrationError
-from ..geometry import Array, invert, project, rigid
+from ..geometry import Array, cross_matrices, invert, project, rigid
 from ..types import Intrinsics
 from .intrinsics import Rejected
 from .rigid_motion import (
@@ -26,7 +26,6 @@ from .rigid_motion import (
     Refined,
     average,
     bound,
-    cross_matrices,
     find_start,
     mahalanobis,
     measure_errors,

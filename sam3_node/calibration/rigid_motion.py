@@ -24,7 +24,7 @@ from scipy.spatial.transform import Rotation
 from scipy.special import chdtri  # scipy.stats takes 0.3 s to import
 
 from ..errors import CalibrationError
-from ..geometry import Array, invert, rigid, rotation_from_vector
+from ..geometry import Array, cross_matrices, invert, rigid, rotation_from_vector
 
 HAND_EYE_METHODS = {
     "tsai": cv2.CALIB_HAND_EYE_TSAI,
@@ -92,13 +92,6 @@ def adjoints(transforms: Array) -> Array:
     matrices[:, 3:, 3:] = rotations
     matrices[:, :3, 3:] = cross_matrices(transforms[:, :3, 3]) @ rotations
     return matrices
-
-
-def cross_matrices(vectors: Array) -> Array:
-    """Return [n, 3, 3] whose product with w is the cross product of vectors [n, 3] with w."""
-    x, y, z = vectors.T
-    zero = np.zeros_like(x)
-    return np.stack([zero, -z, y, z, zero, -x, -y, x, zero], axis=-1).reshape(-1, 3, 3)
 
 
 def average(transforms: Array) -> Array:

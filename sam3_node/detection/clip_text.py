@@ -10,7 +10,7 @@ import torch
 from transformers import CLIPTextModelWithProjection, CLIPTokenizer
 
 from ..errors import ModelError, VocabularyError
-from ..models.weight_files import load_tokenizer, load_whole
+from ..models.pretrained import load_tokenizer, load_whole
 from ..types import keep_newest
 from .phrases import Vectors, check_token_counts, clean_phrase, normalise_rows, phrase_key
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import BertTokenizer, GroundingDinoForObjectDetection
 
 from ..errors import RequestError, UnknownPhraseError
-from ..models import weight_files
+from ..models import pretrained, weight_files
 from ..models.pixels import normalise_frame, select, to_corners, to_detections, unit_letterbox
 from ..types import Detection, Image
 from .detectors import MAX_DETECTIONS, MAX_IOU, raise_model_error
@@ -173,8 +173,8 @@ def load_grounding_dino(
     chosen_device = weight_files.pick_device(device)
     name = os.fspath(name_or_path)
     # in float32: autocast converts what may be computed in less
-    model: Any = weight_files.load_whole(name, CLASSES, torch.float32)
-    tokenizer = weight_files.load_tokenizer(name, BertTokenizer, model.config.text_config.vocab_size)
+    model: Any = pretrained.load_whole(name, CLASSES, torch.float32)
+    tokenizer = pretrained.load_tokenizer(name, BertTokenizer, model.config.text_config.vocab_size)
     shortest, longest = _limits(weight_files.read_preprocessing(name).get("size"))
     return GroundingDinoDetector(
         model.to(chosen_device),

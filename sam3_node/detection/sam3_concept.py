@@ -14,7 +14,7 @@ from transformers import CLIPTokenizer, Sam3Model
 from transformers.models.sam3.modeling_sam3 import inverse_sigmoid
 
 from ..errors import ModelError
-from ..models import weight_files
+from ..models import pretrained, weight_files
 from ..models.pixels import (
     MAX_CANDIDATES,
     SelectedBoxes,
@@ -24,8 +24,9 @@ from ..models.pixels import (
     to_detections,
     unit_letterbox,
 )
+from ..models.sam.configuration import side
 from ..models.sam.tracker_model import TrackerModel
-from ..models.sam.vit import WindowedViT, side
+from ..models.sam.vit import WindowedViT
 from ..models.sam31.loading import find_checkpoint, read_tensors
 from ..types import Detection, Image
 from .detectors import MAX_DETECTIONS, MAX_IOU, Boxes, Exemplar, raise_model_error
@@ -321,8 +322,8 @@ def load_sam3_concept(
         tokenizer = _load_sam31_tokenizer(checkpoint, model.config.text_config.vocab_size)
         normalisation = weight_files.CENTRED
     else:
-        model = weight_files.load_whole(name, CLASSES, chosen_dtype)
-        tokenizer = weight_files.load_tokenizer(name, CLIPTokenizer, model.config.text_config.vocab_size)
+        model = pretrained.load_whole(name, CLASSES, chosen_dtype)
+        tokenizer = pretrained.load_tokenizer(name, CLIPTokenizer, model.config.text_config.vocab_size)
         normalisation = weight_files.read_normalisation(name, weight_files.CENTRED)
     detector = Sam3ConceptDetector(
         model.to(chosen_device),
@@ -340,9 +341,9 @@ def _load_sam31_tokenizer(checkpoint: Path, tokens: int) -> Any:
     """Load the tokenizer beside SAM 3.1's file, or else that of SAM 3, which is the same."""
     folder = checkpoint.parent
     if has_tokenizer(folder):
-        return weight_files.load_tokenizer(os.fspath(folder), CLIPTokenizer, tokens)
+        return pretrained.load_tokenizer(os.fspath(folder), CLIPTokenizer, tokens)
     try:
-        return weight_files.load_tokenizer(TOKENIZER, CLIPTokenizer, tokens)
+        return pretrained.load_tokenizer(TOKENIZER, CLIPTokenizer, tokens)
     except ModelError as error:
         explained = explain_tokenizer(checkpoint, str(error))
         explained.may_pass = error.may_pass
@@ -351,13 +352,13 @@ def _load_sam31_tokenizer(checkpoint: Path, tokens: int) -> Any:
 
 def has_tokenizer(folder: Path) -> bool:
     """Return True if a tokenizer lies in a folder."""
-    return (folder / weight_files.FAST_TOKENIZER).is_file() or (folder / "vocab.json").is_file()
+    return (folder / pretrained.FAST_TOKENIZER).is_file() or (folder / "vocab.json").is_file()
 
 
 def explain_tokenizer(checkpoint: Path, found: str) -> ModelError:
     """Return the error of a SAM 3.1 checkpoint without a tokenizer; `found` says why that of the hub is missing."""
     return ModelError(
         f"{checkpoint}: expected a tokenizer, which SAM 3.1's checkpoint does not hold, as "
-        f"{weight_files.FAST_TOKENIZER} (or vocab.json and merges.txt) beside it or from {TOKENIZER} on the hub; "
+        f"{pretrained.FAST_TOKENIZER} (or vocab.json and merges.txt) beside it or from {TOKENIZER} on the hub; "
         f"found neither ({found}); copy the tokenizer of {TOKENIZER} into {checkpoint.parent}"
     )

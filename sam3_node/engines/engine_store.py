@@ -18,7 +18,6 @@ from typing import Literal, NamedTuple
 
 import torch
 from pydantic import Field, ValidationError
-from transformers.utils import cached_file
 
 from ..errors import EngineError, ModelError
 from ..files import (
@@ -35,6 +34,7 @@ from ..models.checkpoints import NANO
 from ..models.registry import find_file
 from ..models.sam.tracker_model import GPU_BATCH
 from ..models.weight_files import CONFIG, check_weight_files, list_weight_files, pick_device
+from ..models.weight_files import find_file as find_weight_file
 from ..settings import EngineSettings, Section, Settings
 from .export import MAX_OBJECTS
 from .inductor import INDUCTOR, PRECISIONS, describe_processor, find_inductor_target
@@ -389,7 +389,7 @@ def _find_weight_files(name: str) -> list[Path]:
     # the name is no folder, so the hub's cache has the files; a name without / is of no repository of weights, and the
     # hub would be asked for it in vain for a minute
     if not folder.is_dir() and "/" in name:
-        config = cached_file(name, CONFIG, _raise_exceptions_for_missing_entries=False)
+        config = find_weight_file(name, CONFIG)
         folder = Path(config).parent if config else folder
     check_weight_files(folder)
     return list_weight_files(folder)

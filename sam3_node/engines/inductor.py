@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from ..errors import EngineError, summarize_error
 from ..files import describe_exposure, keep, make_private_dir, read_kept
@@ -187,9 +186,13 @@ def keep_compiled(folder: Path) -> None:
     If the environment already names a cache folder, that one stays. If the folder cannot be written, or other users
     can change it, log a warning; torch then uses its own folder, which a reboot empties.
     """
-    # torch sets the variable to its default when it is imported
-    if os.environ.get(CACHE_VARIABLE, default_cache_dir()) != default_cache_dir():
-        return
+    if CACHE_VARIABLE in os.environ:
+        # here, because it imports the compiler, which takes a second
+        from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+        # torch sets the variable to its default when this is imported
+        if os.environ[CACHE_VARIABLE] != default_cache_dir():
+            return
     if cache := _make_cache_folder(folder):
         os.environ[CACHE_VARIABLE] = str(cache)
 

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Sam3TrackerVideoConfig
 
 from ..errors import ModelError
 from . import registry, weight_files
 from .family import LoadOptions
+from .sam.configuration import side
 from .sam.tracker_model import TrackerModel
-from .sam.vit import side
 
 NANO = Path(__file__).parent / "nano"
 
@@ -60,10 +59,9 @@ def _load_transformers(name: str, options: LoadOptions) -> TrackerModel:
     if name == "nano":
         weight_files.check_digest(NANO / "model.safetensors")
     files = str(NANO) if name == "nano" else name
-    source, missing = weight_files.load_pretrained(
-        files, registry.CLASSES, configure=lambda config: set_image_size(config, options.image_size, name)
-    )
-    family, weights = registry.find_reader(source)
+    kind = weight_files.read_kind(files)
+    family, weights = registry.find_reader(kind, name)
+    source, missing = weights.read(files, lambda config: set_image_size(config, options.image_size, name))
     essential = [key for key in missing if not key.startswith(weights.memory_modules)]
     if essential:
         raise ModelError(
@@ -86,14 +84,13 @@ SIXTHS = (6, 5, 4, 3)  # suggested sizes, in sixths of the weights' own size: 10
 
 
 def set_image_size(config: Any, size: int, name: str) -> Any:
-    """Set the image size of a transformers tracker's configuration to `size` x `size` pixels; 0 changes nothing.
+    """Set the image size of a tracker's configuration to `size` x `size` pixels, and return it; 0 changes nothing.
 
-    Return the tracker's configuration. Raises ModelError for a size that the encoder cannot divide into its tokens.
+    Raises ModelError for a size that the encoder cannot divide into its tokens.
     """
     if size == 0:
         return config
-    config = _tracker_part(config)
-    family, weights = registry.find_reader(config)
+    family, weights = registry.find_reader(config.model_type, name)
     if weights.size_step is None or weights.set_size is None:
         own = config.vision_config.image_size
         if size != own:
@@ -113,7 +110,7 @@ def set_image_size(config: Any, size: int, name: str) -> Any:
 
 def size_step(config: Any) -> int:
     """Return the number of pixels that divides every valid image size."""
-    _, weights = registry.find_reader(config)
+    _, weights = registry.find_reader(config.model_type, "this configuration")
     assert weights.size_step is not None, "weights of one size have no step"
     return weights.size_step(config)
 
@@ -124,11 +121,3 @@ def suggest_sizes(config: Any) -> list[int]:
     unit = size_step(config)
     # with few tokens, several sixths round to the same size
     return list(dict.fromkeys(max(2, round(own * sixths / 6 / unit)) * unit for sixths in SIXTHS))
-
-
-def _tracker_part(config: Any) -> Any:
-    """Return the tracker's part of a configuration that may also contain a detector."""
-    part = getattr(config, "tracker_config", None)
-    if part is None:
-        return config
-    return Sam3TrackerVideoConfig(**part) if isinstance(part, dict) else part

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +37,15 @@ class LoadOptions(NamedTuple):
     """pixels; 0 for the weights' own"""
 
 
+class Reading(NamedTuple):
+    """What was read of weights."""
+
+    source: Any
+    """modules with the weights, float32, and their `config`"""
+    missing: list[str]
+    """names of tensors that the files lack"""
+
+
 def keep(source: Any) -> None:
     """Change nothing."""
 
@@ -45,8 +54,10 @@ def keep(source: Any) -> None:
 class TransformersWeights:
     """Weights in transformers' layout: config.json, whose `model_type` says whose they are, and safetensors."""
 
-    classes: Mapping[str, Any]
-    """transformers' class that reads the weights, by `model_type`"""
+    kinds: tuple[str, ...]
+    """the `model_type` of the family's weights"""
+    read: Callable[[str, Callable[[Any], Any]], Reading]
+    """(name, configure) -> modules with the weights; `configure` changes the configuration before they are built"""
     size_step: Callable[[Any], int] | None
     """(configuration) -> pixels that divide every valid image size; None if there is but one size"""
     set_size: Callable[[Any, int], None] | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..errors import ModelError
 from . import weight_files
@@ -19,14 +19,14 @@ FAMILIES: tuple[Family, ...] = (
     sam1.FAMILY,
 )
 """All families. A new one is a line here, and a file of `families`. The first that knows weights loads them."""
-_TRANSFORMERS = tuple(
-    (family, family.weights) for family in FAMILIES if isinstance(family.weights, TransformersWeights)
-)
 _FILES = tuple((family, family.weights) for family in FAMILIES if isinstance(family.weights, FileWeights))
-CLASSES: dict[str, Any] = {
-    kind: reader for _, weights in _TRANSFORMERS for kind, reader in weights.classes.items()
+KINDS: dict[str, tuple[Family, TransformersWeights]] = {
+    kind: (family, family.weights)
+    for family in FAMILIES
+    if isinstance(family.weights, TransformersWeights)
+    for kind in family.weights.kinds
 }
-"""transformers' class that reads weights, by the `model_type` of their config.json."""
+"""The family of weights in transformers' layout, by the `model_type` of their config.json."""
 FILE_HINTS = ", ".join(weights.hint for _, weights in _FILES)
 """What a folder may hold instead of transformers' layout, in words."""
 
@@ -66,19 +66,11 @@ def find_family(name: str) -> Family | None:
     return next((family for family, _ in _FILES if family.hub_name == name), None)
 
 
-def find_reader(source: Any) -> tuple[Family, TransformersWeights]:
-    """Return the family whose class has read weights in transformers' layout, or has this configuration."""
-    # a class that extends that of another family is of its own family, wherever that stands in the list
-    by_class = {
-        kind: (family, weights)
-        for family, weights in _TRANSFORMERS
-        for reader in weights.classes.values()
-        for kind in (reader, reader.config_class)
-    }
-    for kind in type(source).__mro__:
-        if kind in by_class:
-            return by_class[kind]
-    raise ModelError(f"expected the model of a family in models/registry.py, found a {type(source).__name__}")
+def find_reader(kind: str | None, name: str) -> tuple[Family, TransformersWeights]:
+    """Return the family of the weights `name` whose `model_type` is `kind`. Raises ModelError if there is none."""
+    if kind not in KINDS:
+        raise ModelError(f"{name} holds a {kind} model; expected one of {', '.join(KINDS)}")
+    return KINDS[kind]
 
 
 def is_cached(name: str) -> bool:

@@ -1,25 +1,23 @@
-"""Read weights, tokenizers and preprocessing in transformers' layout, from a folder or the hub, and check the files.
+"""Find weights and preprocessing in transformers' layout, in a folder or on the hub, and check the files.
 
 Every file must lie in its folder, so that a digest of the folder covers all: an index of shards may name files
 elsewhere, and links may lead there. The hub's cache consists of links, from `snapshots/REVISION` to `blobs` beside it,
-and these are followed. The digest of FILE is in FILE.sha256 beside it, in the format of sha256sum. Transformers'
-progress bars and warnings are suppressed, and its errors become ModelError.
+and these are followed. The digest of FILE is in FILE.sha256 beside it, in the format of sha256sum.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import huggingface_hub
 import torch
-from torch import nn
-from transformers import PreTrainedConfig
-from transformers.utils import cached_file
-from transformers.utils import logging as transformers_logging
+from huggingface_hub.errors import LocalEntryNotFoundError
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from ..errors import ModelError, summarize_error
 from ..files import (
@@ -34,7 +32,8 @@ from ..files import (
 )
 
 CONFIG = "config.json"
-INDEX = "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+INDEX = f"{WEIGHTS}.index.json"
 ADAPTER = "adapter_config.json"
 MAX_JSON_BYTES = 64 << 20
 """Size of the largest configuration or index beside weights. A larger one is refused, as a damaged one is."""
@@ -75,7 +74,7 @@ def is_logged_in() -> bool:
 def is_cached(name: str, file: str = CONFIG) -> bool:
     """Return True if the hub's cache has this file of the weights with this name."""
     # in the cache alone, because a check must not download
-    return _find(name, file, local_files_only=True) is not None
+    return find_file(name, file, fetch=False) is not None
 
 
 def _check_links(folder: Path) -> Iterator[str]:
@@ -107,6 +106,24 @@ def _read_json(path: Path) -> dict[str, object]:
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def read_kind(name: str) -> str:
+    """Return the `model_type` of the weights in the folder or hub repository `name`. Raises ModelError."""
+    check_weights_name(name)
+    # before a file of the folder is opened
+    if os.path.isdir(name):
+        check_weight_files(Path(name))
+    with explain_loading(name, "config.json and safetensors"):
+        path = (
+            Path(name) / CONFIG
+            if os.path.isdir(name)
+            else Path(huggingface_hub.hf_hub_download(name, CONFIG))
+        )
+        kind = json.loads(read_regular(path, MAX_JSON_BYTES)).get("model_type")
+        if kind is None:
+            raise ValueError("config.json names no model_type")
+    return str(kind)
 
 
 def pick_device(device: str | torch.device) -> torch.device:
@@ -179,7 +196,6 @@ def _reinstall_hint(path: Path) -> str:
     )
 
 
-FAST_TOKENIZER = "tokenizer.json"
 PREPROCESSING = "preprocessor_config.json"
 
 
@@ -197,51 +213,6 @@ class Normalisation(NamedTuple):
 
 IMAGENET = Normalisation([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 CENTRED = Normalisation([0.5] * 3, [0.5] * 3)
-
-
-def load_pretrained(
-    name: str,
-    classes: Mapping[str, Any],
-    dtype: torch.dtype = torch.float32,
-    configure: Callable[[Any], Any] = lambda config: config,
-    is_safe: bool = True,
-) -> tuple[nn.Module, list[str]]:
-    """Load a model of the class for its `model_type`, in inference mode; return it and the names of missing tensors.
-
-    `name` is a folder or a hub repository. `configure` may change the configuration before the model is built. Raises
-    ModelError if the files are missing, damaged, or of another type, or lie outside the folder. Only safetensors are
-    loaded, unless `is_safe` is False: then torch's own files where there are no others, from which it reads tensors
-    alone. No code of the repository runs.
-    """
-    check_weights_name(name)
-    # before transformers opens a file of the folder
-    if os.path.isdir(name):
-        check_weight_files(Path(name))
-    with _reading(name, "config.json and safetensors"):
-        kind = PreTrainedConfig.get_config_dict(name)[0].get("model_type")
-        if kind is None:
-            raise ValueError("config.json names no model_type")
-        if kind not in classes:
-            raise ModelError(f"{name} holds a {kind} model; expected one of {', '.join(classes)}")
-        config = configure(classes[kind].config_class.from_pretrained(name))
-        model, report = classes[kind].from_pretrained(
-            name,
-            config=config,
-            dtype=dtype,
-            output_loading_info=True,
-            # None takes safetensors first, then torch's own files
-            use_safetensors=is_safe or None,
-            weights_only=True,
-            trust_remote_code=False,
-        )
-    # the cache has the files of a hub repository only now
-    if not os.path.isdir(name) and (path := _find(name, CONFIG)):
-        check_weight_files(Path(path).parent)
-    if wrong := [str(item) for item in report["mismatched_keys"]]:
-        raise ModelError(
-            f"{name} has {len(wrong)} tensors of another shape, for example {', '.join(wrong[:3])}"
-        )
-    return model.eval(), sorted(report["missing_keys"])
 
 
 def name_weights(name: str) -> str:
@@ -270,37 +241,9 @@ def cast_source(source: Any, device: torch.device, dtype: torch.dtype) -> nn.Mod
     return model
 
 
-def load_whole(name: str, classes: Mapping[str, Any], dtype: torch.dtype, is_safe: bool = True) -> nn.Module:
-    """Load a model as `load_pretrained` does. Raises ModelError if tensors are missing."""
-    model, missing = load_pretrained(name, classes, dtype, is_safe=is_safe)
-    if missing:
-        raise ModelError(
-            f"{name} lacks {len(missing)} tensors of a {type(model).__name__}, for example {', '.join(missing[:3])}"
-        )
-    return model
-
-
-def load_tokenizer(name: str, kind: Any, tokens: int) -> Any:
-    """Load the tokenizer of class `kind` beside the weights of a model with `tokens` tokens.
-
-    Raises ModelError if its files are missing or damaged, or if it has more tokens than the model.
-    """
-    # a fast tokenizer is one file, a slow one needs all of its files
-    slow = [file for file in kind.vocab_files_names.values() if file != FAST_TOKENIZER]
-    if not (_find(name, FAST_TOKENIZER) or all(_find(name, file) for file in slow)):
-        raise ModelError(
-            f"{name} has no tokenizer: expected {FAST_TOKENIZER} (or {' and '.join(slow)}) beside the weights"
-        )
-    with _reading(name, FAST_TOKENIZER):
-        tokenizer = kind.from_pretrained(name)
-    if len(tokenizer) > tokens:
-        raise ModelError(f"{name}: expected a tokenizer of at most {tokens} tokens, found {len(tokenizer)}")
-    return tokenizer
-
-
 def read_preprocessing(name: str) -> dict[str, Any]:
     """Read preprocessor_config.json beside the weights; return {} if there is none. Raises ModelError if unreadable."""
-    path = _find(name, PREPROCESSING)
+    path = find_file(name, PREPROCESSING)
     if path is None:
         return {}
     try:
@@ -322,41 +265,52 @@ def read_normalisation(name: str, default: Normalisation) -> Normalisation:
 
 
 @contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Suppress transformers' warnings and progress bars in the block."""
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+def explain_loading(name: str, files: str) -> Iterator[None]:
+    """Turn errors of libraries that read weights in the block into ModelError."""
     try:
         yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        transformers_logging.enable_progress_bar()
-
-
-@contextmanager
-def _reading(name: str, files: str) -> Iterator[None]:
-    """Suppress transformers' output in the block, and turn its errors into ModelError."""
-    try:
-        with quiet_transformers():
-            yield
     except ModelError:
         raise
-    except Exception as error:  # transformers raises OSError, ValueError, SafetensorError, KeyError and more
+    except Exception as error:  # they raise OSError, ValueError, SafetensorError, KeyError and more
         found = summarize_error(error)
         explained = ModelError(
             f"cannot load {name}: expected a folder or hub repository with {files}; found {found}"
         )
-        explained.may_pass = "connect to" in found  # the hub cannot be reached now
+        # the hub cannot be reached now
+        explained.may_pass = "connect to" in found or isinstance(error, LocalEntryNotFoundError)
         raise explained from error
 
 
-def _find(name: str, file: str, **options: Any) -> str | None:
-    """Return the path of a file of a folder or hub repository; None if there is none."""
-    return cached_file(
-        name,
-        file,
-        **options,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
+def find_file(name: str, file: str, fetch: bool = True) -> str | None:
+    """Return the path of a file of a folder or hub repository; None if there is none, or the hub cannot be reached."""
+    if os.path.isdir(name):
+        path = os.path.join(name, file)
+        return path if os.path.exists(path) else None
+    try:
+        return huggingface_hub.hf_hub_download(name, file, local_files_only=not fetch)
+    except (
+        OSError,
+        ValueError,
+    ):  # no such repository, file or access, no connection, or not the name of a repository
+        return None
+
+
+def fetch_folder(name: str) -> Path:
+    """Fetch configuration and safetensors of a hub repository, and return their folder in the cache. Raises OSError."""
+    patterns = [CONFIG, PREPROCESSING, INDEX, "*.safetensors"]
+    return Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns))
+
+
+def read_state(folder: Path) -> dict[str, Tensor]:
+    """Read the tensors of a folder: of model.safetensors, or of the shards that its index lists.
+
+    Raises OSError or SafetensorError for files that are missing or damaged.
+    """
+    index = folder / INDEX
+    names = [WEIGHTS]
+    if not (folder / WEIGHTS).is_file() and index.is_file():
+        names = sorted(set(json.loads(read_regular(index, MAX_JSON_BYTES))["weight_map"].values()))
+    state: dict[str, Tensor] = {}
+    for file in names:
+        state |= load_file(folder / file)
+    return state

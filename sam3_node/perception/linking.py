@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
-from scipy.optimize import linear_sum_assignment
 
 from ..schema.state import Count, Id, Label, Position, SavedPart, SavedState, Size, Time
 from ..types import NANOSECONDS, Instance, MaskFrame, keep_newest
@@ -232,6 +231,10 @@ class WorldLinker(SavedPart[LinksState]):
         costs = np.array([[self._cost(thing, other) for other in others] for thing in own])
         if not costs.size:
             return
+        from scipy.optimize import (
+            linear_sum_assignment,
+        )  # here, because it slows the start of a node of one camera
+
         # no pair costs as much as the worst one, so that a good pair is not given up for two bad ones
         rows, columns = linear_sum_assignment(np.minimum(costs, self._rules.max_distance_m))
         for row, column in zip(rows.tolist(), columns.tolist(), strict=True):

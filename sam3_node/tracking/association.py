@@ -12,7 +12,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from msgspec import field
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from ..models.pixels import box_iou, mask_boxes
@@ -128,6 +127,10 @@ def assign(affinity: Floats) -> dict[int, int]:
     """Assign rows to columns with the greatest sum of affinity [T, D]. A pair with affinity 0 is not assigned."""
     if not affinity.size:
         return {}
+    from scipy.optimize import (
+        linear_sum_assignment,
+    )  # here, because it slows the start of a node without a detector
+
     rows, columns = linear_sum_assignment(affinity, maximize=True)
     return {int(r): int(c) for r, c in zip(rows, columns, strict=True) if affinity[r, c] > 0}
 

@@ -2,11 +2,17 @@
 
 from typing import Any
 
-from transformers import SamModel
-
-from ..family import Family, TransformersWeights
+from ..family import Family, Reading, TransformersWeights
 from ..sam.encoder import adapt_sam1
 from ..sam.tracker_model import TrackerModel
+
+
+def _read(name: str, configure: Any) -> Reading:
+    from transformers import SamModel
+
+    from ..pretrained import load_pretrained
+
+    return load_pretrained(name, {"sam": SamModel}, configure=configure)
 
 
 def _build(source: Any, **options: Any) -> TrackerModel:
@@ -15,5 +21,5 @@ def _build(source: Any, **options: Any) -> TrackerModel:
 
 FAMILY = Family(
     "SAM 1",
-    TransformersWeights({"sam": SamModel}, None, None, build=_build, has_memory=False),
+    TransformersWeights(("sam",), _read, None, None, build=_build, has_memory=False),
 )

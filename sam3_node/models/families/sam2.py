@@ -1,13 +1,13 @@
 """SAM 2 (arXiv 2408.00714), in transformers' layout; nano is of this family."""
 
 import math
+from functools import partial
 from typing import Any
 
-from transformers import Sam2VideoModel
-
 from ..family import Family, TransformersWeights
+from ..sam.configuration import Sam2Config, set_grids, side
 from ..sam.tracker_model import MaskLimits
-from ..sam.vit import side
+from ..tracker_reader import read_tracker
 
 
 def _size_step(config: Any) -> int:
@@ -18,14 +18,6 @@ def _size_step(config: Any) -> int:
     return side(backbone.patch_stride) * math.lcm(halved, backbone.window_size_per_stage[0])
 
 
-def set_grids(config: Any, size: int) -> None:
-    """Set the image size of all parts but the backbone."""
-    grid = size // side(config.prompt_encoder_config.patch_size)
-    config.image_size = config.prompt_encoder_config.image_size = size
-    config.vision_config.backbone_feature_sizes = [[scale * grid] * 2 for scale in (4, 2, 1)]
-    config.memory_attention_rope_feat_sizes = [grid, grid]
-
-
 def _set_size(config: Any, size: int) -> None:
     set_grids(config, size)
     config.vision_config.backbone_config.image_size = [size, size]
@@ -34,10 +26,8 @@ def _set_size(config: Any, size: int) -> None:
 FAMILY = Family(
     "SAM 2",
     TransformersWeights(
-        {
-            "sam2_video": Sam2VideoModel,
-            "sam2": Sam2VideoModel,
-        },  # sam2: for single images, without memory modules
+        ("sam2_video", "sam2"),  # sam2: for single images, without memory modules
+        partial(read_tracker, Sam2Config),
         _size_step,
         _set_size,
     ),

@@ -1,11 +1,11 @@
 """SAM 3 (arXiv 2511.16719), in transformers' layout."""
 
+from functools import partial
 from typing import Any
 
-from transformers import Sam3TrackerVideoModel
-
 from ..family import Family, TransformersWeights
-from ..sam.vit import side
+from ..sam.configuration import Sam3Config, set_grids, side
+from ..tracker_reader import read_tracker
 from ..weight_files import CENTRED
 
 
@@ -14,17 +14,16 @@ def _size_step(config: Any) -> int:
 
 
 def _set_size(config: Any, size: int) -> None:
-    config.image_size = size  # its setter reaches the encoder, the prompts and the memory
+    set_grids(config, size)
+    config.vision_config.backbone_config.image_size = size
 
 
 FAMILY = Family(
     "SAM 3",
     TransformersWeights(
-        {
-            "sam3_tracker_video": Sam3TrackerVideoModel,
-            # facebook/sam3: detector and tracker in one; only the tracker is used
-            "sam3_video": Sam3TrackerVideoModel,
-        },
+        # sam3_video is facebook/sam3: detector and tracker in one; only the tracker is used
+        ("sam3_tracker_video", "sam3_video"),
+        partial(read_tracker, Sam3Config),
         _size_step,
         _set_size,
         normalisation=CENTRED,

@@ -11,7 +11,57 @@ from typing import Any, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.activations import GELUActivation
+
+ROPE_THETA = 10000.0
+"""Longest period of positions, in tokens over 2 pi: of SAM 2, SAM 3 and all that follow them."""
+
+
+def embed_positions(frequencies: Tensor, places: Tensor) -> Tensor:
+    """Encode places [..., (x, y)] in 0..1 by random frequencies [2, C / 2] as [..., C] (arXiv 2006.10739)."""
+    phase = 2 * torch.pi * ((2 * places - 1).to(frequencies.dtype) @ frequencies)
+    return torch.cat([phase.sin(), phase.cos()], dim=-1)
+
+
+def embed_grid(frequencies: Tensor, height: int, width: int) -> Tensor:
+    """Encode the centres of a grid's tokens as [1, C, height, width]; see `embed_positions`."""
+    like = {"device": frequencies.device, "dtype": frequencies.dtype}
+    rows = (torch.arange(1, height + 1, **like) - 0.5) / height
+    columns = (torch.arange(1, width + 1, **like) - 0.5) / width
+    y, x = torch.meshgrid(rows, columns, indexing="ij")
+    return embed_positions(frequencies, torch.stack([x, y], dim=-1)).permute(2, 0, 1)[None]
+
+
+def axial_rotation(
+    height: int, width: int, channels: int, device: torch.device, scale: float = 1.0
+) -> Tensor:
+    """Return the rotary encoding of a grid's tokens, float32 [height * width, channels / 2, (cos, sin)].
+
+    The first half of the channels turns by the column, the other by the row; `scale` multiplies both.
+    """
+    half = channels // 2
+    frequencies = 1.0 / (ROPE_THETA ** (torch.arange(0, half, 2, dtype=torch.float32) / half))
+    rows, columns = torch.meshgrid(
+        torch.arange(height, dtype=torch.float32), torch.arange(width, dtype=torch.float32), indexing="ij"
+    )
+    places = torch.stack([columns.flatten(), rows.flatten()], dim=-1) * scale
+    phase = (places.to(device)[..., None] * frequencies.to(device)).flatten(1)
+    return torch.stack([phase.cos(), phase.sin()], dim=-1)
+
+
+def embed_sine(height: int, width: int, channels: int, device: torch.device) -> Tensor:
+    """Return the sine encoding of a grid's tokens, float32 [height * width, channels] (arXiv 2005.12872)."""
+    half = channels // 2
+    rows, columns = (
+        torch.arange(1, size + 1, dtype=torch.float32, device=device) / (size + 1e-6) * (2 * torch.pi)
+        for size in (height, width)
+    )
+    # pairs of channels share a period
+    periods = ROPE_THETA ** (2 * (torch.arange(half, device=device).float() // 2) / half)
+    y, x = (
+        torch.stack([phase[:, 0::2].sin(), phase[:, 1::2].cos()], dim=2).flatten(1)
+        for phase in (rows[:, None] / periods, columns[:, None] / periods)
+    )
+    return torch.cat([y[:, None].expand(-1, width, -1), x[None].expand(height, -1, -1)], dim=-1).flatten(0, 1)
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
@@ -107,8 +157,9 @@ def apply_mlp(first: nn.Linear, activation: nn.Module, second: nn.Linear, x: Ten
 
 def is_exact_gelu(activation: nn.Module) -> bool:
     """Return True for the GELU by the error function, not its approximation."""
+    # transformers has a module of its own, which holds the function
     return (isinstance(activation, nn.GELU) and activation.approximate == "none") or (
-        isinstance(activation, GELUActivation) and activation.act is F.gelu
+        getattr(activation, "act", None) is F.gelu
     )
 
 

@@ -27,8 +27,6 @@ def attend_cudnn(query: Tensor, key: Tensor, value: Tensor) -> Attended:
     return Attended(out[:, 0], log_sum[:, 0].reshape(query.shape[0], query.shape[1], 1).float())
 
 
-# compiled code takes the answer as a constant, because it may not run the probe
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def has_cudnn(device: torch.device, dtype: torch.dtype) -> bool:
     """Return True if cuDNN attends with narrow values on this device, and computes them and their sums rightly.
 
@@ -37,6 +35,11 @@ def has_cudnn(device: torch.device, dtype: torch.dtype) -> bool:
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return False
     return _probe(device, dtype)
+
+
+# compiled code takes the answer as a constant, because it may not run the probe. This is all that
+# torch.compiler.assume_constant_result does, but that imports the compiler, which takes a second
+has_cudnn._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache

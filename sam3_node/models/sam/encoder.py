@@ -14,24 +14,23 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import Sam3TrackerVideoModel
-from transformers.models.sam.modeling_sam import SamVisionEncoder
 
 from ...errors import ModelError
 from .algebra import fold_convolution, fold_upscaling, patch_linear, upscaled_bias
-from .edgetam import RepVitBackbone, fold_norms
-from .vit import POOL, Hiera, WindowedViT, WindowEncoder, WindowLayer, side, token_grid, z_order
+from .configuration import side
+from .repvit import fold_norms
+from .vit import POOL, Hiera, WindowedViT, WindowEncoder, WindowLayer, token_grid, z_order
 
 
 def build_encoder(source: Any) -> nn.Module:
     """Build the encoder stage of a transformers tracker, or of what `adapt_sam1` returns."""
-    if isinstance(source, Sam3TrackerVideoModel):
-        return Sam3Encoder(source)
-    if isinstance(source.vision_encoder, SamVisionEncoder):
+    vision = source.vision_encoder
+    # SAM 1's is one module, the others have a backbone and a neck
+    if not hasattr(vision, "backbone"):
         return Sam1Encoder(source)
-    if isinstance(source.vision_encoder.backbone, RepVitBackbone):
-        return EdgeTamEncoder(source)
-    return Sam2Encoder(source)
+    if hasattr(vision.neck, "fpn_layers"):
+        return Sam3Encoder(source)
+    return EdgeTamEncoder(source) if hasattr(vision.backbone, "timm_model") else Sam2Encoder(source)
 
 
 class Sam3Pyramid(nn.Module):
@@ -197,7 +196,7 @@ def adapt_sam1(source: Any) -> SimpleNamespace:
         hidden_dim=weight.shape[-1],
         # SAM 1 adds nothing to an image without memory
         no_memory_embedding=nn.Parameter(weight.new_zeros(1, 1, weight.shape[-1])),
-        get_image_wide_positional_embeddings=source.get_image_wide_positional_embeddings,
+        shared_image_embedding=source.shared_image_embedding,
     )
 
 

@@ -16,7 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import ModelError, require
-from .algebra import apply_linear, apply_mlp, apply_norm, fold_linear, join_linear, rotate
+from .algebra import (
+    apply_linear,
+    apply_mlp,
+    apply_norm,
+    axial_rotation,
+    embed_sine,
+    fold_linear,
+    join_linear,
+    rotate,
+)
 from .attention import FULL_FROM, Attention, Regions
 from .memory_encoder import find_latent_positions
 from .stages import CompilableStage, ReadLimits
@@ -73,16 +82,15 @@ class MemoryTokens(nn.Module):
         )
         reference = source.no_memory_embedding
         attention = source.memory_attention
-        rotation = self._make_table(_rotation(attention, reference, attention.position_ids))
+        width = attention.layers[0].self_attn.q_proj.out_features
+        rotation = self._make_table(axial_rotation(self.height, self.width, width, reference.device))
         if self.compressed:
             latents = find_latent_positions(source, _rotation(attention, reference, attention.position_ids_k))
             position = latents.position
             self.memory_rows = range(len(rotation), len(rotation) + len(position))
             rotation = torch.cat([rotation, latents.rotation])
         else:
-            grid = (1, self.channels, self.height, self.width)
-            position = source.memory_encoder.position_encoding(grid, reference.device, torch.float32)
-            position = position.flatten(2)[0].T
+            position = embed_sine(self.height, self.width, self.channels, reference.device)
             self.memory_rows = range(self.area)
         # [num_maskmem, T, 64]: position in the image plus age in frames; the last row is for conditioning frames
         temporal = source.memory_temporal_positional_encoding.detach().float().reshape(-1, 1, self.channels)
@@ -214,7 +222,7 @@ class MemoryTokens(nn.Module):
 
 
 def _rotation(attention: Any, reference: Tensor, positions: Tensor) -> Tensor:
-    """Return the rotary encoding of positions [T, 2], float32 [T, D / 2, (cos, sin)]."""
+    """Return the rotary encoding of EdgeTAM's latents at positions [T, 2], float32 [T, D / 2, (cos, sin)]."""
     cos, sin = attention.rotary_emb(reference, positions)  # [1, T, D], each value occurs twice
     return torch.stack([cos[0, :, ::2], sin[0, :, ::2]], dim=-1)
 
@@ -252,9 +260,9 @@ class MemoryAttention(CompilableStage):
         self.hidden = source.hidden_dim
         self.tokens = MemoryTokens(source)
         # the reference adds a tenth of the position map to the image's tokens
-        self.register_buffer(
-            "image_position", 0.1 * _sine(source, source.backbone_feature_sizes[-1]), persistent=False
-        )
+        reference = source.no_memory_embedding
+        position = embed_sine(*source.backbone_feature_sizes[-1], self.hidden, reference.device)
+        self.register_buffer("image_position", 0.1 * position[None].to(reference.dtype), persistent=False)
         self.attend = Attention()
         self.layers = nn.ModuleList(ReadLayer(layer, self.attend) for layer in source.memory_attention.layers)
         self.norm = source.memory_attention.layer_norm
@@ -441,14 +449,3 @@ def _rotate(x: Tensor, rotation: Tensor) -> Tensor:
     from .kernels import rotate_in_place
 
     return rotate_in_place(x, rotation)
-
-
-def _sine(source: Any, size: tuple[int, int]) -> Tensor:
-    """Return the sine position map that the vision encoder adds to its top feature map, [1, hw, C]."""
-    encoder = source.memory_encoder.position_encoding
-    reference = source.no_memory_embedding
-    shape = torch.Size((1, source.hidden_dim, *size))
-    position = type(encoder)(num_position_features=source.hidden_dim // 2, normalize=True)(
-        shape, reference.device, torch.float32
-    )
-    return position.flatten(2).transpose(1, 2).to(reference.dtype)

@@ -24,7 +24,7 @@ from .algebra import (
     runs_kernels,
     scale_linear,
 )
-from .vit import side
+from .configuration import side
 
 MASK_SCALE = 20.0
 """Factor that turns a mask prompt in 0..1 into logits, as in the reference. With MASK_BIAS they are -10 and 10."""

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import ModelError
-from .algebra import apply_linear, apply_norm, join_linear, make_linear
+from .algebra import apply_linear, apply_norm, embed_grid, join_linear, make_linear
 from .memory_encoder import MemoryEncoder
 
 IN_VIEW_LOGIT = 10.0
@@ -37,8 +37,10 @@ class MaskDecoder(nn.Module):
     def __init__(self, source: Any, position: Tensor) -> None:
         super().__init__()
         self.masks = source.num_mask_tokens
-        stable = getattr(source, "dynamic_multimask_via_stability", False)
-        self.stable_mask = source._dynamic_multimask_via_stability if stable else None
+        self.prefers_stable: bool = getattr(source, "dynamic_multimask_via_stability", False)
+        if self.prefers_stable:
+            self.stability_delta: float = source.dynamic_multimask_stability_delta
+            self.stability_threshold: float = source.dynamic_multimask_stability_thresh
         self.upscale = _Upscale(source)
         self.iou_head = source.iou_prediction_head
         self.presence_head: nn.Module | None = getattr(source, "pred_obj_score_head", None)
@@ -87,11 +89,26 @@ class MaskDecoder(nn.Module):
         return logits, self.iou_head(queries[:, 0]), mask_tokens, presence
 
     def pick_single(self, logits: Tensor, iou: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mask [N, 1, 4h, 4w] and iou [N, 1] that stand where no masks compete, from those of all."""
-        if self.stable_mask is not None:
-            # the reference's function expects an axis of prompts
-            logits, iou = (x[:, 0] for x in self.stable_mask(logits[:, None], iou[:, None]))
-        return logits[:, :1], iou[:, :1]
+        """Return the mask [N, 1, 4h, 4w] and iou [N, 1] that stand where no masks compete, from those of all.
+
+        SAM 2 takes the best of the competing masks where the single one is unstable: where its area depends on the
+        threshold.
+        """
+        single = logits[:, :1]
+        single_iou = iou[:, :1]
+        if not self.prefers_stable:
+            return single, single_iou
+        low, high = (
+            (single.flatten(1) > sign * self.stability_delta).sum(dim=-1, keepdim=True).float()
+            for sign in (-1, 1)
+        )
+        is_stable = torch.where(low > 0, high / low, 1.0) >= self.stability_threshold  # [N, 1]
+        best = iou[:, 1:].argmax(dim=-1, keepdim=True)
+        index = best[..., None, None].expand(-1, -1, *logits.shape[-2:])
+        return (
+            torch.where(is_stable[..., None, None], single, logits[:, 1:].gather(1, index)),
+            torch.where(is_stable, single_iou, iou[:, 1:].gather(1, best)),
+        )
 
     def _presence(self, token: Tensor) -> Tensor:
         if self.presence_head is None:
@@ -384,7 +401,10 @@ class Decoder(nn.Module):
         else:  # the mask token itself describes the object
             self.pointer_proj = nn.Identity()
             self.no_pointer = nn.Parameter(torch.zeros_like(self.no_memory[0]))
-        position = source.get_image_wide_positional_embeddings().detach().to(self.no_memory.dtype, copy=True)
+        frequencies = source.shared_image_embedding.positional_embedding.detach()
+        position = embed_grid(frequencies, *source.backbone_feature_sizes[-1]).to(
+            self.no_memory.dtype, copy=True
+        )
         self.register_buffer("position", position, persistent=False)
         self.mask_decoder = MaskDecoder(source.mask_decoder, position)
         # a point with this label is no point

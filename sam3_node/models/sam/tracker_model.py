@@ -18,12 +18,13 @@ from ...errors import ModelError
 from ..capabilities import Capabilities
 from ..pixels import normalise_frame
 from .algebra import KERNEL_DEVICES
+from .configuration import side
 from .cudnn import has_cudnn
 from .encoder import Sam3Encoder, build_encoder
 from .memory_attention import MemoryAttention, ReadMethod
 from .memory_encoder import MemoryEncoder
 from .stages import Decoded, Decoder, Features, FollowDecode, FollowMemoryEncoder, NoMemory, Stages
-from .vit import WindowedViT, side
+from .vit import WindowedViT
 
 CPU_BATCH = 16  # objects at once; with more, the data no longer fits into the CPU's cache
 GPU_BATCH = 64

@@ -9,7 +9,7 @@ Hiera's tokens stay in Z order. In this order, every aligned window whose side i
 Windows of other sizes, and windows that extend past the map's edge, are gathered.
 """
 
-from collections.abc import Sequence
+import math
 from typing import Any
 
 import torch
@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import ModelError
-from .algebra import apply_linear, apply_mlp, join_linear, patch_linear, rotate
+from .algebra import apply_linear, apply_mlp, axial_rotation, join_linear, patch_linear, rotate
+from .configuration import side
 
 
 class WindowEncoder(nn.Module):
@@ -46,13 +47,13 @@ class WindowedViT(WindowEncoder):
         self.patch = patch_linear(source.embeddings.patch_embeddings.projection)
         self.patch_size = side(config.patch_size)
         grid = token_grid(config)
-        position = source.embeddings._tile_position_embeddings(
-            source.embeddings.position_embeddings, grid, grid
-        )
+        position = _tile(source.embeddings.position_embeddings, grid)
         windows = self.keep_order(grid, config.window_size, position.device)
         self.register_buffer("position", position.detach()[:, self.order].clone(), persistent=False)
         self.norm = source.layer_norm
-        self.layers = nn.ModuleList(_ViTLayer(layer, windows, self.order) for layer in source.layers)
+        self.layers = nn.ModuleList(
+            _ViTLayer(layer, windows, self.order, grid, config.window_size) for layer in source.layers
+        )
 
     def use_kernels(self, on: bool) -> None:
         """Rotate queries and keys by our kernel, or by torch.
@@ -117,7 +118,7 @@ class WindowLayer(nn.Module):
 class _ViTLayer(WindowLayer):
     rotation: Tensor
 
-    def __init__(self, source: Any, windows: Tensor, order: Tensor) -> None:
+    def __init__(self, source: Any, windows: Tensor, order: Tensor, grid: int, window: int) -> None:
         super().__init__()
         self.uses_kernels = False
         attention = source.attention
@@ -130,8 +131,10 @@ class _ViTLayer(WindowLayer):
         windowed = source.window_size > 0
         self.span = source.window_size**2 if windowed else order.numel()
         self.keep_padded(windowed, windows, order)
-        cos, sin = source.rotary_emb(order, source.position_ids)  # [1, tokens, D], each value occurs twice
-        rotation = torch.stack([cos[0, :, ::2], sin[0, :, ::2]], dim=-1)
+        # positions of the whole map are scaled, so that it is as large as a window
+        side_tokens = source.window_size if windowed else grid
+        channels = attention.q_proj.out_features // self.heads
+        rotation = axial_rotation(side_tokens, side_tokens, channels, order.device, window / side_tokens)
         # in a window the tokens are row by row, as in the reference; those of the map are not
         if not windowed:
             rotation = rotation[order]
@@ -155,13 +158,12 @@ class _ViTLayer(WindowLayer):
         return F.scaled_dot_product_attention(query, key, qkv[:, :, 2 * self.heads :].transpose(1, 2))
 
 
-def side(size: int | Sequence[int]) -> int:
-    """Return a configured size. It may be given for both axes; ModelError unless both are equal."""
-    if isinstance(size, int):
-        return size
-    if len(set(size)) != 1:
-        raise ModelError(f"image and patch size: expected squares, found {list(size)}")
-    return size[0]
+def _tile(position: Tensor, grid: int) -> Tensor:
+    """Tile a square position map [1, n, C] over a grid; return [1, grid * grid, C]."""
+    own = math.isqrt(position.shape[1])
+    times = grid // own + 1
+    tiled = position.unflatten(1, (own, own)).repeat(1, times, times, 1)
+    return tiled[:, :grid, :grid].flatten(1, 2)
 
 
 def token_grid(config: Any) -> int:
@@ -200,8 +202,8 @@ class Hiera(nn.Module):
     def __init__(self, source: Any) -> None:
         super().__init__()
         config = source.config
-        if tuple(config.query_stride) != (2, 2):
-            raise ModelError(f"Hiera: expected pooling by 2 x 2, found {tuple(config.query_stride)}")
+        if side(config.query_stride) != 2:
+            raise ModelError(f"Hiera: expected pooling by 2 x 2, found {config.query_stride}")
         self.patch = source.patch_embed.projection
         self.grid = side(config.image_size) // side(config.patch_stride)
         self.ends = frozenset(source.stage_ends)
@@ -217,8 +219,12 @@ class Hiera(nn.Module):
 
     def position_map(self, source: Any) -> Tensor:
         """Compute the current position map of `source`, [1, N, C] in Z order."""
-        position: Tensor = source._get_pos_embed((self.grid, self.grid))
-        return position.flatten(1, 2)[:, self.order]
+        # one map is resized to the grid, the other is tiled over it (arXiv 2311.05613)
+        position = F.interpolate(source.pos_embed, size=(self.grid, self.grid), mode="bicubic")
+        window = source.pos_embed_window
+        times = self.grid // window.shape[-1]
+        position = position + window.tile(1, 1, times, times)
+        return position.permute(0, 2, 3, 1).flatten(1, 2)[:, self.order]
 
     def forward(self, pixels: Tensor, position: Tensor | None = None) -> list[Tensor]:
         """Encode pixels [B, 3, S, S]; return the tokens [B, n, C] of each stage in Z order, the finest first.

@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Sam3TrackerVideoModel
 
 from ...errors import ModelError
-from ..weight_files import quiet_transformers
 from .source import MODEL, TRUNK, ModelSizes, Source, original_name
 
 POINTS = f"{MODEL}.interactive_sam_prompt_encoder.point_embeddings"
@@ -31,7 +28,7 @@ HEAD_WIDTH = 64
 """Channels of one attention head of the ViT, for a checkpoint without rotary tables."""
 
 _PROJECTION = re.compile(r"\.([qkv])_proj\.")
-"""Matches the projections of queries, keys and values, which transformers stores apart."""
+"""Matches the projections of queries, keys and values, which `Source` stores apart."""
 _JOINED = re.compile(r"\.attn\.qkv\.|\.in_proj_")
 """Matches tensors of the checkpoint that stack the projections of queries, keys and values."""
 
@@ -162,20 +159,11 @@ def collect_tensors(
 
 
 def _fill(source: Source, state: dict[str, Tensor]) -> None:
-    """Put the tensors into the modules; transformers' model makes its own tables of positions."""
-    prefix = "tracker."
-    own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-    with quiet_transformers():
-        tracker: Any = Sam3TrackerVideoModel.from_pretrained(
-            None, config=source.config, state_dict=own, dtype=torch.float32
-        )
-    # the grid's positions are those of the prompts
-    tracker.shared_image_embedding.positional_embedding.copy_(
-        tracker.prompt_encoder.shared_embedding.positional_embedding
-    )
-    source.tracker = tracker
-    rest = {key: value for key, value in state.items() if not key.startswith(prefix)}
-    source.load_state_dict(rest, strict=False, assign=True)
+    """Put the tensors into the modules, and zeros where SAM 3.1 has no weights."""
+    for key, value in source.state_dict().items():
+        if key not in state:
+            state[key] = torch.zeros(value.shape)
+    source.load_state_dict(state, assign=True)
 
 
 def _find(tensors: Mapping[str, Tensor], target: str, original: str) -> Tensor | None:

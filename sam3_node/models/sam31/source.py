@@ -1,7 +1,7 @@
 """The modules of a SAM 3.1 checkpoint, under the names of their tensors in Meta's original file.
 
-`Source` holds what the checkpoint holds and computes nothing: transformers' modules where SAM 3 has the same part, and
-plain layers elsewhere. The stages take their weights from it. `original_name` says where each tensor lies in the file.
+`Source` holds what the checkpoint holds and computes nothing: SAM 3's modules where it has the same part, and plain
+layers elsewhere. The stages take their weights from it. `original_name` says where each tensor lies in the file.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import Sam3TrackerVideoConfig, Sam3TrackerVideoModel
-from transformers.models.sam3.modeling_sam3 import Sam3FPNLayer
-from transformers.models.sam3_tracker_video.modeling_sam3_tracker_video import (
-    Sam3TrackerVideoFeedForward,
-    Sam3TrackerVideoMaskDecoder,
-    Sam3TrackerVideoMaskDownSamplerLayer,
-    Sam3TrackerVideoMemoryFuserCXBlock,
+
+from ..sam.configuration import SCALES, DecoderConfig, PromptConfig, Sam3Config, Sam3Vision, ViTConfig
+from ..sam.weights import (
+    DecoderWeights,
+    FuserWeights,
+    MaskDownsampleWeights,
+    Perceptron,
+    PyramidLevel,
+    TrackerWeights,
 )
 
 HEADS = 8
@@ -72,7 +74,7 @@ class ModelSizes(NamedTuple):
 class Source(nn.Module):
     """What a SAM 3.1 checkpoint holds for the tracker, with the attributes that `TrackerModel` reads."""
 
-    tracker: Sam3TrackerVideoModel
+    tracker: TrackerWeights
     """SAM 3's parts: the ViT, the pyramid, the prompt encoder and the mask decoder of prompts. Its own memory modules
     stay unused."""
     positional_embedding: Tensor
@@ -83,14 +85,14 @@ class Source(nn.Module):
         self.sizes = sizes
         self.config = config
         hidden = sizes.hidden
-        self.tracker = Sam3TrackerVideoModel(config)
+        self.tracker = TrackerWeights(config)
         self.propagation = nn.ModuleList(
-            Sam3FPNLayer(sizes.width, hidden, scale) for scale in config.vision_config.scale_factors
+            PyramidLevel(sizes.width, hidden, scale) for scale in config.vision_config.scale_factors
         )
         self.video_decoder = _build_video_decoder(sizes)
         self.used_embed = nn.Parameter(torch.zeros(sizes.slots, hidden))
         self.free_embed = nn.Parameter(torch.zeros(sizes.slots, hidden))
-        self.pointer_proj = Sam3TrackerVideoFeedForward(hidden, hidden, hidden, 3)
+        self.pointer_proj = Perceptron(hidden, hidden, hidden, 3)
         self.absent_pointer = nn.Linear(hidden, hidden)
         self.read = _ReadSource(sizes)
         self.memory = _MemorySource(sizes, config)
@@ -118,7 +120,9 @@ class Source(nn.Module):
             object_pointer_proj=tracker.object_pointer_proj,
             no_object_pointer=tracker.no_object_pointer,
             mask_downsample=tracker.mask_downsample,
-            get_image_wide_positional_embeddings=tracker.get_image_wide_positional_embeddings,
+            # the grid's positions are those of the prompts
+            shared_image_embedding=tracker.prompt_encoder.shared_embedding,
+            backbone_feature_sizes=self.backbone_feature_sizes,
         )
 
     @property
@@ -159,75 +163,61 @@ class _ReadLayerSource(nn.Module):
 class _MemorySource(nn.Module):
     """The weights of the memory encoder."""
 
-    def __init__(self, sizes: ModelSizes, config: Sam3TrackerVideoConfig) -> None:
+    def __init__(self, sizes: ModelSizes, config: Sam3Config) -> None:
         super().__init__()
         hidden = sizes.hidden
         steps = zip(sizes.downsample, sizes.downsample[1:], strict=False)
         self.downsample = nn.ModuleList(
-            Sam3TrackerVideoMaskDownSamplerLayer(config, before, after) for before, after in steps
+            MaskDownsampleWeights(config, before, after) for before, after in steps
         )
         self.embed = nn.Conv2d(sizes.downsample[-1], hidden, 1)
         self.feature_projection = nn.Conv2d(hidden, hidden, 1)
-        self.fuser = nn.ModuleList(
-            Sam3TrackerVideoMemoryFuserCXBlock(config) for _ in range(sizes.fuser_layers)
-        )
+        self.fuser = nn.ModuleList(FuserWeights(config) for _ in range(sizes.fuser_layers))
         self.absent = nn.Parameter(torch.zeros(sizes.slots, hidden))
 
 
-def _build_video_decoder(sizes: ModelSizes) -> Sam3TrackerVideoMaskDecoder:
-    """Build transformers' mask decoder with the tokens of all slots and no mask that does not compete."""
+def _build_video_decoder(sizes: ModelSizes) -> DecoderWeights:
+    """Build SAM 3's mask decoder with the tokens of all slots and no mask that does not compete."""
     config = tracker_config(sizes).mask_decoder_config
-    # transformers adds one mask, for several points
+    # SAM 3's has one mask more, for several points
     config.num_multimask_outputs = sizes.masks - 1
-    decoder = Sam3TrackerVideoMaskDecoder(config)
+    decoder = DecoderWeights(config)
     decoder.iou_token = nn.Embedding(sizes.slots, sizes.hidden)
     decoder.obj_score_token = nn.Embedding(sizes.slots, sizes.hidden)
     decoder.mask_tokens = nn.Embedding(sizes.slots * sizes.masks, sizes.hidden)
     return decoder
 
 
-def tracker_config(sizes: ModelSizes) -> Sam3TrackerVideoConfig:
-    """Return transformers' configuration of the parts that SAM 3.1 shares with SAM 3."""
+def tracker_config(sizes: ModelSizes) -> Sam3Config:
+    """Return the configuration of the parts that SAM 3.1 shares with SAM 3."""
     hidden = sizes.hidden
-    grid = sizes.grid
-    config = Sam3TrackerVideoConfig(
-        vision_config={
-            "model_type": "sam3_vision_model",
-            "fpn_hidden_size": hidden,
-            "scale_factors": [4.0, 2.0, 1.0],
-            "backbone_feature_sizes": [[4 * grid] * 2, [2 * grid] * 2, [grid] * 2],
-            "backbone_config": {
-                "model_type": "sam3_vit_model",
-                "hidden_size": sizes.width,
-                "intermediate_size": sizes.mlp,
-                "num_hidden_layers": sizes.layers,
-                "num_attention_heads": sizes.heads,
-                "image_size": sizes.image_size,
-                "patch_size": sizes.patch,
-                "window_size": sizes.window,
-                "global_attn_indexes": list(sizes.global_layers),
-                "pretrain_image_size": sizes.tiles * sizes.patch,
-                "layer_norm_eps": VIT_EPS,
-            },
-        },
-        prompt_encoder_config={
-            "hidden_size": hidden,
-            "image_size": sizes.image_size,
-            "patch_size": sizes.patch,
-        },
-        mask_decoder_config={
-            "hidden_size": hidden,
-            "mlp_dim": sizes.decoder_mlp,
-            "iou_head_hidden_dim": hidden,
-            "num_attention_heads": HEADS,
-            "attention_downsample_rate": sizes.decoder_rate,
-            "dynamic_multimask_via_stability": False,
-        },
+    backbone = ViTConfig(
+        hidden_size=sizes.width,
+        intermediate_size=sizes.mlp,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
         image_size=sizes.image_size,
-        memory_attention_rope_feat_sizes=[grid, grid],
+        patch_size=sizes.patch,
+        window_size=sizes.window,
+        global_attn_indexes=sizes.global_layers,
+        pretrain_image_size=sizes.tiles * sizes.patch,
+        layer_norm_eps=VIT_EPS,
+    )
+    return Sam3Config(
+        vision_config=Sam3Vision(backbone, fpn_hidden_size=hidden, scale_factors=SCALES[:3]),
+        prompt_encoder_config=PromptConfig(hidden_size=hidden, patch_size=sizes.patch),
+        mask_decoder_config=DecoderConfig(
+            hidden_size=hidden,
+            mlp_dim=sizes.decoder_mlp,
+            iou_head_hidden_dim=hidden,
+            num_attention_heads=HEADS,
+            attention_downsample_rate=sizes.decoder_rate,
+            dynamic_multimask_via_stability=False,
+        ),
+        image_size=sizes.image_size,
         memory_fuser_embed_dim=hidden,
         memory_fuser_intermediate_dim=sizes.fuser_mlp,
-        # transformers' own memory modules are not used
+        # SAM 3's memory modules are not used
         memory_attention_hidden_size=hidden,
         memory_attention_num_layers=0,
         memory_fuser_num_layers=0,
@@ -236,7 +226,6 @@ def tracker_config(sizes: ModelSizes) -> Sam3TrackerVideoConfig:
         mask_downsampler_embed_dim=hidden,
         enable_occlusion_spatial_embedding=False,
     )
-    return config
 
 
 TRUNK = "detector.backbone.vision_backbone.trunk"
@@ -251,7 +240,7 @@ SELF_MADE = (
     "tracker.no_object_pointer",
     "tracker.shared_image_embedding.",
 )
-"""Tensors of transformers' model that SAM 3.1 has no weights for."""
+"""Tensors of SAM 3's tracker that SAM 3.1 has no weights for."""
 
 _UPSCALING = {
     "0.scale_layers.0": "0.dconv_2x2_0",

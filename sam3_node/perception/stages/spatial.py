@@ -11,8 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...calibration import Calibration
-from ...calibration.rigid_motion import cross_matrices
-from ...geometry import Array, DepthMap, Float, matrix_of, quaternion_from_rotation, transform_points
+from ...geometry import (
+    Array,
+    DepthMap,
+    Float,
+    cross_matrices,
+    matrix_of,
+    quaternion_from_rotation,
+    transform_points,
+)
 from ...settings import SpatialSettings
 from ...types import ACCELERATION_MPS2, NANOSECONDS, Instance, Mask
 from ..objects import Objects

@@ -1,0 +1,117 @@
+"""Load models and tokenizers by transformers, from a folder or the hub.
+
+Transformers' progress bars and warnings are suppressed, and its errors become ModelError. Whoever imports this module
+imports transformers, which takes seconds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+from transformers.utils import logging as transformers_logging
+
+from ..errors import ModelError
+from ..files import check_weights_name
+from .weight_files import CONFIG, check_weight_files, explain_loading, find_file
+
+FAST_TOKENIZER = "tokenizer.json"
+
+
+def load_pretrained(
+    name: str,
+    classes: Mapping[str, Any],
+    dtype: torch.dtype = torch.float32,
+    configure: Callable[[Any], Any] = lambda config: config,
+    is_safe: bool = True,
+) -> tuple[nn.Module, list[str]]:
+    """Load a model of the class for its `model_type`, in inference mode; return it and the names of missing tensors.
+
+    `name` is a folder or a hub repository. `configure` may change the configuration before the model is built. Raises
+    ModelError if the files are missing, damaged, or of another type, or lie outside the folder. Only safetensors are
+    loaded, unless `is_safe` is False: then torch's own files where there are no others, from which it reads tensors
+    alone. No code of the repository runs.
+    """
+    check_weights_name(name)
+    # before transformers opens a file of the folder
+    if os.path.isdir(name):
+        check_weight_files(Path(name))
+    with _reading(name, "config.json and safetensors"):
+        kind = PreTrainedConfig.get_config_dict(name)[0].get("model_type")
+        if kind is None:
+            raise ValueError("config.json names no model_type")
+        if kind not in classes:
+            raise ModelError(f"{name} holds a {kind} model; expected one of {', '.join(classes)}")
+        config = configure(classes[kind].config_class.from_pretrained(name))
+        model, report = classes[kind].from_pretrained(
+            name,
+            config=config,
+            dtype=dtype,
+            output_loading_info=True,
+            # None takes safetensors first, then torch's own files
+            use_safetensors=is_safe or None,
+            weights_only=True,
+            trust_remote_code=False,
+        )
+    # the cache has the files of a hub repository only now
+    if not os.path.isdir(name) and (path := find_file(name, CONFIG)):
+        check_weight_files(Path(path).parent)
+    if wrong := [str(item) for item in report["mismatched_keys"]]:
+        raise ModelError(
+            f"{name} has {len(wrong)} tensors of another shape, for example {', '.join(wrong[:3])}"
+        )
+    return model.eval(), sorted(report["missing_keys"])
+
+
+def load_whole(name: str, classes: Mapping[str, Any], dtype: torch.dtype, is_safe: bool = True) -> nn.Module:
+    """Load a model as `load_pretrained` does. Raises ModelError if tensors are missing."""
+    model, missing = load_pretrained(name, classes, dtype, is_safe=is_safe)
+    if missing:
+        raise ModelError(
+            f"{name} lacks {len(missing)} tensors of a {type(model).__name__}, for example {', '.join(missing[:3])}"
+        )
+    return model
+
+
+def load_tokenizer(name: str, kind: Any, tokens: int) -> Any:
+    """Load the tokenizer of class `kind` beside the weights of a model with `tokens` tokens.
+
+    Raises ModelError if its files are missing or damaged, or if it has more tokens than the model.
+    """
+    # a fast tokenizer is one file, a slow one needs all of its files
+    slow = [file for file in kind.vocab_files_names.values() if file != FAST_TOKENIZER]
+    if not (find_file(name, FAST_TOKENIZER) or all(find_file(name, file) for file in slow)):
+        raise ModelError(
+            f"{name} has no tokenizer: expected {FAST_TOKENIZER} (or {' and '.join(slow)}) beside the weights"
+        )
+    with _reading(name, FAST_TOKENIZER):
+        tokenizer = kind.from_pretrained(name)
+    if len(tokenizer) > tokens:
+        raise ModelError(f"{name}: expected a tokenizer of at most {tokens} tokens, found {len(tokenizer)}")
+    return tokenizer
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Suppress transformers' warnings and progress bars in the block."""
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        transformers_logging.enable_progress_bar()
+
+
+@contextmanager
+def _reading(name: str, files: str) -> Iterator[None]:
+    """Suppress transformers' output in the block, and turn its errors into ModelError."""
+    with explain_loading(name, files), quiet_transformers():
+        yield

@@ -1,0 +1,232 @@
+"""The configuration of a SAM 2 or SAM 3 tracker, as config.json in transformers' layout holds it.
+
+Fields have transformers' names and defaults, because a file may leave out what equals them. Other fields are ignored.
+Counts and widths have bounds far above those of any published model, so that a damaged file costs no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, field
+
+from ...errors import ModelError
+
+Count = Annotated[int, Meta(ge=1, le=256)]
+Index = Annotated[int, Meta(ge=-1, le=65536)]
+Width = Annotated[int, Meta(ge=1, le=65536)]
+Pixels = Annotated[int, Meta(ge=1, le=16384)]
+Sides = Pixels | list[Pixels]
+"""For both axes, or for each: no tuple of two, as msgspec 0.22 corrupts memory where one may also be a bounded number."""
+Maps = tuple[tuple[Pixels, Pixels], tuple[Pixels, Pixels], tuple[Pixels, Pixels]]
+"""Heights and widths of the three levels of features, the finest first."""
+Epsilon = Annotated[float, Meta(gt=0, le=1)]
+Factor = Annotated[float, Meta(gt=0, le=64)]
+Activation = Literal["gelu", "relu"]
+
+ROPE_THETA = 10000.0
+"""Longest period of rotary positions, of all published weights."""
+SCALES = (4.0, 2.0, 1.0, 0.5)
+"""Sides of the levels of SAM 3's pyramid in grids of the encoder."""
+
+
+class Rope(Struct, frozen=True):
+    """Rotary positions."""
+
+    rope_theta: float = ROPE_THETA
+    rope_type: str = "axial"
+
+    def __post_init__(self) -> None:
+        if (self.rope_theta, self.rope_type) != (ROPE_THETA, "axial"):
+            raise ValueError(
+                f"expected axial positions with a theta of {ROPE_THETA:g}, found {self.rope_type} with "
+                f"{self.rope_theta:g}"
+            )
+
+
+class HieraConfig(Struct):
+    """SAM 2's image encoder (arXiv 2306.00989)."""
+
+    hidden_size: Width = 96
+    image_size: Sides = 1024
+    patch_kernel_size: Sides = 7
+    patch_stride: Sides = 4
+    patch_padding: Sides = 3
+    query_stride: Sides = 2
+    window_positional_embedding_background_size: tuple[Count, Count] = (7, 7)
+    num_query_pool_stages: Annotated[int, Meta(ge=0, le=16)] = 3
+    blocks_per_stage: tuple[Count, ...] = (1, 2, 7, 2)
+    embed_dim_per_stage: tuple[Width, ...] = (96, 192, 384, 768)
+    num_attention_heads_per_stage: tuple[Count, ...] = (1, 2, 4, 8)
+    window_size_per_stage: tuple[Count, ...] = (8, 4, 14, 7)
+    global_attention_blocks: tuple[Index, ...] = (5, 7, 9)
+    mlp_ratio: Factor = 4.0
+    hidden_act: Activation = "gelu"
+    layer_norm_eps: Epsilon = 1e-6
+
+    def __post_init__(self) -> None:
+        entries = (
+            self.blocks_per_stage,
+            self.embed_dim_per_stage,
+            self.num_attention_heads_per_stage,
+            self.window_size_per_stage,
+        )
+        counts = {len(values) for values in entries}
+        if len(counts) > 1 or counts.pop() not in range(1, 9):
+            raise ValueError("expected one to eight stages, and an entry for each in all lists of stages")
+
+
+class Sam2Vision(Struct):
+    """SAM 2's image encoder with its pyramid."""
+
+    backbone_config: HieraConfig = field(default_factory=HieraConfig)
+    backbone_channel_list: tuple[Width, ...] = (768, 384, 192, 96)
+    backbone_feature_sizes: Maps = ((256, 256), (128, 128), (64, 64))
+    fpn_hidden_size: Width = 256
+    fpn_top_down_levels: tuple[Index, ...] = (2, 3)
+
+    def __post_init__(self) -> None:
+        if len(self.backbone_channel_list) != len(self.backbone_config.blocks_per_stage):
+            raise ValueError("backbone_channel_list: expected an entry for each stage of the backbone")
+
+
+class ViTConfig(Struct):
+    """SAM 3's image encoder (arXiv 2511.16719)."""
+
+    hidden_size: Width = 1024
+    intermediate_size: Width = 4736
+    num_hidden_layers: Count = 32
+    num_attention_heads: Count = 16
+    image_size: Sides = 1008
+    patch_size: Sides = 14
+    hidden_act: Activation = "gelu"
+    layer_norm_eps: Epsilon = 1e-6
+    window_size: Count = 24
+    global_attn_indexes: tuple[Index, ...] = (7, 15, 23, 31)
+    pretrain_image_size: Sides = 336
+    rope_parameters: Rope = Rope()
+
+
+class Sam3Vision(Struct):
+    """SAM 3's image encoder with its pyramid."""
+
+    backbone_config: ViTConfig = field(default_factory=ViTConfig)
+    backbone_feature_sizes: Maps = ((288, 288), (144, 144), (72, 72))
+    fpn_hidden_size: Width = 256
+    scale_factors: tuple[float, ...] = SCALES
+
+    def __post_init__(self) -> None:
+        if self.scale_factors not in (SCALES, SCALES[:3]):
+            raise ValueError(f"scale_factors: expected {SCALES}, with or without the last")
+
+
+class PromptConfig(Struct):
+    """The prompt encoder."""
+
+    hidden_size: Width = 256
+    image_size: Sides = 1024
+    patch_size: Sides = 16
+    mask_input_channels: Annotated[int, Meta(ge=4, le=1024, multiple_of=4)] = 16
+    num_point_embeddings: Literal[4] = 4
+    hidden_act: Activation = "gelu"
+    layer_norm_eps: Epsilon = 1e-6
+
+
+class DecoderConfig(Struct):
+    """The mask decoder."""
+
+    hidden_size: Annotated[int, Meta(ge=8, le=65536, multiple_of=8)] = 256
+    mlp_dim: Width = 2048
+    num_hidden_layers: Count = 2
+    num_attention_heads: Count = 8
+    attention_downsample_rate: Count = 2
+    num_multimask_outputs: Count = 3
+    iou_head_depth: Annotated[int, Meta(ge=2, le=16)] = 3
+    iou_head_hidden_dim: Width = 256
+    dynamic_multimask_via_stability: bool = True
+    dynamic_multimask_stability_delta: float = 0.05
+    dynamic_multimask_stability_thresh: float = 0.98
+
+
+class TrackerConfig(Struct):
+    """What SAM 2 and SAM 3 have in common."""
+
+    model_type: str = ""
+    prompt_encoder_config: PromptConfig = field(default_factory=PromptConfig)
+    mask_decoder_config: DecoderConfig = field(default_factory=DecoderConfig)
+    num_maskmem: Count = 7
+    sigmoid_scale_for_mem_enc: float = 20.0
+    sigmoid_bias_for_mem_enc: float = -10.0
+    enable_occlusion_spatial_embedding: bool = True
+    multimask_output_in_sam: bool = True
+    multimask_min_pt_num: Annotated[int, Meta(ge=0, le=1024)] = 0
+    multimask_max_pt_num: Annotated[int, Meta(ge=0, le=1024)] = 1
+    multimask_output_for_tracking: bool = True
+    max_object_pointers_in_encoder: Annotated[int, Meta(ge=2, le=256)] = 16
+    max_cond_frame_num: Annotated[int, Meta(ge=-1, le=256)] = -1
+    enable_temporal_pos_encoding_for_object_pointers: bool = True
+    memory_attention_hidden_size: Width = 256
+    memory_attention_num_layers: Count = 4
+    memory_attention_num_attention_heads: Literal[1] = 1
+    memory_attention_downsample_rate: Literal[1] = 1
+    memory_attention_feed_forward_hidden_size: Width = 2048
+    memory_attention_feed_forward_hidden_act: Activation = "relu"
+    memory_encoder_hidden_size: Width = 256
+    memory_encoder_output_channels: Width = 64
+    mask_downsampler_embed_dim: Width = 256
+    mask_downsampler_kernel_size: Count = 3
+    mask_downsampler_stride: Annotated[int, Meta(ge=2, le=16)] = 2
+    mask_downsampler_padding: Annotated[int, Meta(ge=0, le=16)] = 1
+    mask_downsampler_total_stride: Annotated[int, Meta(ge=2, le=256)] = 16
+    mask_downsampler_hidden_act: Activation = "gelu"
+    memory_fuser_num_layers: Annotated[int, Meta(ge=0, le=256)] = 2
+    memory_fuser_embed_dim: Width = 256
+    memory_fuser_intermediate_dim: Width = 1024
+    memory_fuser_kernel_size: Count = 7
+    memory_fuser_padding: Annotated[int, Meta(ge=0, le=64)] = 3
+    memory_fuser_hidden_act: Activation = "gelu"
+    rope_parameters: Rope = Rope()
+
+
+class Sam2Config(TrackerConfig):
+    """SAM 2."""
+
+    vision_config: Sam2Vision = field(default_factory=Sam2Vision)
+    image_size: Pixels = 1024
+
+
+class Sam3Config(TrackerConfig):
+    """SAM 3's tracker."""
+
+    vision_config: Sam3Vision = field(default_factory=Sam3Vision)
+    image_size: Pixels = 1008
+    max_cond_frame_num: Annotated[int, Meta(ge=-1, le=256)] = 4
+    tracker_config: Sam3Config | None = None
+    """The tracker's part, where the file also holds a detector"""
+
+    def __post_init__(self) -> None:
+        # one number sets the size of all parts, as in transformers
+        set_grids(self, self.image_size)
+
+
+def set_grids(config: Any, size: int) -> None:
+    """Set the image size in pixels of all parts of a configuration, ours or transformers'.
+
+    Raises ModelError for patches that are no squares.
+    """
+    vision = config.vision_config
+    prompts = config.prompt_encoder_config
+    grid = size // side(prompts.patch_size)
+    config.image_size = size
+    prompts.image_size = size
+    vision.backbone_feature_sizes = [[scale * grid] * 2 for scale in (4, 2, 1)]
+
+
+def side(size: int | Sequence[int]) -> int:
+    """Return a configured size. It may be given for both axes; ModelError unless both are equal."""
+    if isinstance(size, int):
+        return size
+    if len(set(size)) != 1:
+        raise ModelError(f"image and patch size: expected squares, found {list(size)}")
+    return size[0]
