@@ -106,7 +106,7 @@ def camera(args: Namespace, settings: Settings) -> None:
 
 
 def _begin_cuda(name: str) -> None:
-    """Create the context of the GPU `name` (auto, cuda, cuda:N) while torch and transformers are imported.
+    """Create the context of the GPU `name` (auto, cuda, cuda:N) while torch is imported.
 
     torch uses this context then. Where there is no GPU or driver, do nothing: torch says what lacks. Nor is there
     anything to do for a build of torch for CPUs.

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 from transformers import Sam3Config, Sam3Model
@@ -108,7 +109,7 @@ def detector_name(target: str, sizes: ModelSizes) -> str | None:
 
 def read_config(tensors: Mapping[str, Tensor], sizes: ModelSizes) -> Sam3Config:
     """Read the sizes of the detector. Raises KeyError for a tensor that lacks."""
-    vision = tracker_config(sizes).vision_config.to_dict()
+    vision = msgspec.to_builtins(tracker_config(sizes).vision_config)
     vision["scale_factors"] = LEVEL_SCALES
     vision["backbone_feature_sizes"] = [[int(scale * sizes.grid)] * 2 for scale in LEVEL_SCALES]
     queries, hidden = tensors[f"{DECODER}.query_embed.weight"].shape

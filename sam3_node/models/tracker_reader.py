@@ -27,7 +27,7 @@ from .weight_files import (
 )
 
 RENAMES = (
-    (re.compile(r"^tracker_model\."), ""),
+    (re.compile(r"^(tracker_model\.)+"), ""),
     (re.compile(r"^detector_model\.vision_encoder\.backbone\."), "vision_encoder.backbone."),
     (re.compile(r"^tracker_neck\."), "vision_encoder.neck."),
 )

@@ -253,7 +253,7 @@ def test_a_name_without_a_slash_is_not_looked_for_on_the_hub(monkeypatch: pytest
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the hub was asked")
 
-    monkeypatch.setattr(engine_store, "cached_file", refuse)
+    monkeypatch.setattr(engine_store, "find_weight_file", refuse)
     with refuses(EngineError, field="nanno"):
         engine_store.checkpoint_digest("nanno")
 

@@ -240,7 +240,7 @@ def test_a_misspelt_name_is_answered_with_the_nearest_and_no_network(
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the hub was asked")
 
-    monkeypatch.setattr("sam3_node.models.weight_files.PreTrainedConfig.get_config_dict", refuse)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", refuse)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "robot-weights").mkdir()
     for name, nearest in (("nanoo", "nano"), ("robot-weigths", "robot-weights")):

@@ -13,10 +13,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sam3_node.models import TrackerModel
-from sam3_node.models.registry import CLASSES
 from sam3_node.models.sam.memory_attention import METHODS
 from tools.bench.counting import Counts, count
-from tools.bench.latency.step import CONFIGS
+from tools.bench.latency.step import CONFIGS, MODELS
 
 RING = 6
 READS = {"dynamic": (RING + 1, True), "static": (RING + 1, False), "engine": (RING + 1, False)}
@@ -26,7 +25,7 @@ READS = {"dynamic": (RING + 1, True), "static": (RING + 1, False), "engine": (RI
 def build(name: str, dtype: torch.dtype) -> TrackerModel:
     """Make a model with random weights."""
     config = CONFIGS[name]()
-    source = CLASSES[config.model_type](config).eval().requires_grad_(False).to(dtype)
+    source = MODELS[type(config)](config).eval().requires_grad_(False).to(dtype)
     return TrackerModel(source, name=name, mean=[0.5] * 3, std=[0.5] * 3, has_memory=True)
 
 

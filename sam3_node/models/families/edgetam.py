@@ -13,7 +13,7 @@ def _read(name: str, configure: Any) -> Reading:
     from ..pretrained import load_pretrained
     from ..sam.edgetam import EdgeTam
 
-    return load_pretrained(name, dict.fromkeys(KINDS, EdgeTam), configure=configure)
+    return Reading(*load_pretrained(name, dict.fromkeys(KINDS, EdgeTam), configure=configure))
 
 
 def _fold(source: Any) -> None:

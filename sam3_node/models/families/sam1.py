@@ -12,7 +12,7 @@ def _read(name: str, configure: Any) -> Reading:
 
     from ..pretrained import load_pretrained
 
-    return load_pretrained(name, {"sam": SamModel}, configure=configure)
+    return Reading(*load_pretrained(name, {"sam": SamModel}, configure=configure))
 
 
 def _build(source: Any, **options: Any) -> TrackerModel:

@@ -24,9 +24,10 @@ def embed_positions(frequencies: Tensor, places: Tensor) -> Tensor:
 
 def embed_grid(frequencies: Tensor, height: int, width: int) -> Tensor:
     """Encode the centres of a grid's tokens as [1, C, height, width]; see `embed_positions`."""
-    like = {"device": frequencies.device, "dtype": frequencies.dtype}
-    rows = (torch.arange(1, height + 1, **like) - 0.5) / height
-    columns = (torch.arange(1, width + 1, **like) - 0.5) / width
+    rows, columns = (
+        (torch.arange(1, size + 1, device=frequencies.device, dtype=frequencies.dtype) - 0.5) / size
+        for size in (height, width)
+    )
     y, x = torch.meshgrid(rows, columns, indexing="ij")
     return embed_positions(frequencies, torch.stack([x, y], dim=-1)).permute(2, 0, 1)[None]
 

@@ -18,7 +18,7 @@ Index = Annotated[int, Meta(ge=-1, le=65536)]
 Width = Annotated[int, Meta(ge=1, le=65536)]
 Pixels = Annotated[int, Meta(ge=1, le=16384)]
 Sides = Pixels | list[Pixels]
-"""For both axes, or for each: no tuple of two, as msgspec 0.22 corrupts memory where one may also be a bounded number."""
+"""For both axes, or for each. No tuple of two: msgspec 0.22 corrupts memory where one may also be a bounded number."""
 Maps = tuple[tuple[Pixels, Pixels], tuple[Pixels, Pixels], tuple[Pixels, Pixels]]
 """Heights and widths of the three levels of features, the finest first."""
 Epsilon = Annotated[float, Meta(gt=0, le=1)]
@@ -48,6 +48,7 @@ class Rope(Struct, frozen=True):
 class HieraConfig(Struct):
     """SAM 2's image encoder (arXiv 2306.00989)."""
 
+    model_type: Literal["sam2_hiera_det_model"] = "sam2_hiera_det_model"
     hidden_size: Width = 96
     image_size: Sides = 1024
     patch_kernel_size: Sides = 7
@@ -80,6 +81,7 @@ class HieraConfig(Struct):
 class Sam2Vision(Struct):
     """SAM 2's image encoder with its pyramid."""
 
+    model_type: Literal["sam2_vision_model"] = "sam2_vision_model"
     backbone_config: HieraConfig = field(default_factory=HieraConfig)
     backbone_channel_list: tuple[Width, ...] = (768, 384, 192, 96)
     backbone_feature_sizes: Maps = ((256, 256), (128, 128), (64, 64))
@@ -94,6 +96,7 @@ class Sam2Vision(Struct):
 class ViTConfig(Struct):
     """SAM 3's image encoder (arXiv 2511.16719)."""
 
+    model_type: Literal["sam3_vit_model"] = "sam3_vit_model"
     hidden_size: Width = 1024
     intermediate_size: Width = 4736
     num_hidden_layers: Count = 32
@@ -111,6 +114,7 @@ class ViTConfig(Struct):
 class Sam3Vision(Struct):
     """SAM 3's image encoder with its pyramid."""
 
+    model_type: Literal["sam3_vision_model"] = "sam3_vision_model"
     backbone_config: ViTConfig = field(default_factory=ViTConfig)
     backbone_feature_sizes: Maps = ((288, 288), (144, 144), (72, 72))
     fpn_hidden_size: Width = 256
@@ -131,6 +135,13 @@ class PromptConfig(Struct):
     num_point_embeddings: Literal[4] = 4
     hidden_act: Activation = "gelu"
     layer_norm_eps: Epsilon = 1e-6
+
+
+class Sam3PromptConfig(PromptConfig):
+    """The prompt encoder of SAM 3."""
+
+    image_size: Sides = 1008
+    patch_size: Sides = 14
 
 
 class DecoderConfig(Struct):
@@ -200,6 +211,7 @@ class Sam3Config(TrackerConfig):
     """SAM 3's tracker."""
 
     vision_config: Sam3Vision = field(default_factory=Sam3Vision)
+    prompt_encoder_config: Sam3PromptConfig = field(default_factory=Sam3PromptConfig)
     image_size: Pixels = 1008
     max_cond_frame_num: Annotated[int, Meta(ge=-1, le=256)] = 4
     tracker_config: Sam3Config | None = None
@@ -208,6 +220,7 @@ class Sam3Config(TrackerConfig):
     def __post_init__(self) -> None:
         # one number sets the size of all parts, as in transformers
         set_grids(self, self.image_size)
+        self.vision_config.backbone_config.image_size = self.image_size
 
 
 def set_grids(config: Any, size: int) -> None:

@@ -261,7 +261,8 @@ class MemoryAttention(CompilableStage):
         self.tokens = MemoryTokens(source)
         # the reference adds a tenth of the position map to the image's tokens
         reference = source.no_memory_embedding
-        position = embed_sine(*source.backbone_feature_sizes[-1], self.hidden, reference.device)
+        height, width = source.backbone_feature_sizes[-1]
+        position = embed_sine(height, width, self.hidden, reference.device)
         self.register_buffer("image_position", 0.1 * position[None].to(reference.dtype), persistent=False)
         self.attend = Attention()
         self.layers = nn.ModuleList(ReadLayer(layer, self.attend) for layer in source.memory_attention.layers)

@@ -1,7 +1,8 @@
 """The weights of a SAM 2 or SAM 3 tracker as torch modules, whose tensors have the names of transformers' layout.
 
 The stages take their weights from here. What they compute themselves has no `forward`; prompts and perceptrons, which
-they use as they are, have one that equals transformers'. No tables of positions are kept: the stages make them.
+they use as they are, have one that equals transformers'. No tables of positions are kept: the stages make them. Modules
+stand in transformers' order, because random weights are drawn in it.
 """
 
 from __future__ import annotations
@@ -84,6 +85,11 @@ class Frequencies(nn.Module):
         self.register_buffer("positional_embedding", torch.zeros(2, hidden // 2))
 
 
+def make_table(rows: int, hidden: int) -> nn.Embedding:
+    """Return a table of zeros: torch's own start values would import the compiler, which takes a second."""
+    return nn.Embedding.from_pretrained(torch.zeros(rows, hidden))
+
+
 class Perceptron(nn.Module):
     """Linear maps with an activation between them, which `layers` counts; then a sigmoid if asked for."""
 
@@ -99,8 +105,8 @@ class Perceptron(nn.Module):
         super().__init__()
         self.activation = ACTIVATIONS[activation]()
         self.proj_in = nn.Linear(inputs, hidden)
-        self.layers = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(layers - 2))
         self.proj_out = nn.Linear(hidden, outputs)
+        self.layers = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(layers - 2))
         self.sigmoid_output = sigmoid_output
 
     def forward(self, x: Tensor) -> Tensor:
@@ -264,9 +270,9 @@ class PromptEncoder(nn.Module):
         self.mask_input_size = (4 * grid, 4 * grid)
         self.shared_embedding = Frequencies(hidden)
         self.mask_embed = MaskEmbedding(config)
-        self.no_mask_embed = nn.Embedding(1, hidden)
-        self.point_embed = nn.Embedding(config.num_point_embeddings, hidden)
-        self.not_a_point_embed = nn.Embedding(1, hidden)
+        self.no_mask_embed = make_table(1, hidden)
+        self.point_embed = make_table(config.num_point_embeddings, hidden)
+        self.not_a_point_embed = make_table(1, hidden)
 
     def forward(self, points: Tensor, labels: Tensor, boxes: None, masks: None) -> tuple[Tensor, None]:
         """Embed points [1, N, n, 2] in model pixels with labels [1, N, n], as [1, N, n + 1, C].
@@ -290,10 +296,10 @@ class MaskEmbedding(nn.Module):
         channels = config.mask_input_channels
         self.activation = ACTIVATIONS[config.hidden_act]()
         self.conv1 = nn.Conv2d(1, channels // 4, 2, stride=2)
-        self.layer_norm1 = nn.LayerNorm(channels // 4, eps=config.layer_norm_eps)
         self.conv2 = nn.Conv2d(channels // 4, channels, 2, stride=2)
-        self.layer_norm2 = nn.LayerNorm(channels, eps=config.layer_norm_eps)
         self.conv3 = nn.Conv2d(channels, config.hidden_size, 1)
+        self.layer_norm1 = nn.LayerNorm(channels // 4, eps=config.layer_norm_eps)
+        self.layer_norm2 = nn.LayerNorm(channels, eps=config.layer_norm_eps)
 
     def forward(self, masks: Tensor) -> Tensor:
         """Embed logits [N, 1, 4h, 4w] as [N, C, h, w]."""
@@ -313,9 +319,8 @@ class DecoderWeights(nn.Module):
         self.dynamic_multimask_via_stability = config.dynamic_multimask_via_stability
         self.dynamic_multimask_stability_delta = config.dynamic_multimask_stability_delta
         self.dynamic_multimask_stability_thresh = config.dynamic_multimask_stability_thresh
-        self.iou_token = nn.Embedding(1, hidden)
-        self.mask_tokens = nn.Embedding(self.num_mask_tokens, hidden)
-        self.obj_score_token = nn.Embedding(1, hidden)
+        self.iou_token = make_table(1, hidden)
+        self.mask_tokens = make_table(self.num_mask_tokens, hidden)
         narrow = hidden // config.attention_downsample_rate
         heads = config.num_attention_heads
         self.transformer = nn.Module()
@@ -325,8 +330,8 @@ class DecoderWeights(nn.Module):
         self.transformer.final_attn_token_to_image = AttentionWeights(hidden, narrow, heads)
         self.transformer.layer_norm_final_attn = nn.LayerNorm(hidden)
         self.upscale_conv1 = nn.ConvTranspose2d(hidden, hidden // 4, 2, stride=2)
-        self.upscale_layer_norm = nn.LayerNorm(hidden // 4, eps=MAP_EPS)
         self.upscale_conv2 = nn.ConvTranspose2d(hidden // 4, hidden // 8, 2, stride=2)
+        self.upscale_layer_norm = nn.LayerNorm(hidden // 4, eps=MAP_EPS)
         self.activation = nn.GELU()
         self.output_hypernetworks_mlps = nn.ModuleList(
             Perceptron(hidden, hidden, hidden // 8, 3) for _ in range(self.num_mask_tokens)
@@ -338,9 +343,10 @@ class DecoderWeights(nn.Module):
             config.iou_head_depth,
             sigmoid_output=True,
         )
-        self.pred_obj_score_head = Perceptron(hidden, hidden, 1, 3)
         self.conv_s0 = nn.Conv2d(hidden, hidden // 8, 1)
         self.conv_s1 = nn.Conv2d(hidden, hidden // 4, 1)
+        self.obj_score_token = make_table(1, hidden)
+        self.pred_obj_score_head = Perceptron(hidden, hidden, 1, 3)
 
 
 class TwoWayWeights(nn.Module):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -26,7 +28,7 @@ class Sam31Encoder(nn.Module):
 
     def __init__(self, source: Source) -> None:
         super().__init__()
-        vision = source.tracker.vision_encoder
+        vision: Any = source.tracker.vision_encoder
         self.backbone = WindowedViT(vision.backbone)
         grid = self.backbone.grid
         self.video = Sam3Pyramid(source.propagation, source.video_decoder, grid)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..sam.configuration import SCALES, DecoderConfig, PromptConfig, Sam3Config, Sam3Vision, ViTConfig
+from ..sam.configuration import SCALES, DecoderConfig, Sam3Config, Sam3PromptConfig, Sam3Vision, ViTConfig
 from ..sam.weights import (
     DecoderWeights,
     FuserWeights,
@@ -21,6 +21,7 @@ from ..sam.weights import (
     Perceptron,
     PyramidLevel,
     TrackerWeights,
+    make_table,
 )
 
 HEADS = 8
@@ -182,9 +183,9 @@ def _build_video_decoder(sizes: ModelSizes) -> DecoderWeights:
     # SAM 3's has one mask more, for several points
     config.num_multimask_outputs = sizes.masks - 1
     decoder = DecoderWeights(config)
-    decoder.iou_token = nn.Embedding(sizes.slots, sizes.hidden)
-    decoder.obj_score_token = nn.Embedding(sizes.slots, sizes.hidden)
-    decoder.mask_tokens = nn.Embedding(sizes.slots * sizes.masks, sizes.hidden)
+    decoder.iou_token = make_table(sizes.slots, sizes.hidden)
+    decoder.obj_score_token = make_table(sizes.slots, sizes.hidden)
+    decoder.mask_tokens = make_table(sizes.slots * sizes.masks, sizes.hidden)
     return decoder
 
 
@@ -204,8 +205,8 @@ def tracker_config(sizes: ModelSizes) -> Sam3Config:
         layer_norm_eps=VIT_EPS,
     )
     return Sam3Config(
-        vision_config=Sam3Vision(backbone, fpn_hidden_size=hidden, scale_factors=SCALES[:3]),
-        prompt_encoder_config=PromptConfig(hidden_size=hidden, patch_size=sizes.patch),
+        vision_config=Sam3Vision(backbone_config=backbone, fpn_hidden_size=hidden, scale_factors=SCALES[:3]),
+        prompt_encoder_config=Sam3PromptConfig(hidden_size=hidden, patch_size=sizes.patch),
         mask_decoder_config=DecoderConfig(
             hidden_size=hidden,
             mlp_dim=sizes.decoder_mlp,

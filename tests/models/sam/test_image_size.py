@@ -99,7 +99,7 @@ def test_the_ladders_of_the_public_weights() -> None:
         for size in suggest_sizes(config):
             assert set_image_size(config, size, "weights").prompt_encoder_config.image_size == size
             side = size // config.prompt_encoder_config.patch_size
-            assert config.memory_attention_rope_feat_sizes == [side] * 2
+            assert list(config.vision_config.backbone_feature_sizes[-1]) == [side] * 2
 
 
 @pytest.mark.parametrize("size", [1, 32, 200, 255, 257])

@@ -33,7 +33,6 @@ from transformers import (
 
 from sam3_node.models import TrackerModel
 from sam3_node.models.checkpoints import NANO
-from sam3_node.models.registry import CLASSES
 from sam3_node.tracking import ObjectPrompt, Tracker
 from tools.bench.common import RUNS, Figures, make_parser, objects_text
 from tools.bench.counting import count
@@ -48,6 +47,7 @@ SESSIONS = {
     Sam2VideoModel: Sam2VideoInferenceSession,
     Sam3TrackerVideoModel: Sam3TrackerVideoInferenceSession,
 }
+MODELS: dict[Any, Any] = {kind.config_class: kind for kind in SESSIONS}
 CONFIGS: dict[str, Callable[[], Any]] = {
     "nano": lambda: AutoConfig.from_pretrained(NANO),
     "small": lambda: sam3_config(
@@ -66,7 +66,7 @@ def random_source(name: str, device: str) -> Any:
     torch.manual_seed(0)
     config = CONFIGS[name]()
     with torch.device(device):
-        source = CLASSES[config.model_type](config).eval().requires_grad_(False)
+        source = MODELS[type(config)](config).eval().requires_grad_(False)
     for path, value in source.named_parameters():
         if value.ndim > 1 and "embed" not in path and value.std() > 0:
             value.mul_(1 / math.sqrt(value[0].numel()) / value.std())
