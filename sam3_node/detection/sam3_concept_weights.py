@@ -109,7 +109,7 @@ def detector_name(target: str, sizes: ModelSizes) -> str | None:
 
 def read_config(tensors: Mapping[str, Tensor], sizes: ModelSizes) -> Sam3Config:
     """Read the sizes of the detector. Raises KeyError for a tensor that lacks."""
-    vision = msgspec.to_builtins(tracker_config(sizes).vision_config)
+    vision = msgspec.json.decode(msgspec.json.encode(tracker_config(sizes).vision_config))
     vision["scale_factors"] = LEVEL_SCALES
     vision["backbone_feature_sizes"] = [[int(scale * sizes.grid)] * 2 for scale in LEVEL_SCALES]
     queries, hidden = tensors[f"{DECODER}.query_embed.weight"].shape

@@ -36,7 +36,7 @@ def whole_tensors(seed: int = 0, tokens: int = TOKENS) -> dict[str, Tensor]:
 
 def _shapes(tokens: int) -> dict[str, tuple[int, ...]]:
     sizes = small_sizes(hidden=HIDDEN)
-    vision = msgspec.to_builtins(tracker_config(sizes).vision_config)
+    vision = msgspec.json.decode(msgspec.json.encode(tracker_config(sizes).vision_config))
     vision["scale_factors"] = [1.0, 0.5]
     part = {"hidden_size": HIDDEN, "num_attention_heads": HEADS, "intermediate_size": 8 * HIDDEN}
     config = Sam3Config(
