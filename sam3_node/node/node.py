@@ -9,12 +9,15 @@ from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from typing import Self
 
+import torch
+
 from ..engines.oom import find_device_error
 from ..errors import DeviceError, request_id
 from ..perception.identity import LiveIdentity
 from ..perception.perception import Perception
 from ..perception.pipeline import Pipeline
 from ..perception.step import StepFrame
+from ..perception.thread_choice import ThreadChooser
 from ..processes.helpers import read_ended
 from ..processes.logs import announce, log_subject
 from ..processes.notify import Watchdog
@@ -26,7 +29,7 @@ from ..transport import ReceivedFrame, Security
 from ..transport.control_server import ControlServer, poll
 from ..transport.limits import rss_bytes
 from ..types import MaskFrame
-from ..wire import CAUGHT_UP, DROPPED, SERVED, Reply, Request
+from ..wire import CAUGHT_UP, DROPPED, SERVED, THREADS, Reply, Request
 from .cameras import Cameras
 from .episodes import Episodes
 from .health import Health
@@ -129,6 +132,7 @@ class Node:
         self.output.perception = self.perception
         # before any camera is served, because it gives each camera its epoch
         self.perception.session = session
+        self.threads = self._make_thread_chooser()
         self._description = self.perception.describe()  # computes digests; later it would delay frames
         body = self.perception.robot
         known_joints = frozenset[str]() if body is None else body.known_joints
@@ -178,6 +182,7 @@ class Node:
             stepping=self.health.stepping,
             rss_bytes=rss_bytes(),
             device_bytes=totals.gpu_bytes,
+            threads_reason=self.threads.describe(),
             frames_rejected=frames.rejected,
             frames_last_error=frames.last_error,
             frames_refused=self._describe_refused(),
@@ -347,18 +352,35 @@ class Node:
                 self._request_budget_s = STEP_SHARE_OF_REQUESTS * step_s
                 pace.note_step(pipeline.catch_ups, round(1e9 * step_s), time.time_ns())
 
+    def _make_thread_chooser(self) -> ThreadChooser:
+        """Make the chooser of the number of CPU threads; it has no choice on a GPU or with `model.threads`."""
+        on_cpu = self.perception.model.device.type == "cpu"
+        return ThreadChooser(torch.get_num_threads(), fixed=not on_cpu or self._settings.model.threads > 0)
+
+    def _set_threads(self) -> int:
+        """Set the number of CPU threads of the next step, and return it."""
+        # all steps of an object that catches up are repeated with the number of its first one
+        hold = any(len(pipeline.catch_ups) for pipeline in self.perception.pipelines.values())
+        count = self.threads.next(hold)
+        if count != torch.get_num_threads():
+            torch.set_num_threads(count)
+            self.output.publish_event(THREADS, {"count": count})
+        return count
+
     def _step(self, pipeline: Pipeline, received: ReceivedFrame, stop: threading.Event) -> None:
         """Step a frame, and publish its events and masks."""
         frame = received.frame
         cameras = self.cameras
         output = self.output
         stats = output.stats[frame.camera]
+        threads = self._set_threads()
         begin_ns = time.perf_counter_ns()
         prepared = cameras.ahead.take(frame) if cameras.ahead else None
         step = StepFrame(frame, received.received_ns, received.skipped, stats.shed_level, prepared=prepared)
         # the next frame is decoded while this one is stepped
         with cameras.ahead.during_step() if cameras.ahead else nullcontext():
             masks = self.perception.link(pipeline.step(step))
+        self.threads.note(threads, 1e-9 * (time.perf_counter_ns() - begin_ns))
         # recorders need the events before the masks that show their effect
         for event in step.events:
             output.publish_event(event.op, {"camera": frame.camera, "id": event.id, **event.details})

@@ -310,6 +310,8 @@ class Perception:
             "prompt_scores": self.best_scores,
             "device": str(self.model.device),
             "dtype": str(self.model.dtype).removeprefix("torch."),
+            # it decides how sums are split, and so how they round
+            "threads": torch.get_num_threads(),
         }
 
     @property
@@ -336,8 +338,6 @@ class Perception:
             **self.digests,
             "confidence": {"calibration": CALIBRATION, "calibrated": is_calibrated(self.model.name)},
             "device_name": _device_name(self.model.device),
-            # the number of threads decides how sums are split, and so how they round
-            "threads": torch.get_num_threads(),
             "versions": {
                 "python": platform.python_version(),
                 "torch": str(torch.__version__),

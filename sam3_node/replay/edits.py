@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
+from msgspec import Meta
 
 from ..schema.fields import Natural, Text
 from ..schema.operations import Change, SegmentEverything
+from ..settings import MAX_THREADS
 
 
 class Restarted(msgspec.Struct, frozen=True):
@@ -28,6 +30,13 @@ class Dropped(msgspec.Struct, frozen=True):
 
     op: ClassVar[str] = "dropped"
     camera: Text
+
+
+class SetThreads(msgspec.Struct, frozen=True):
+    """The node used another number of CPU threads from here on, which decides how sums are rounded."""
+
+    op: ClassVar[str] = "threads"
+    count: Annotated[int, Meta(ge=1, le=MAX_THREADS)]
 
 
 class CatchUpEnded(msgspec.Struct, frozen=True):
@@ -63,7 +72,7 @@ class Unreadable(msgspec.Struct, frozen=True):
     """The camera of a change"""
 
 
-ReplayEdit = Restarted | Served | Dropped | CatchUpEnded | RemoveLabelled | AddEverything | Unreadable
+ReplayEdit = Restarted | Served | Dropped | SetThreads | CatchUpEnded | RemoveLabelled | AddEverything | Unreadable
 """An edit that is no request"""
 Edit = Change | ReplayEdit
 """What changes between steps"""

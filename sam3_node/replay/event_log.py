@@ -28,12 +28,13 @@ from ..wire import (
     RELEASED,
     RESTORED,
     SERVED,
+    THREADS,
     Event,
     Fields,
 )
 from ..wire.messages import read_joints, read_pose
 from ..wire.requests import read_operation
-from .edits import CatchUpEnded, Dropped, Edit, Restarted, Served, Unreadable
+from .edits import CatchUpEnded, Dropped, Edit, Restarted, Served, SetThreads, Unreadable
 
 log = logging.getLogger(__name__)
 
@@ -275,6 +276,8 @@ def read_edit(event: Event) -> Edit:
         return convert(event.args, Served, what)
     if event.op == DROPPED:
         return convert(event.args, Dropped, what)
+    if event.op == THREADS:
+        return convert(event.args, SetThreads, what)
     if event.op not in (*CHANGES, CAUGHT_UP):
         expected = ", ".join(CHANGES)
         return Unreadable(event.op, f"expected an operation of {expected}, found {event.op!r:.60}")

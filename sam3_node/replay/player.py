@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from ..engines.oom import find_device_error
 from ..errors import CapacityError, ReplayError, Sam3NodeError
 from ..node.operations import carry_out
@@ -24,6 +26,7 @@ from .edits import (
     RemoveLabelled,
     Restarted,
     Served,
+    SetThreads,
     Unreadable,
 )
 from .event_log import MAX_NOTES, Action, Step
@@ -163,6 +166,8 @@ class Player:
                 perception.serve(camera)
             case Dropped(camera):
                 perception.drop(camera)
+            case SetThreads(count):
+                torch.set_num_threads(count)
             case CatchUpEnded():
                 catch_ups = perception.serve(edit.camera).catch_ups
                 catch_ups.end(edit.id, failed=edit.error is not None)

@@ -475,6 +475,8 @@ class NodeReply(OperationReply, frozen=True, kw_only=True):
     """highest score of a detection of each name since it was set"""
     device: Text
     dtype: Text
+    threads: Natural = 0
+    """CPU threads of a step, which decide how sums are rounded; a node that chooses them tries others now and then"""
     frames_refused: Mapping[Text, RefusedCamera]
     """for each camera whose messages cannot be read"""
     cameras: Mapping[Text, CameraFigures]
@@ -488,6 +490,8 @@ class StatusReply(NodeReply, frozen=True, kw_only=True):
     rss_bytes: Natural
     device_bytes: Natural | None
     """memory of the GPU"""
+    threads_reason: Text = ""
+    """why the number of threads is what it is"""
     frames_rejected: Natural
     frames_last_error: Text | None
     requests_rejected: Natural
@@ -514,7 +518,6 @@ class DescriptionReply(NodeReply, frozen=True, kw_only=True):
     confidence: Open
     device_name: Text
     """with its instruction set, which decides how kernels round"""
-    threads: Natural
     versions: Mapping[Text, Text]
     restored: Open | None
     """the snapshot that the node continued from"""

@@ -14,6 +14,7 @@ from .control import (
     RELEASED,
     RESTORED,
     SERVED,
+    THREADS,
     Event,
     Failure,
     Reply,

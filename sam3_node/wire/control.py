@@ -230,6 +230,7 @@ RELEASED = "released"
 REGROUPED = "regrouped"
 RECALLED = "recalled"
 AMBIGUOUS = "ambiguous"
+THREADS = "threads"
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +248,8 @@ class Event:
     contain the object as held, or as not held any more. REGROUPED (args: camera, id): from the next frame on, the
     object shares its memory with other objects than before. RECALLED (args: camera, id, absent_s): an object that was
     out of view is known again by its looks, after so many seconds. AMBIGUOUS (args: camera, ids): something came into
-    view that may be any of these objects, so it is taken for none of them.
+    view that may be any of these objects, so it is taken for none of them. THREADS (args: count): from here on, steps
+    use so many CPU threads, which decides how sums are rounded.
     """
 
     n: int

@@ -1,0 +1,129 @@
+"""Choose how many CPU threads a step uses, from the measured times of steps.
+
+Several threads are fastest alone; beside other busy processes they wait for one another at each operation, and one
+thread may be several times as fast. So the choice is made while the node runs: a trial lets steps alternate between the
+number that is used and its neighbour, and the faster one stays.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+
+GAIN = 0.9
+"""Ratio of the median times below which the number that is tried takes over."""
+HOPELESS = 1.5
+"""Ratio from which a trial ends after half of its steps."""
+TURNS = (0, 1, 1, 0, 1, 0, 0, 1, 1, 0, 0, 1, 0, 1, 1, 0)
+"""Which of both numbers each step of a trial uses (Thue-Morse): neither gets more of what comes every few frames."""
+FIRST_S = 1.0
+"""Time from the first step to the first trial: the first steps are slow."""
+SHORTEST_S = 10.0
+"""Time between trials after one that kept the number; it doubles with each, up to LONGEST_S."""
+LONGEST_S = 160.0
+"""Longest time between trials: one in 150 steps at 15 Hz is of a trial."""
+CHANGED = 1.4
+"""Factor by which the median time of a step must change for a trial before its time."""
+RECENT = 15
+"""Steps of that median."""
+
+
+class ThreadChooser:
+    """Gives the number of threads for each step. The main loop calls `next` before a step and `note` after it."""
+
+    def __init__(self, most: int, fixed: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        powers = [2**exponent for exponent in range(most.bit_length()) if 2**exponent < most]
+        self.numbers = [most] if fixed else [*powers, most]
+        """The numbers to choose from, ascending."""
+        self.chosen = most
+        self.times_s: dict[int, float] = {}
+        """Median time of a step with each number at its last trial."""
+        self._clock = clock
+        self._trial: list[tuple[int, float]] | None = None
+        self._tried = most
+        self._last = most
+        self._upwards = False
+        self._pause_s = SHORTEST_S
+        self._next_s = clock() + FIRST_S
+        self._recent = deque[float](maxlen=RECENT)
+        self._usual_s: float | None = None
+
+    def next(self, hold: bool = False) -> int:
+        """Return the number for the next step. With `hold`, work is under way whose number must not change."""
+        if hold:
+            self._trial = None
+            return self._last
+        if self._trial is None and self._is_due():
+            self._begin()
+        is_turn = self._trial is not None and TURNS[len(self._trial)]
+        self._last = self._tried if is_turn else self.chosen
+        return self._last
+
+    def note(self, number: int, step_s: float) -> None:
+        """Take the time of a step that used `number` threads."""
+        if self._trial is None:
+            self._recent.append(step_s)
+            return
+        self._trial.append((number, step_s))
+        half = len(TURNS) // 2
+        if len(self._trial) == len(TURNS) or (len(self._trial) == half and self._ratio() > HOPELESS):
+            self._end()
+
+    def describe(self) -> str:
+        """Say why the number was chosen."""
+        if len(self.numbers) == 1:
+            return "there is no choice: model.threads, a GPU or a single processor decides"
+        if not self.times_s:
+            return "not tried yet"
+        times = (f"{number}: {1e3 * step_s:.1f} ms" for number, step_s in sorted(self.times_s.items()))
+        return f"median time of a step with each number of threads: {', '.join(times)}"
+
+    def _is_due(self) -> bool:
+        if len(self.numbers) == 1:
+            return False
+        if self._clock() >= self._next_s:
+            return True
+        # the machine or the work has changed, so another number may be the best now
+        if self._usual_s is None or len(self._recent) < RECENT:
+            return False
+        ratio = statistics.median(self._recent) / self._usual_s
+        return not 1 / CHANGED < ratio < CHANGED
+
+    def _begin(self) -> None:
+        place = self.numbers.index(self.chosen)
+        at_end = place in (0, len(self.numbers) - 1)
+        self._upwards = place == 0 if at_end else not self._upwards
+        self._tried = self.numbers[place + (1 if self._upwards else -1)]
+        self._trial = []
+
+    def _medians(self) -> tuple[float, float]:
+        """Return the median times of the trial's steps, with the chosen number and with the one that is tried."""
+        assert self._trial is not None
+        chosen = [step_s for number, step_s in self._trial if number == self.chosen]
+        tried = [step_s for number, step_s in self._trial if number == self._tried]
+        return statistics.median(chosen), statistics.median(tried)
+
+    def _ratio(self) -> float:
+        chosen_s, tried_s = self._medians()
+        return tried_s / chosen_s
+
+    def _end(self) -> None:
+        chosen_s, tried_s = self._medians()
+        # a new map, because other threads describe the old one
+        self.times_s = {**self.times_s, self.chosen: chosen_s, self._tried: tried_s}
+        if tried_s < GAIN * chosen_s:
+            self.chosen = self._tried
+            self._usual_s = tried_s
+            self._pause_s = SHORTEST_S
+            # the next number in this direction may be better still
+            pause_s = 0.0
+            self._upwards = not self._upwards
+        else:
+            self._usual_s = chosen_s
+            pause_s = self._pause_s
+            self._pause_s = min(2 * self._pause_s, LONGEST_S)
+        self._next_s = self._clock() + pause_s
+        self._recent.clear()
+        self._trial = None
