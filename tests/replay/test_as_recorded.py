@@ -80,7 +80,7 @@ def record(folder: Path) -> Path:
         "SAM3_SPATIAL__TABLE": "true",
         # the node changes the number while it runs
         "OMP_NUM_THREADS": "2",
-        "MKL_NUM_THREADS": "2",
+        "SAM3_MODEL__THREADS": "0",
     }
     path = rig.folder / "live.mcap"
     poses = rig.environment["SAM3_SPATIAL__POSES"] = f"ipc://{rig.folder}/poses"

@@ -259,6 +259,9 @@ class _Begin(NamedTuple):
 def _run(begin: _Begin, function: Callable[..., object], arguments: tuple[object, ...]) -> None:
     os.environ.clear()
     os.environ.update(begin.environment)
+    # torch, which the server of forks has imported, has read it already
+    if "torch" in sys.modules and (count := begin.environment.get("OMP_NUM_THREADS")):
+        sys.modules["torch"].set_num_threads(int(count))
     os.chdir(begin.folder)
     os.dup2(begin.stdout.fileno(), 1)
     begin.stdout.close()
