@@ -72,7 +72,9 @@ class Unreadable(msgspec.Struct, frozen=True):
     """The camera of a change"""
 
 
-ReplayEdit = Restarted | Served | Dropped | SetThreads | CatchUpEnded | RemoveLabelled | AddEverything | Unreadable
+ReplayEdit = (
+    Restarted | Served | Dropped | SetThreads | CatchUpEnded | RemoveLabelled | AddEverything | Unreadable
+)
 """An edit that is no request"""
 Edit = Change | ReplayEdit
 """What changes between steps"""
