@@ -143,7 +143,7 @@ def no_login(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is logged in to the hub, and its cache is empty."""
     weight_files = pytest.importorskip("sam3_node.models.weight_files")
     monkeypatch.setattr(weight_files.huggingface_hub, "get_token", lambda: None)
-    monkeypatch.setattr(weight_files, "cached_file", lambda *args, **options: None)
+    monkeypatch.setattr(weight_files, "find_file", lambda *args, **options: None)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_sam31_in_the_cache_is_found_by_its_own_file(monkeypatch: pytest.MonkeyP
     weight_files = pytest.importorskip("sam3_node.models.weight_files")
     monkeypatch.setattr(
         weight_files,
-        "cached_file",
+        "find_file",
         lambda name, file, **options: file if file == "sam3.1_multiplex.pt" else None,
     )
     row = rows("weights", model__name="facebook/sam3.1")[0]

@@ -342,7 +342,7 @@ def test_doctor_warns_of_gated_weights_without_a_login(
 ) -> None:
     weight_files = pytest.importorskip("sam3_node.models.weight_files")
     monkeypatch.setattr(weight_files.huggingface_hub, "get_token", lambda: token)
-    monkeypatch.setattr(weight_files, "cached_file", lambda *args, **options: None)
+    monkeypatch.setattr(weight_files, "find_file", lambda *args, **options: None)
     check = row_of(load_settings(overrides={"model.name": "facebook/sam3"}), "weights")
     assert (check.status == "warn") == (token is None)
     assert mentions(check.hint, "hf auth login") == (token is None)

@@ -1,6 +1,5 @@
 """Engines that fail once they are chosen: torch serves and says why, or an error says what to do."""
 
-import json
 import logging
 import re
 from collections.abc import Callable
@@ -9,18 +8,18 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from sam3_node.engines.inductor import CapturedGraph, GraphedStage, Inputs
 from sam3_node.engines.oom import find_device_error, is_out_of_memory, reraise_out_of_memory
 from sam3_node.engines.specs import StageSpec, TensorSpec
 from sam3_node.errors import EngineError, ModelError
+from sam3_node.models import weight_files
 from sam3_node.models.sam.stages import Run, Stages
 from sam3_node.perception.loading import load_model, warm_up
 from sam3_node.settings import EngineSettings, ModelSettings, Settings, TrackerSettings
 from tests.support.refuses import refuses
-from tests.support.tiny import random_source, tiny_model
+from tests.support.tiny import tiny_model
 
 HUGE = 1 << 50  # bytes: more than any process can address
 CUDA_FULL = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8.00 GiB"
@@ -175,31 +174,24 @@ def test_torch_has_nothing_to_fall_back_to() -> None:
     assert model.name == "tiny"
 
 
-@pytest.fixture(scope="module")
-def vast(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return weights that lack the memory modules, whose configuration makes these larger than memory."""
-    folder = tmp_path_factory.mktemp("vast")
-    random_source("sam3").save_pretrained(folder)
-    weights = folder / "model.safetensors"
-    config = folder / "config.json"
-    kept = {name: value for name, value in load_file(weights).items() if "memory_fuser" not in name}
-    save_file(kept, weights, metadata={"format": "pt"})
-    wide = {"memory_fuser_intermediate_dim": 10**12}
-    config.write_text(json.dumps(json.loads(config.read_text()) | wide))
-    return folder
+@pytest.fixture
+def vast(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the name of weights that do not fit into memory."""
+    monkeypatch.setattr(weight_files, "cast_source", raising(torch.OutOfMemoryError(CUDA_FULL)))
+    return "nano"
 
 
-def test_weights_that_do_not_fit_say_what_to_lower(vast: Path) -> None:
+def test_weights_that_do_not_fit_say_what_to_lower(vast: str) -> None:
     with refuses(ModelError, field=("ran", "loaded")):
-        load_model(ModelSettings(name=str(vast), device="cpu"), TrackerSettings())
+        load_model(ModelSettings(name=vast, device="cpu"), TrackerSettings())
 
 
 @pytest.mark.engines
-def test_a_build_that_does_not_fit_says_what_to_lower(vast: Path, tmp_path: Path) -> None:
+def test_a_build_that_does_not_fit_says_what_to_lower(vast: str, tmp_path: Path) -> None:
     pytest.importorskip("tensorrt_rtx")
     from sam3_node.engines.build import build_engines
 
-    model = ModelSettings(name=str(vast), device="cpu")
+    model = ModelSettings(name=vast, device="cpu")
     engine = EngineSettings(folder=tmp_path)
     with refuses(EngineError, field=("engines", "built")):
         build_engines(Settings(model=model, engine=engine), "sm89")
