@@ -177,7 +177,11 @@ def test_torch_has_nothing_to_fall_back_to() -> None:
 @pytest.fixture
 def vast(monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the name of weights that do not fit into memory."""
-    monkeypatch.setattr(weight_files, "cast_source", raising(torch.OutOfMemoryError(CUDA_FULL)))
+
+    def fail(*_: object) -> NoReturn:
+        raise torch.OutOfMemoryError(CUDA_FULL)
+
+    monkeypatch.setattr(weight_files, "cast_source", fail)
     return "nano"
 
 
