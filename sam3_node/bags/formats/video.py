@@ -50,6 +50,19 @@ def read_bgr(frame: Any) -> npt.NDArray[Any]:
     return np.asarray(frame.to_ndarray(format="bgr24"), np.uint8)
 
 
+def count_frames(path: Path) -> int:
+    """Return the number of pictures that a video declares; 0 if it declares none, or cannot be opened."""
+    av = require("av", "bags")
+    if describe_stand_in(path) or not path.is_file():
+        return 0
+    try:
+        with av.open(str(path), metadata_errors="replace") as container:
+            stream = next(iter(container.streams.video), None)
+            return 0 if stream is None else int(stream.frames)
+    except (av.error.FFmpegError, OSError, IndexError):
+        return 0
+
+
 class VideoBag(SampleReader):
     """A video as one colour topic, its frames decoded to bgr8.
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ...bags.formats.lerobot import EPISODES_V3, INFO, Episode, is_lerobot, read_layout
+from ...bags.formats.lerobot_layout import EPISODES_V3, INFO, Episode, is_lerobot, read_layout
 from ...bags.isolated import IsolatedCalls
 from ...bags.samples import split_selection
 from ...errors import BagError, ReplayError, find_version, install_advice

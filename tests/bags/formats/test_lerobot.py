@@ -192,7 +192,8 @@ def test_endless_rows_without_pictures_end(tmp_path: Path) -> None:
     path = dataset / "data/chunk-000/episode_000000.parquet"
     none = pyarrow.nulls(rows, PICTURE)
     zeros = pyarrow.array(np.zeros(rows, np.int64))
-    columns = {"episode_index": zeros, "timestamp": zeros.cast("float32"), "observation.images.wrist": none}
+    times = pyarrow.array(np.arange(rows) / 10)
+    columns = {"episode_index": zeros, "timestamp": times, "observation.images.wrist": none}
     pyarrow.parquet.write_table(pyarrow.table(columns), path)
     lines = (dataset / "meta/episodes.jsonl").read_text().splitlines()
     lines[0] = json.dumps({"episode_index": 0, "length": rows, "tasks": []})
