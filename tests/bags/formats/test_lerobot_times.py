@@ -77,7 +77,9 @@ def change(path: Path, name: str, values: Callable[[pyarrow.Table], list[float]]
         lambda row, index: min(index, 2) / 10,  # a clock that stands still
     ],
 )
-def test_lost_timestamps_follow_the_order_of_rows(dataset: Path, stamp: Callable[[int, int], float]) -> None:
+def test_lost_timestamps_follow_the_order_of_rows(
+    version: str, dataset: Path, stamp: Callable[[int, int], float]
+) -> None:
     expected = show_whole(version)
     for path in (dataset / "data").rglob("*.parquet"):
         change(
