@@ -233,13 +233,14 @@ def list_columns(path: str) -> list[str]:
 
 
 class _Copy:
-    """A copy of a Parquet file with more columns, written batch by batch.
+    """A copy of a Parquet file with more columns, and without those that are `dropped`, written batch by batch.
 
     `close` releases the source and the target. Without it, each copied table would leave a descriptor open.
     """
 
-    def __init__(self, path: str, target: str) -> None:
+    def __init__(self, path: str, target: str, dropped: list[str]) -> None:
         self._target = target
+        self._dropped = dropped
         self._rows = _Rows(path, None, 0)
         self._batch: Any = None
         # the schema of the target is known with the first batch's added columns
@@ -255,7 +256,7 @@ class _Copy:
         import pyarrow
         from pyarrow.parquet import ParquetWriter
 
-        table = _add_columns(pyarrow.Table.from_batches([self._batch]), added)
+        table = _add_columns(pyarrow.Table.from_batches([self._batch]), added, self._dropped)
         if self._writer is None:
             self._writer = ParquetWriter(self._target, table.schema, compression="snappy")
         self._writer.write_table(table)
@@ -267,31 +268,37 @@ class _Copy:
             self._writer.close()
 
 
-def _add_columns(table: Any, added: dict[str, list[Any]]) -> Any:
+def _add_columns(table: Any, added: dict[str, list[Any]], dropped: list[str]) -> Any:
     import pyarrow
 
+    table = table.drop_columns([name for name in dropped if name in table.schema.names])
     image_type = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
     images = [name for name, values in added.items() if isinstance(values[0], dict)]
     for name, values in added.items():
-        array = pyarrow.array(values, image_type if name in images else None)
-        # a dataset that has masks already gets the new ones in their place
+        # a dataset that has masks already gets the new ones in their place, and its other columns keep their types
         at = table.schema.get_field_index(name)
+        kind = image_type if name in images else None
         if at < 0:
-            table = table.append_column(name, array)
+            table = table.append_column(name, pyarrow.array(values, kind))
         else:
+            array = pyarrow.array(values, kind or table.schema.field(at).type)
             table = table.set_column(at, name, array)
-    return table.replace_schema_metadata(_describe_images(table.schema.metadata, images))
+    return table.replace_schema_metadata(_describe_columns(table.schema.metadata, images, dropped))
 
 
-def _describe_images(metadata: dict[bytes, bytes] | None, names: list[str]) -> dict[bytes, bytes]:
-    """Return the schema's metadata with these columns as images, which the `datasets` package reads there."""
+def _describe_columns(
+    metadata: dict[bytes, bytes] | None, images: list[str], dropped: list[str]
+) -> dict[bytes, bytes]:
+    """Return the schema's metadata with columns as images, and without others, as the `datasets` package reads it."""
     described = dict(metadata or {})
     # pandas' own description lists the columns, and would be wrong now
     described.pop(b"pandas", None)
-    if names:
+    if images or b"huggingface" in described:
         known = json.loads(described.get(b"huggingface", b"{}"))
         features = known.setdefault("info", {}).setdefault("features", {})
-        features.update({name: {"_type": "Image"} for name in names})
+        features.update({name: {"_type": "Image"} for name in images})
+        for name in dropped:
+            features.pop(name, None)
         described[b"huggingface"] = json.dumps(known).encode()
     return described
 
@@ -300,9 +307,9 @@ _copies: dict[str, _Copy] = {}
 """Copies that are being written, by the path of their source."""
 
 
-def begin_copy(path: str, target: str) -> int:
-    """Begin a copy of a file with more columns. Return the number of rows of its first batch."""
-    copy = _Copy(path, target)
+def begin_copy(path: str, target: str, dropped: list[str]) -> int:
+    """Begin a copy of a file with other columns. Return the number of rows of its first batch."""
+    copy = _Copy(path, target, dropped)
     with _closed_on_error(path, copy):
         count = copy.read()
         if not count:

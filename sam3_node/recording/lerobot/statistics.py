@@ -97,6 +97,38 @@ def describe_numbers(values: npt.NDArray[Any]) -> NamedStats:
     return named
 
 
+class NumberStatistics:
+    """Statistics of a feature of numbers, of each episode and of all together."""
+
+    def __init__(self) -> None:
+        self._rows: list[list[float]] = []
+        self._number: int | None = None
+        self._done: dict[int, NamedStats] = {}
+
+    def add(self, episode: int, numbers: list[float]) -> None:
+        """Add the numbers of a row of an episode. All rows of an episode come one after the other."""
+        if episode != self._number:
+            self._finish()
+            self._number = episode
+        self._rows.append(numbers)
+
+    def describe_episode(self, episode: int) -> NamedStats:
+        """Return the statistics of an episode; none for one without rows."""
+        self._finish()
+        return self._done.get(episode, {})
+
+    def describe_all(self) -> NamedStats:
+        """Return the statistics of all episodes; none without rows."""
+        self._finish()
+        return add_up(self._done.values()) if self._done else {}
+
+    def _finish(self) -> None:
+        if self._number is not None:
+            self._done[self._number] = describe_numbers(np.array(self._rows))
+            self._rows.clear()
+            self._number = None
+
+
 def add_up(episodes: Iterable[Mapping[str, Sequence[Any]]]) -> NamedStats:
     """Return the statistics of a feature over several episodes from those of each.
 

@@ -5,6 +5,9 @@ are (label, object, score x 255), and 0 for the background. They have three chan
 as any camera. Labels are numbered over the whole dataset, objects over their episode and camera, both from 1.
 meta/sam3_masks.json names them, and lists the frames of the episode on which each object was doubtful, as runs of
 [first, last]. The statistics are exact, in 0..1 as the loader gives the pixels.
+
+All that speaks of objects is of one replay. A dataset that has `observation.objects.<camera>` gets it anew, with the
+masks. Features of masks and objects of cameras that were not replayed are left out, because labels have new numbers.
 """
 
 import json
@@ -16,24 +19,23 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ...bags.formats.lerobot_layout import EPISODES_V3, INFO, Episode, is_lerobot, read_layout
 from ...bags.isolated import IsolatedCalls
 from ...bags.samples import split_selection
 from ...errors import BagError, ReplayError, find_version, install_advice
 from ...files import check_inside, has_home
+from ...recording.lerobot.dataset import LOCK, RECORDS, UNFINISHED
 from ...recording.lerobot.forms import Feature, MaskNames, PictureCell
 from ...recording.lerobot.masks import (
     CHANNELS,
     FEATURE,
     NAMES,
-    add_to_runs,
+    OBJECT_FIELDS,
+    OBJECTS_FEATURE,
+    CameraMasks,
     encode_picture,
-    make_object_row,
-    paint_object,
 )
-from ...recording.lerobot.statistics import NamedStats, PixelStatistics, Stats, name_pixel_stats
+from ...recording.lerobot.statistics import NamedStats, NumberStatistics, PixelStatistics, name_pixel_stats
 from ...types import MaskFrame
 from ..davis_png import MaskSource, NumberTable
 from .output import OutputFormat, Progress, Sources
@@ -44,8 +46,12 @@ STATS = "meta/stats.json"
 """File with the statistics of the whole dataset."""
 EPISODE_STATS_V2 = "meta/episodes_stats.jsonl"
 """File with the statistics of each episode, in version 2.1."""
+MAX_SLOTS = 64
+"""Largest number of objects in a feature of objects, as `lerobot.objects` allows."""
 COPIED = ("meta", "data", "videos", "images")
 """Folders of a dataset that are copied."""
+NOT_COPIED = (RECORDS, LOCK, UNFINISHED)
+"""Files by which `convert` appends episodes: their labels have other numbers than the new masks."""
 
 
 def check_lerobot(path: Path) -> None:
@@ -129,12 +135,13 @@ class _DatasetWriter:
         self._numbers = NumberTable[str]()
         for label in (*labels, *sorted(others - set(labels))):
             _ = self._numbers[label]
-        # labels by id, in the order of the objects' numbers, by camera and episode
-        self._objects: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
-        # frames on which an object was doubtful, by camera, episode and id
-        self._doubtful: dict[tuple[str, int, int], list[list[int]]] = defaultdict(list)
-        self._missing: Counter[int] = Counter()  # frames without masks, by episode
-        self._statistics = {camera: PixelStatistics() for camera in self._cameras}
+        self._slots = _count_slots(self._layout.info, self._cameras)
+        """Number of objects that have numbers, of each camera whose feature of objects is written anew."""
+        self._dropped = _list_stale(root, self._layout.info, self._cameras, self._slots)
+        self._masks: dict[tuple[str, int], CameraMasks] = {}
+        """The converter of the masks of a camera in an episode."""
+        self._pixels = {camera: PixelStatistics() for camera in self._cameras}
+        self._object_numbers = {camera: NumberStatistics() for camera in self._slots}
         self._lengths = {episode.number: episode.length for episode in self._layout.episodes}
         # the loader expects the same statistics of each camera: those of the first one show which
         self._described = self._layout.images[0].key
@@ -148,6 +155,7 @@ class _DatasetWriter:
         """Link or copy all files but the tables of rows and episodes."""
         root = self._layout.root
         tables = {episode.table for episode in self._episodes}
+        left = {root / place for place in NOT_COPIED}
         for name in COPIED:
             for path in sorted((root / name).rglob("*")):
                 # a copy is published: what a link brings from elsewhere is not the dataset's
@@ -158,6 +166,8 @@ class _DatasetWriter:
                     )
                 self._find_target(path).parent.mkdir(parents=True, exist_ok=True)
                 if not path.is_file() or path in tables or (root / EPISODES_V3) in path.parents:
+                    continue
+                if any(place in (path, *path.parents) for place in left):
                     continue
                 # files of meta are changed afterwards: a link would change the original
                 if (root / "meta") in path.parents:
@@ -175,18 +185,22 @@ class _DatasetWriter:
             self._write_table(table, row)
 
     def _write_table(self, table: Path, row: int) -> None:
-        self._find_target(table).parent.mkdir(parents=True, exist_ok=True)
-        count = self._tables.call("begin_copy", table, target=self._find_target(table))
+        count = self._begin_copy(table, self._dropped)
         while count:
-            added: dict[str, list[PictureCell]] = {}
-            for camera in self._cameras:
-                images: list[PictureCell] = []
-                for number in range(row, row + count):
-                    image = self._draw(camera, number, self._find_episode(table, number))
-                    images.append({"bytes": image, "path": None})
-                added[FEATURE.format(camera)] = images
+            added: dict[str, list[Any]] = defaultdict(list)
+            for number in range(row, row + count):
+                episode = self._find_episode(table, number)
+                for camera in self._cameras:
+                    self._add_cells(added, camera, number, episode)
             row += count
-            count = self._tables.call("append_copy", table, added=added)
+            count = self._tables.call("append_copy", table, added=dict(added))
+
+    def _begin_copy(self, table: Path, dropped: Collection[str]) -> int:
+        """Begin the copy of a table without these columns. Return the number of rows of the first batch."""
+        target = self._find_target(table)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        count: int = self._tables.call("begin_copy", table, target=target, dropped=list(dropped))
+        return count
 
     def _find_target(self, path: Path) -> Path:
         return check_inside(self._target, self._target / path.relative_to(self._layout.root))
@@ -201,29 +215,34 @@ class _DatasetWriter:
             return None
         return episode
 
-    def _draw(self, camera: str, row: int, episode: Episode | None) -> bytes:
-        """Return the PNG of a camera's masks in a row."""
-        # the statistics of rows without an episode belong to no episode
+    def _add_cells(self, added: dict[str, list[Any]], camera: str, row: int, episode: Episode | None) -> None:
+        """Add the cells of a camera's masks in a row."""
+        # a row without an episode belongs to the statistics of none
         masks = None
         number = -1
+        first_row = row
         if episode is not None:
             masks = self._rows[camera].find(row)
             number = episode.number
+            first_row = episode.first_row
 
-        width, height = self._cameras[camera]
-        image = np.zeros((height, width, len(CHANNELS)), np.uint8)
-        if masks is None or (masks.width, masks.height) != (width, height):
-            self._missing[number] += 1
-        else:
+        if masks is not None:
             self._written += 1
             self._progress(self._written)
-            objects = self._objects[camera, number]
-            for instance in sorted(masks.instances, key=lambda instance: instance.paint_order):
-                paint_object(image, instance, objects, self._numbers.__getitem__)
-                if instance.doubtful and episode is not None:
-                    add_to_runs(self._doubtful[camera, number, instance.id], row - episode.first_row)
-        self._statistics[camera].add(number, image)
-        return encode_picture(image)
+        found = self._masks.get((camera, number))
+        if found is None:
+            width, height = self._cameras[camera]
+            slots = self._slots.get(camera, 0)
+            found = CameraMasks((height, width), slots, self._numbers.__getitem__)
+            self._masks[camera, number] = found
+        image, numbers = found.add(row - first_row, masks)
+        self._pixels[camera].add(number, image)
+        cell: PictureCell = {"bytes": encode_picture(image), "path": None}
+        added[FEATURE.format(camera)].append(cell)
+        if camera in self._slots:
+            values = numbers.ravel().tolist()
+            self._object_numbers[camera].add(number, values)
+            added[OBJECTS_FEATURE.format(camera)].append(values)
 
     def write_meta(self) -> None:
         """Write what describes the added features: info, statistics and names."""
@@ -237,15 +256,19 @@ class _DatasetWriter:
             }
             for camera, (width, height) in self._cameras.items()
         }
-        info = {**self._layout.info, "features": {**self._layout.info["features"], **added}}
+        features = {**self._layout.info["features"], **added}
+        for name in self._dropped:
+            features.pop(name, None)
+        info = {**self._layout.info, "features": features}
         self._write_text(INFO, json.dumps(info, indent=4, ensure_ascii=False))
         self._write_text(NAMES, json.dumps(self._describe(), indent=1, ensure_ascii=False) + "\n")
 
         # the statistics of the whole dataset, then those of the episodes, where the version has them
         if (self._target / STATS).is_file():
             stats = json.loads(self._read_text(STATS))
-            totals = {camera: found.describe_all() for camera, found in self._statistics.items()}
-            stats |= _name_stats(totals, sum(self._lengths.values()), stats.get(self._described, ()))
+            stats |= self._describe_all(stats.get(self._described, ()))
+            for name in self._dropped:
+                stats.pop(name, None)
             self._write_text(STATS, json.dumps(stats, indent=4))
         if self._layout.version == "v3.0":
             self._write_episodes_v3()
@@ -259,23 +282,42 @@ class _DatasetWriter:
         (self._target / name).write_text(text, encoding="utf-8")
 
     def _describe(self) -> MaskNames:
+        missing: Counter[int] = Counter()
+        for (_, episode), found in self._masks.items():
+            if found.missing:
+                missing[episode] += found.missing
         return {
             "channels": CHANNELS,
             "labels": {number: label for label, number in self._numbers},
             "objects": [
-                make_object_row(
-                    episode, camera, index, object_id, label, self._doubtful.get((camera, episode, object_id))
-                )
-                for (camera, episode), labels in sorted(self._objects.items())
-                for index, (object_id, label) in enumerate(labels.items(), start=1)
+                row
+                for (camera, episode), masks in sorted(self._masks.items())
+                for row in masks.describe(episode, camera)
             ],
-            "frames_without_masks": dict(sorted(self._missing.items())),
+            "frames_without_masks": dict(sorted(missing.items())),
         }
 
+    def _describe_all(self, names: Collection[str]) -> dict[str, NamedStats]:
+        """Return the statistics with these names of all added features in the whole dataset."""
+        rows = sum(self._lengths.values())
+        stats = {
+            FEATURE.format(camera): name_pixel_stats(found.describe_all(), rows)
+            for camera, found in self._pixels.items()
+        }
+        for camera, numbers in self._object_numbers.items():
+            stats[OBJECTS_FEATURE.format(camera)] = numbers.describe_all()
+        return _choose_stats(stats, names)
+
     def _describe_episode(self, number: int, names: Collection[str]) -> dict[str, NamedStats]:
-        """Return the statistics with these names of all features in an episode."""
-        stats = {camera: found.describe_episode(number) for camera, found in self._statistics.items()}
-        return _name_stats(stats, self._lengths.get(number, 0), names)
+        """Return the statistics with these names of all added features in an episode."""
+        rows = self._lengths.get(number, 0)
+        stats = {
+            FEATURE.format(camera): name_pixel_stats(found.describe_episode(number), rows)
+            for camera, found in self._pixels.items()
+        }
+        for camera, numbers in self._object_numbers.items():
+            stats[OBJECTS_FEATURE.format(camera)] = numbers.describe_episode(number)
+        return _choose_stats(stats, names)
 
     def _write_episode_stats_v2(self) -> None:
         lines = []
@@ -284,19 +326,22 @@ class _DatasetWriter:
             row["stats"] |= self._describe_episode(
                 row["episode_index"], row["stats"].get(self._described, ())
             )
+            for name in self._dropped:
+                row["stats"].pop(name, None)
             lines.append(json.dumps(row))
         self._write_text(EPISODE_STATS_V2, "\n".join(lines) + "\n")
 
     def _write_episodes_v3(self) -> None:
         prefix = f"stats/{self._described}/"
         for path in sorted((self._layout.root / EPISODES_V3).glob("*/*.parquet")):
-            self._find_target(path).parent.mkdir(parents=True, exist_ok=True)
             columns = self._tables.call("list_columns", path)
             names = [name.removeprefix(prefix) for name in columns if name.startswith(prefix)]
+            stale = tuple(f"stats/{name}/" for name in self._dropped)
+            dropped = [name for name in columns if name.startswith(stale)] if stale else []
 
             # the copy goes batch by batch; the numbers of its episodes are read on the way
             done = 0
-            count = self._tables.call("begin_copy", path, target=self._find_target(path))
+            count = self._begin_copy(path, dropped)
             while count:
                 rows = self._tables.call(
                     "read_rows", path, columns=["episode_index"], first=done, count=count
@@ -325,14 +370,37 @@ class _CameraRows:
         return self._next
 
 
-def _name_stats(stats: Mapping[str, Stats], frames: int, names: Collection[str]) -> dict[str, NamedStats]:
-    """Return the statistics of cameras by their features, those with these names: each [3][1][1], `count` [frames]."""
-    # lerobot stores the statistics of images as [channels][1][1], and of each feature its number of frames
-    named: dict[str, NamedStats] = {}
-    for camera, rows in stats.items():
-        values = name_pixel_stats(rows, frames)
-        named[FEATURE.format(camera)] = {name: value for name, value in values.items() if name in names}
-    return named
+def _count_slots(info: Mapping[str, Any], cameras: Collection[str]) -> dict[str, int]:
+    """Return the number of objects in the feature of objects of each of these cameras that has one."""
+    slots = {}
+    for camera in cameras:
+        feature = info["features"].get(OBJECTS_FEATURE.format(camera))
+        shape = feature.get("shape") if isinstance(feature, dict) else None
+        if isinstance(shape, list) and len(shape) == 1 and type(shape[0]) is int:
+            count, rest = divmod(shape[0], len(OBJECT_FIELDS))
+            if not rest and 0 < count <= MAX_SLOTS:
+                slots[camera] = count
+    return slots
+
+
+def _list_stale(
+    root: Path, info: Mapping[str, Any], cameras: Collection[str], slots: Collection[str]
+) -> list[str]:
+    """Return the features of masks and objects that are not written anew, if this package has written them."""
+    if not (root / NAMES).is_file():
+        return []
+    kept = {FEATURE.format(camera) for camera in cameras}
+    kept |= {OBJECTS_FEATURE.format(camera) for camera in slots}
+    begins = tuple(feature.format("") for feature in (FEATURE, OBJECTS_FEATURE))
+    return [name for name in info["features"] if name.startswith(begins) and name not in kept]
+
+
+def _choose_stats(stats: Mapping[str, NamedStats], names: Collection[str]) -> dict[str, NamedStats]:
+    """Return the statistics with these names of each feature: a dataset has the same ones of all."""
+    return {
+        feature: {name: value for name, value in values.items() if name in names}
+        for feature, values in stats.items()
+    }
 
 
 class LeRobot(OutputFormat):
