@@ -164,10 +164,10 @@ class _DatasetWriter:
                         f"{root}: expected a dataset whose files lie in its folder, found that {path} leads to "
                         f"{path.resolve()}; copy it there"
                     )
+                if any(place in (path, *path.parents) for place in left):
+                    continue
                 self._find_target(path).parent.mkdir(parents=True, exist_ok=True)
                 if not path.is_file() or path in tables or (root / EPISODES_V3) in path.parents:
-                    continue
-                if any(place in (path, *path.parents) for place in left):
                     continue
                 # files of meta are changed afterwards: a link would change the original
                 if (root / "meta") in path.parents:
