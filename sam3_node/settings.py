@@ -37,6 +37,8 @@ DELIMITER = "__"
 """What stands between section and field: SAM3_SECTION__FIELD is the setting section.field."""
 _SERVICE_LINK = r"_(SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 """Ends of the variables that Kubernetes sets for a Service."""
+MAX_DATASET_FPS = 240
+"""Highest rate of a LeRobot dataset that is written, in rows per second."""
 CAMERA_PATTERN = r"^\.*[A-Za-z0-9_-][A-Za-z0-9_.-]*$"
 """Names of cameras: letters, digits, _, . and -, and not of dots alone."""
 
@@ -502,8 +504,9 @@ class RecordSettings(Section):
 class LeRobotSettings(Section):
     folder: OptionalProfilePath = None
     """Folder of the LeRobot dataset to which `record` and `convert` append episodes. Empty: none."""
-    fps: int = Field(0, ge=0, le=240)
-    """Rows per second. 0: those of the dataset, or for a new one the frames per second of its slowest camera."""
+    fps: int = Field(0, ge=0, le=MAX_DATASET_FPS)
+    """Rows per second. 0: those of the dataset, or for a new one the frames per second of its slowest camera, as a
+    whole number."""
     task: str = Field("", max_length=200)
     """Task of episodes that were begun without one. Empty: the names that were looked for."""
     pictures: Literal["video", "png"] = "video"

@@ -140,6 +140,9 @@ def _add_record(commands: Commands) -> None:
     )
     text = "LeRobot dataset to which each episode is appended when it ends"
     parser.add_setting("--lerobot FOLDER", "lerobot.folder", text)
+    parser.add_setting(
+        "--fps N", "lerobot.fps", "with --lerobot: rows per second [those of the slowest camera]"
+    )
 
 
 def record(args: Namespace, settings: Settings) -> None:

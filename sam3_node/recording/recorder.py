@@ -54,6 +54,8 @@ DESCRIBE_TIMEOUT_MS = 10_000
 """Time that the node may take to describe itself. One that loads its model, or has a large one on a CPU, is slow."""
 CONVERT_S = 600.0
 """Longest time that the end of a recording waits for the conversion of its last episodes."""
+LAST_MARKS_S = 1.0
+"""Longest time that the end of a recording waits for marks of episodes that a busy machine has not delivered yet."""
 RETRY_S = 0.5
 """Time between two requests of the description."""
 
@@ -152,6 +154,7 @@ class Recorder(SocketOwner):
                     self._follow_trigger(self._ring)
                 self._flush_and_report()
 
+            self._take_last_marks(watchdog)
             # receive nothing more, and write what has arrived
             watchdog.begin_close()
             self._tap.close()
@@ -213,6 +216,24 @@ class Recorder(SocketOwner):
         self._episodes.before(event, series)
         series.add(arrived)
         self._episodes.after(event, series)
+
+    def _take_last_marks(self, watchdog: Watchdog) -> None:
+        """Receive until the node's last event has come, for LAST_MARKS_S at most, so that no episode is unknown."""
+        if self._episodes is None or self._series is None or self._description is None:
+            return
+        self._node.request()
+        events: object = None
+        end_s = time.monotonic() + LAST_MARKS_S
+        while time.monotonic() < end_s:
+            watchdog.begin_close()
+            self._take(POLL_MS)
+            description = self._node.take()
+            if description is not None:
+                events = description.get("events")
+            if isinstance(events, int) and self._series.report.has_event(events - 1):
+                return
+        if isinstance(events, int):
+            self._print(f"lerobot: the last of {events} events have not arrived: an episode may be missing")
 
     def _convert_rest(self, episodes: EpisodeRecorder, watchdog: Watchdog) -> None:
         """Wait until the last episodes are converted, after the end of the recording."""

@@ -301,6 +301,10 @@ class RecordReport:
         self._follow(event)
         return is_restart
 
+    def has_event(self, number: int) -> bool:
+        """Return True if the node's event of this number has come, or a later one."""
+        return number < 0 or (self._last_event is not None and self._last_event >= number)
+
     def add_description(self, events: int) -> None:
         """Note the number of events that the node had published when it first described itself."""
         if self._described_events is None:

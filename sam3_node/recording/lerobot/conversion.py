@@ -128,6 +128,7 @@ class _EpisodeConverter:
         self._fps = self._choose_fps(lambda: measure_fps(cameras))
         rows = choose_rows(cameras, self._fps, self._max_gap_ns)
         self._index = index
+        self._cameras = cameras
         self._rows = rows
         self._sizes = {camera: _pad_size(index.heads[camera][0]) for camera in cameras}
         masked = [camera for camera in cameras if cameras[camera].has_masks.any()]
@@ -307,6 +308,7 @@ class _EpisodeConverter:
             "recording": [path.name for path in self._reader.paths],
             "begin_ns": int(self._rows.times_ns[0]),
             "end_ns": int(self._rows.times_ns[-1]),
+            "max_stamp_ms": round(self._rows.max_stamp_ms, 3),
             "cameras": {camera: rows.describe() for camera, rows in self._rows.cameras.items()},
             "max_gap_ms": {key: round(found.max_gap_ms, 3) for key, (_, found) in self._vectors.items()},
             "action_sources": self._index.sources,
@@ -330,10 +332,13 @@ class _EpisodeConverter:
     def _describe(self, record: EpisodeRecord) -> str:
         """Return a line about an appended episode: what it has, what was repeated, and the gaps."""
         parts = [
-            f"episode {record.number}: {record.length} rows at {record.fps} fps, task {record.task!r:.100}"
+            f"episode {record.number}: {record.length} rows at {record.fps} fps, task {record.task!r:.100}",
+            f"timestamps within {self._rows.max_stamp_ms:.0f} ms of the frames",
         ]
         for camera, rows in self._rows.cameras.items():
-            part = f"camera {camera} within {rows.max_gap_ms:.0f} ms"
+            period_ns = self._cameras[camera].measure_period_ns()
+            rate = f"{NANOSECONDS / period_ns:.3g} fps, " if period_ns else ""
+            part = f"camera {camera}: {rate}within {rows.max_gap_ms:.0f} ms of the rows"
             if rows.repeated:
                 part += f", {rows.repeated} rows repeat a frame"
             if rows.left_out:

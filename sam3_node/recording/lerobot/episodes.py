@@ -12,7 +12,7 @@ from ...bags.native.reader import FrameHead, RecordingReader
 from ...bags.pairing import TimeSpan
 from ...errors import BagError
 from ...schema.operations import BeginEpisode, EndEpisode
-from ...types import Clock, FrameKey, JointState, MaskFrame, RobotAction
+from ...types import NANOSECONDS, Clock, FrameKey, JointState, MaskFrame, RobotAction
 from ...wire import Event
 from .rows import CameraFrames, NamedSeries, SampledValues, Times
 
@@ -80,17 +80,28 @@ class _EpisodeFinder:
         return FoundEpisodes(self._episodes, self._notes)
 
     def _end(self, args: Mapping[str, Any], logged_ns: int) -> None:
-        # a recorder that was started within the episode has its rest: the end names its beginning
-        begin_ns = self.first_ns
-        if self._open is not None:
-            begin_ns = self._open[1]
-        self._open = None
         key = args.get("begun_ns")
-        if not isinstance(key, int) or begin_ns is None:
+        opened = self._open
+        self._open = None
+        if type(key) is not int or self.first_ns is None:
             self._notes.append("skipped an episode whose end has no time")
             return
         if args.get("keep") is False:
             self._notes.append(f"skipped episode {args.get('episode')}: it was discarded")
+            return
+        # without the mark of its beginning, the end names it
+        begin_ns = key if opened is None else opened[1]
+        if opened is None and key < self.first_ns:
+            self._notes.append(
+                f"skipped episode {args.get('episode')}: it began {(self.first_ns - key) / NANOSECONDS:.1f} s before "
+                "the recording, which has only its end; name all files of the recording, or start the recorder before "
+                "the episode"
+            )
+            return
+        if begin_ns > logged_ns:
+            self._notes.append(
+                f"skipped episode {args.get('episode')}: it begins after its end, by other clocks"
+            )
             return
         self._episodes.append(RecordedEpisode(key, str(args.get("task") or ""), begin_ns, logged_ns))
 

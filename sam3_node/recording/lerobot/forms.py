@@ -78,6 +78,8 @@ class EpisodeSource(TypedDict, total=False):
     """Names of its files"""
     begin_ns: int
     end_ns: int
+    max_stamp_ms: float
+    """Longest time between the timestamp of a row, k / fps, and its frame"""
     cameras: dict[str, CameraGaps]
     max_gap_ms: dict[str, float]
     """Longest time between a row and a message of a feature of numbers"""

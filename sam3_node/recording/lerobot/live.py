@@ -2,7 +2,8 @@
 
 The recorder writes its own files as always, and begins another one where an episode begins or ends. A child process
 converts the files of an ended episode: it decodes and encodes pictures, which would delay the recorder. If it fails or
-is killed, nothing is lost, because `sam3-node convert` appends what a dataset lacks.
+is killed, nothing is lost, because `sam3-node convert` appends what a dataset lacks. Each episode that was begun is
+converted, or a line says why it is not.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO
+from typing import IO, Any
 
 from ...errors import require
 from ...resources import Closeable
@@ -26,6 +28,10 @@ from .dataset import EXTRA
 
 NICE = ("nice", "-n", "10")
 """Command that lets recorder and node go first."""
+LEAST_S = 300.0
+"""Seconds that each conversion may take, so that one that hangs does not hold later episodes for ever."""
+LEAST_BYTES_PER_S = 1e5
+"""Rate at which a conversion must at least read a recording: a tenth of what a slow machine does."""
 
 
 class EpisodeRecorder(Closeable):
@@ -43,7 +49,11 @@ class EpisodeRecorder(Closeable):
         self._child: subprocess.Popen[bytes] | None = None
         self._output: IO[bytes] | None = None
         self._files: Sequence[Path] = ()
+        self._until_s = 0.0
         self._has_marks = False
+        # the open episode, and the number of the next one
+        self._open: Mapping[str, Any] | None = None
+        self._next: int | None = None
         # number of the first file of the open episode
         self._first = 0
 
@@ -51,6 +61,9 @@ class EpisodeRecorder(Closeable):
         """Begin another file before an event that begins an episode."""
         if event.op == BeginEpisode.op:
             self._has_marks = True
+            self._leave_open("the node has begun another one before its end")
+            self._count(event)
+            self._open = event.args
             series.split()
             self._first = len(series.files.paths) - 1
 
@@ -59,6 +72,8 @@ class EpisodeRecorder(Closeable):
         if event.op != EndEpisode.op:
             return
         self._has_marks = True
+        self._count(event)
+        self._open = None
         files = series.files.paths[self._first :]
         series.split()
         self._first = len(series.files.paths) - 1
@@ -66,9 +81,36 @@ class EpisodeRecorder(Closeable):
             self._waiting.append(files)
 
     def end_recording(self, series: RecordedSeries) -> None:
-        """Have a finished recording converted as one episode, if none was marked in it."""
+        """Have a finished recording converted as one episode, if none was marked in it, and name one without an end."""
+        self._leave_open(
+            "the recorder has ended before it; end or discard an episode before you stop the recorder"
+        )
         if not self._has_marks and series.files.bytes:
             self._waiting.append(series.files.paths)
+
+    def _leave_open(self, reason: str) -> None:
+        """Report that the open episode, if there is one, is not in the dataset."""
+        if self._open is not None:
+            task = self._open.get("task")
+            self._report(
+                f"lerobot: episode {self._open.get('episode')} ({task!r:.100}) is not in the dataset: {reason}"
+            )
+        self._open = None
+
+    def _count(self, event: Event) -> None:
+        """Report the episodes before this mark of which no mark has come."""
+        number = event.args.get("episode")
+        if type(number) is not int:
+            return
+        # a node that was started again counts from 0
+        if self._next is not None and number > self._next:
+            lost = (
+                f"episode {self._next}"
+                if number == self._next + 1
+                else f"episodes {self._next} to {number - 1}"
+            )
+            self._report(f"lerobot: {lost}: not in the dataset, because no mark of them has arrived")
+        self._next = number + 1
 
     @property
     def is_busy(self) -> bool:
@@ -77,8 +119,14 @@ class EpisodeRecorder(Closeable):
 
     def tick(self) -> None:
         """Report a conversion that has ended, and start the next one."""
-        if self._child is not None and self._child.poll() is not None:
-            self._finish(self._child)
+        if self._child is not None:
+            # what hangs must not hold the episodes behind it
+            if time.monotonic() > self._until_s:
+                self._report(f"lerobot: the conversion of {self._files[0].name} took too long: killed")
+                self._child.kill()
+                self._child.wait()
+            if self._child.poll() is not None:
+                self._finish(self._child)
         if self._child is None and self._waiting:
             self._start(self._waiting.popleft())
 
@@ -96,6 +144,7 @@ class EpisodeRecorder(Closeable):
 
     def _start(self, files: Sequence[Path]) -> None:
         self._files = files
+        self._until_s = time.monotonic() + LEAST_S + _count_bytes(files) / LEAST_BYTES_PER_S
         self._output = TemporaryFile()  # noqa: SIM115 - it lives as long as the child
         command = [sys.executable, "-m", "sam3_node", "convert", *map(str, files)]
         for name, value in self._settings.model_dump(exclude_none=True).items():
@@ -125,3 +174,8 @@ class EpisodeRecorder(Closeable):
     def _report_failure(self, files: Sequence[Path]) -> None:
         names = " ".join(map(str, files))
         self._report(f"lerobot: not converted; sam3-node convert {names} --lerobot {self._folder}")
+
+
+def _count_bytes(files: Sequence[Path]) -> int:
+    # a quota may have deleted a file
+    return sum(path.stat().st_size for path in files if path.is_file())

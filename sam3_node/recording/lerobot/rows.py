@@ -1,13 +1,15 @@
 """Chooses the rows of an episode: one time of each, the frame of each camera, and the robot's state at that time.
 
 A dataset has one rate, and row k has the timestamp k / fps. The rows follow the frames of the slowest camera, so that
-each of its frames is in one row. Other cameras give the frame that is nearest in time. Joints are interpolated between
-the messages around a row. No value is farther away in time than the caller allows.
+each of its frames is in one row. A row is at most one period off its timestamp: where the camera's rate is another, a
+frame is repeated or left out now and then. Other cameras give the frame that is nearest in time. Joints are
+interpolated between the messages around a row. No value is farther away in time than the caller allows.
 """
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 import numpy as np
@@ -15,14 +17,19 @@ import numpy.typing as npt
 
 from ...errors import BagError
 from ...geometry import interpolate_joints
+from ...settings import MAX_DATASET_FPS
 from ...types import NANOSECONDS
 from .forms import CameraGaps
 
 FOLLOW = 0.1
 """Share of the difference between a row and its frame by which the next row moves. A clock that runs a little faster
 or slower than the rate is followed without a repeated frame, and jitter is smoothed. 1 would follow each jitter."""
+FPS_MARGIN = 0.02
+"""Share by which a measured rate may be above the highest one, for cameras whose clock is a little off."""
 LEAST_FPS = 1
 """Lowest rate of a dataset, in rows per second. lerobot stores whole numbers."""
+UNEVEN = 2.0
+"""Ratio of the mean to the usual time between two frames from which on a camera has no rate: frames come in bursts."""
 
 Times = npt.NDArray[np.int64]
 """Times in ns, ascending."""
@@ -35,14 +42,11 @@ class CameraFrames(NamedTuple):
     has_masks: npt.NDArray[np.bool_]
 
     def measure_period_ns(self) -> float:
-        """Return the usual time between two frames, of those with masks if there are any; 0 for fewer than two."""
-        # the node may step fewer frames than the camera sends: rows without masks would be of little use
-        times = self.times_ns[self.has_masks]
-        if len(times) < 2:
-            times = self.times_ns
-        if len(times) < 2:
+        """Return the usual time between two frames; 0 for fewer than two."""
+        # of all frames, not of those with masks: the node steps fewer on a busy machine
+        if len(self.times_ns) < 2:
             return 0.0
-        return float(statistics.median(np.diff(times).tolist()))
+        return float(statistics.median(np.diff(self.times_ns).tolist()))
 
 
 @dataclass(slots=True)
@@ -67,28 +71,40 @@ class CameraRows:
 
 
 class EpisodeRows(NamedTuple):
-    """The rows of an episode: their times, and the frames of each camera."""
+    """The rows of an episode: their times, the frames of each camera, and how far timestamps are off at most."""
 
     times_ns: Times
     cameras: dict[str, CameraRows]
+    max_stamp_ms: float
 
 
 def measure_fps(cameras: Mapping[str, CameraFrames]) -> int:
     """Return the rate of the slowest camera, in whole frames per second.
 
-    Raises BagError if no camera has two frames.
+    Raises BagError if no camera has two frames, or if the slowest has no even rate within the bounds of the settings.
     """
-    periods = [frames.measure_period_ns() for frames in cameras.values()]
-    longest_ns = max(periods, default=0.0)
-    if longest_ns <= 0:
-        for camera, frames in cameras.items():
-            if len(frames.times_ns) > 1:
-                raise BagError(
-                    f"camera {camera}: expected a capture time of each frame, found {len(frames.times_ns)} frames of "
-                    "which most have the same; correct the stamps where the frames are sent"
-                )
+    name, slowest = max(cameras.items(), key=lambda item: item[1].measure_period_ns())
+    times_ns = slowest.times_ns
+    if len(times_ns) < 2:
         raise BagError("expected at least two frames of a camera, found fewer")
-    return max(LEAST_FPS, round(NANOSECONDS / longest_ns))
+    period_ns = slowest.measure_period_ns()
+    mean_ns = int(times_ns[-1] - times_ns[0]) / (len(times_ns) - 1)
+    is_even = mean_ns <= UNEVEN * period_ns
+    if not is_even or period_ns * MAX_DATASET_FPS < NANOSECONDS * (1 - FPS_MARGIN):
+        span = f"from {format_time(int(times_ns[0]))} to {format_time(int(times_ns[-1]))}"
+        raise BagError(
+            f"camera {name}: expected a capture time of each frame, at an even rate of at most {MAX_DATASET_FPS} "
+            f"frames per second, found {len(times_ns)} frames of which most are {period_ns / 1e6:g} ms apart, and "
+            f"{mean_ns / 1e6:g} ms on average, {span}; correct the stamps where the frames are sent, or choose "
+            "lerobot.fps"
+        )
+    return min(max(LEAST_FPS, round(NANOSECONDS / period_ns)), MAX_DATASET_FPS)
+
+
+def format_time(time_ns: int) -> str:
+    """Return a Unix time as ISO 8601 in UTC, to milliseconds."""
+    seconds, rest_ns = divmod(time_ns, NANOSECONDS)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest_ns // 10**6:03d}Z"
 
 
 def choose_rows(cameras: Mapping[str, CameraFrames], fps: int, max_gap_ns: int) -> EpisodeRows:
@@ -103,36 +119,67 @@ def choose_rows(cameras: Mapping[str, CameraFrames], fps: int, max_gap_ns: int) 
     begin_ns = max(int(frames.times_ns[0]) for frames in cameras.values()) - half_ns
     end_ns = min(int(frames.times_ns[-1]) for frames in cameras.values()) + half_ns
     slowest = max(cameras, key=lambda camera: cameras[camera].measure_period_ns())
-    times_ns = _follow_camera(cameras[slowest], period_ns, begin_ns, end_ns)
+    follower = _Follower(slowest, cameras[slowest], fps, max_gap_ns)
+    times_ns = follower.follow(begin_ns, end_ns)
     if not len(times_ns):
         raise BagError("expected a time at which all cameras have frames, found none")
 
     rows = {}
     for camera, frames in cameras.items():
         rows[camera] = _choose_frames(camera, frames, times_ns, period_ns, max_gap_ns)
-    return EpisodeRows(times_ns, rows)
+    stamps_ns = times_ns[0] + np.rint(np.arange(len(times_ns)) * (NANOSECONDS / fps)).astype(np.int64)
+    return EpisodeRows(times_ns, rows, float(np.abs(times_ns - stamps_ns).max()) / 1e6)
 
 
-def _follow_camera(frames: CameraFrames, period_ns: int, begin_ns: int, end_ns: int) -> Times:
-    """Return the times of rows: those of a camera's frames, and the times between where frames are absent."""
-    first = int(np.searchsorted(frames.times_ns, begin_ns))
-    if first == len(frames.times_ns):
-        return np.zeros(0, np.int64)
-    chosen: list[int] = []
-    wanted_ns = float(frames.times_ns[first])
-    last = first - 1
-    while wanted_ns <= end_ns:
-        found = _find_near(frames, wanted_ns, period_ns / 2, last + 1)
-        if found is None:
-            # a lost frame keeps its row, so that the time of later rows is right
-            chosen.append(round(wanted_ns))
-            wanted_ns += period_ns
-            continue
-        last = found
-        time_ns = int(frames.times_ns[found])
-        chosen.append(time_ns)
-        wanted_ns += period_ns + FOLLOW * (time_ns - wanted_ns)
-    return np.array(chosen, np.int64)
+class _Follower:
+    """Chooses the times of rows: those of a camera's frames, and the times between where frames are absent."""
+
+    def __init__(self, camera: str, frames: CameraFrames, fps: int, max_gap_ns: int) -> None:
+        self._camera = camera
+        self._frames = frames
+        self._period_ns = NANOSECONDS / fps
+        self._max_gap_ns = max_gap_ns
+
+    def follow(self, begin_ns: int, end_ns: int) -> Times:
+        """Return the times from a beginning to an end. Raises BagError for a gap that is not filled."""
+        times = self._frames.times_ns
+        first = int(np.searchsorted(times, begin_ns))
+        if first == len(times):
+            return np.zeros(0, np.int64)
+        chosen: list[int] = []
+        first_ns = float(times[first])
+        wanted_ns = first_ns
+        last = first - 1
+        while wanted_ns <= end_ns:
+            found = _find_near(self._frames, wanted_ns, self._period_ns / 2, last + 1)
+            time_ns = wanted_ns
+            if found is None:
+                # a lost frame keeps its row, so that the time of later rows is right
+                self._check_gap(wanted_ns)
+            else:
+                last = found
+                time_ns = float(times[found])
+            chosen.append(round(time_ns))
+            # the clock of a camera is followed up to half a period, so that timestamps are true
+            stamp_ns = first_ns + len(chosen) * self._period_ns
+            wanted_ns += self._period_ns + FOLLOW * (time_ns - wanted_ns)
+            half_ns = self._period_ns / 2
+            wanted_ns = min(max(wanted_ns, stamp_ns - half_ns), stamp_ns + half_ns)
+        return np.array(chosen, np.int64)
+
+    def _check_gap(self, time_ns: float) -> None:
+        """Raise BagError if the frames around a time are farther apart than rows may be from their frames."""
+        times = self._frames.times_ns
+        after = min(int(np.searchsorted(times, time_ns)), len(times) - 1)
+        before_ns = int(times[max(after - 1, 0)])
+        after_ns = int(times[after])
+        if after_ns - before_ns > 2 * self._max_gap_ns + self._period_ns:
+            raise BagError(
+                f"camera {self._camera}: expected a frame within {self._max_gap_ns / NANOSECONDS:g} s of each row, "
+                f"found none from {format_time(before_ns)} to {format_time(after_ns)}, "
+                f"{(after_ns - before_ns) / NANOSECONDS:.2f} s; correct the camera's clock if it has jumped, or raise "
+                "lerobot.max_gap_s to repeat a frame for longer"
+            )
 
 
 def _choose_frames(
