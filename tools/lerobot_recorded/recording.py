@@ -100,12 +100,19 @@ def write_recording(
     has_actions: bool = True,
     masked: Sequence[str] = ("front",),
     lost: Sequence[int] = (),
+    first: int = 0,
+    unmarked: Sequence[int] = (),
 ) -> Path:
-    """Write the recording. `lost` are frames of the camera front that the recorder has not received."""
+    """Write the recording, from the frame `first` on.
+
+    `lost` are frames of the camera front, `unmarked` numbers of events that the recorder has not received.
+    """
     messages = sorted(_make_messages(marks, has_actions, masked, lost), key=lambda message: message[0])
     with RecordingWriter(path) as writer:
         for time_ns, kind, values in messages:
-            getattr(writer, kind)(*values, time_ns)
+            is_lost = kind == "write_event" and values[1] in unmarked
+            if time_ns >= time_of(first) and not is_lost:
+                getattr(writer, kind)(*values, time_ns)
     return path
 
 

@@ -81,6 +81,8 @@ class _EpisodeFinder:
 
     def _end(self, args: Mapping[str, Any], logged_ns: int) -> None:
         key = args.get("begun_ns")
+        if self._open is not None and self._open[0].get("begun_ns") != key:
+            self._drop_open("it has no end in the recording")
         opened = self._open
         self._open = None
         if type(key) is not int or self.first_ns is None:

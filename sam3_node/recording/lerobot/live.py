@@ -72,6 +72,8 @@ class EpisodeRecorder(Closeable):
         if event.op != EndEpisode.op:
             return
         self._has_marks = True
+        if self._open is not None and self._open.get("episode") != event.args.get("episode"):
+            self._leave_open("its end has not arrived")
         self._count(event)
         self._open = None
         files = series.files.paths[self._first :]

@@ -1,7 +1,9 @@
 """Recordings that become LeRobot datasets. `make lerobot-test` opens such datasets with lerobot's own loaders."""
 
 import json
-from dataclasses import asdict
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from sam3_node.bags import open_bag
+from sam3_node.bags import RecordingWriter, open_bag
 from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.errors import BagError, OutputError
 from sam3_node.recording.lerobot import dataset as dataset_module
@@ -20,11 +22,12 @@ from sam3_node.recording.lerobot.dataset import DatasetFolder, EpisodeRecord
 from sam3_node.recording.lerobot.masks import NAMES
 from sam3_node.recording.lerobot.rows import CameraFrames, NamedSeries, choose_rows, measure_fps
 from sam3_node.settings import LeRobotSettings
-from sam3_node.types import NANOSECONDS, JointState
-from sam3_node.wire import decode_image
+from sam3_node.types import NANOSECONDS, Frame, JointState, MaskFrame
+from sam3_node.wire import decode_image, pack_masks
 from tests.support.paths import ROOT
 from tests.support.refuses import mentions, refuses
 from tools.lerobot_recorded.recording import (
+    BEGIN_NS,
     FPS,
     MARKS,
     SIZES,
@@ -320,3 +323,102 @@ def test_lerobot_has_opened_such_a_dataset_and_trained_on_it(dataset: Path) -> N
         assert (found["lerobot"], found["faults"]) == (release, [])
         assert {key: feature["shape"] for key, feature in features.items()} == found["features"]
         assert len(found["act"]["losses"]) == 10
+
+
+def write_clock(path: Path, times_ns: Sequence[int], masked: Sequence[int] = ()) -> Path:
+    """Write a recording of one camera without marks, whose frames have these capture times."""
+    with RecordingWriter(path) as writer:
+        for seq, time_ns in enumerate(times_ns):
+            logged_ns = BEGIN_NS + seq * NANOSECONDS // 15
+            writer.write_frame(Frame("front", seq, time_ns, 16, 12, "mono8", bytes(192)), logged_ns)
+            if seq in masked:
+                found = MaskFrame("front", seq, time_ns, 16, 12)
+                writer.write_masks(pack_masks(found)[1], found, logged_ns)
+    return path
+
+
+def stamps(*periods_ns: float) -> list[int]:
+    """Return times that are these periods apart."""
+    return [BEGIN_NS + round(passed) for passed in np.cumsum([0.0, *periods_ns])]
+
+
+@pytest.mark.parametrize("every", [1, 2, 4])
+def test_the_rate_is_the_camera_s_however_busy_the_node_is(tmp_path: Path, every: int) -> None:
+    recording = write_clock(tmp_path / "a.mcap", stamps(*[NANOSECONDS / 15] * 40), range(0, 41, every))
+    _, lines = convert(recording, tmp_path / "out")
+    assert read_json(tmp_path / "out", "meta/info.json")["fps"] == 15
+    assert mentions(lines[0], "41 rows" if every < 3 else "rows", "camera front", "15 fps", "0 ms")
+    assert ("rows have no masks" in lines[0]) == (every > 1)
+
+
+@pytest.mark.parametrize(("rate", "chosen"), [(12.5, None), (12.5, 13), (14.5, 15), (30, 20)])
+def test_timestamps_stay_true_where_the_rate_is_another(
+    tmp_path: Path, rate: float, chosen: int | None
+) -> None:
+    times = stamps(*[NANOSECONDS / rate] * 400)
+    recording = write_clock(tmp_path / "a.mcap", times)
+    found, lines = convert(recording, tmp_path / "out", **({} if chosen is None else {"fps": chosen}))
+    assert found.appended == 1
+    info = read_json(tmp_path / "out", "meta/info.json")
+    fps = chosen or 12
+    # as many rows as the time has, so that a row is where its timestamp says
+    assert info["fps"] == fps
+    assert info["total_frames"] == pytest.approx(400 / rate * fps, abs=2)
+    (record,) = (tmp_path / "out/meta/sam3_episodes").iterdir()
+    off_ms = json.loads(record.read_text())["source"]["max_stamp_ms"]
+    assert off_ms <= 1000 / fps
+    assert mentions(lines[0], f"timestamps within {off_ms:.0f} ms", f"{rate:g} fps")
+
+
+@pytest.mark.parametrize("burst_ns", [1_000_000, 20_000, 1_000, 0])
+def test_frames_in_bursts_have_no_rate(tmp_path: Path, burst_ns: int) -> None:
+    """A driver that stamps at the arrival of a batch gives no rate: 1000 rows per second would be no end of rows."""
+    periods = ([burst_ns] * 7 + [0.2 * NANOSECONDS]) * 5
+    recording = write_clock(tmp_path / "a.mcap", stamps(*periods))
+    found, lines = convert(recording, tmp_path / "out")
+    assert (found.appended, found.left_out) == (0, 1)
+    assert mentions(
+        lines[0], "front", "240", f"{burst_ns / 1e6:g} ms", "2025-10-09T08:53:20.000Z", "lerobot.fps"
+    )
+    # the user knows the rate
+    found, _ = convert(recording, tmp_path / "out", fps=30)
+    assert found.appended == 1
+    assert read_json(tmp_path / "out", "meta/info.json")["total_frames"] == pytest.approx(30, abs=3)
+
+
+@pytest.mark.parametrize("jump_s", [366 * 86400.0, 2.0, -366 * 86400.0])
+@pytest.mark.parametrize("fps", [0, 15])
+def test_a_clock_that_jumps_costs_its_episode_alone(tmp_path: Path, jump_s: float, fps: int) -> None:
+    periods = [NANOSECONDS / 15] * 20
+    periods[10] += jump_s * NANOSECONDS
+    broken = write_clock(tmp_path / "broken.mcap", stamps(*periods))
+    found, lines = convert(broken, tmp_path / "out", fps=fps)
+    assert (found.appended, found.left_out) == (0, 1)
+    assert mentions(lines[0], "front", "clock")
+    # the times around the jump, or of the whole episode
+    assert re.search(r"from 202\d-1\S+Z to 202\d-1\S+Z", lines[0])
+    found, lines = convert(
+        write_clock(tmp_path / "next.mcap", stamps(*[NANOSECONDS / 15] * 20)), tmp_path / "out"
+    )
+    assert (found.appended, read_json(tmp_path / "out", "meta/info.json")["fps"]) == (1, 15)
+
+
+def test_an_episode_that_began_before_the_recording_is_left_out(tmp_path: Path) -> None:
+    recording = write_recording(tmp_path / "pick.mcap", first=6)
+    found, lines = convert(recording, tmp_path / "out")
+    assert found == Converted(1, 0, 0)
+    assert mentions(lines[0], "episode 0", "0.3 s before the recording", "start the recorder")
+    assert len(read_rows(tmp_path / "out")) == len(ROWS) - STARTS[1]
+
+
+def test_an_episode_whose_marks_were_lost_is_whole_or_left_out(tmp_path: Path) -> None:
+    # the end names the beginning; the second end is that of another episode than the beginning before it
+    recording = write_recording(tmp_path / "pick.mcap", unmarked=(0,))
+    assert convert(recording, tmp_path / "out")[0] == Converted(2, 0, 0)
+    assert len(read_rows(tmp_path / "out")) == len(ROWS)
+    marks = [replace(mark, keep=True) for mark in MARKS]
+    recording = write_recording(tmp_path / "place.mcap", marks, unmarked=(1, 2))
+    found, lines = convert(recording, tmp_path / "place")
+    assert found == Converted(2, 0, 0)
+    assert mentions(lines[0], "episode 0", "no end")
+    assert len(read_rows(tmp_path / "place")) == sum(mark.end - mark.first for mark in marks[1:])

@@ -12,14 +12,18 @@ import pytest
 from sam3_node.bags.native.reader import RecordingReader
 from sam3_node.client import PerceptionClient
 from sam3_node.errors import RequestError, SettingsError
+from sam3_node.recording.lerobot import live
+from sam3_node.recording.lerobot.live import EpisodeRecorder
 from sam3_node.recording.recorder import Recorder, Trigger
+from sam3_node.recording.series import RecordedSeries
 from sam3_node.settings import LeRobotSettings, RecordSettings, Settings
 from sam3_node.transport import PosePublisher
+from sam3_node.transport.tap import ReceivedMessage
 from sam3_node.types import JointState, RobotAction
-from sam3_node.wire import Event
+from sam3_node.wire import Event, pack_event
 from tests.support.node_rig import Rig, masks_where
 from tests.support.patience import PATIENCE_MS
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 from tests.support.threads import repeating
 
 FRAMES = 8
@@ -114,6 +118,77 @@ def test_the_recording_has_a_file_for_each_episode_and_all_marks(session: Sessio
         ("begin_episode", 2, None),
         ("end_episode", 2, True),
     ]
+
+
+class Marks(NamedTuple):
+    """A recorder's series and what follows the marks in it, without a node; `lines` are what it says."""
+
+    series: RecordedSeries
+    episodes: EpisodeRecorder
+    lines: list[str]
+
+    def tell(self, op: str, episode: int) -> None:
+        begun_ns = 1_000 + episode
+        args = {"episode": episode, "task": f"task {episode}", "begun_ns": begun_ns}
+        if op == "end_episode":
+            args |= {"ended_ns": begun_ns + 1, "keep": True}
+        event = Event(self.series.report.events, op, args)
+        self.episodes.before(event, self.series)
+        parts = [memoryview(part) for part in pack_event(event)]
+        self.series.add(ReceivedMessage(parts, begun_ns))
+        self.episodes.after(event, self.series)
+
+
+@pytest.fixture
+def marks(tmp_path: Path) -> Iterator[Marks]:
+    lines: list[str] = []
+    settings = LeRobotSettings(folder=tmp_path / "out")
+    with (
+        RecordedSeries(tmp_path / "pick.mcap", RecordSettings(), lambda: 0, lambda: None) as series,
+        EpisodeRecorder(settings, tmp_path / "out", lines.append) as episodes,
+    ):
+        yield Marks(series, episodes, lines)
+
+
+def test_each_episode_that_was_begun_is_converted_or_named(marks: Marks) -> None:
+    marks.tell("begin_episode", 0)
+    marks.tell("end_episode", 0)
+    # the end of 1, all of 3 and 4, and the beginning of 5 have not arrived; 6 is open at the end
+    marks.tell("begin_episode", 1)
+    marks.tell("begin_episode", 2)
+    marks.tell("end_episode", 5)
+    marks.tell("begin_episode", 6)
+    marks.episodes.end_recording(marks.series)
+    told = "\n".join(marks.lines)
+    assert mentions(
+        told, "episode 1", "task 1", "episode 2", "episodes 3 to 4", "episode 6", "stop the recorder"
+    )
+    assert "episode 5" not in told
+    marks.lines.clear()
+    marks.episodes.close()
+    named = [line for line in marks.lines if "not converted" in line]
+    assert [Path(line.split()[-3]).name for line in named] == ["pick.mcap", "pick_0002.mcap"]
+
+
+def test_a_node_that_was_started_again_counts_its_episodes_anew(marks: Marks) -> None:
+    for episode in (7, 0, 1):
+        marks.tell("begin_episode", episode)
+        marks.tell("end_episode", episode)
+    marks.episodes.end_recording(marks.series)
+    assert marks.lines == []
+
+
+def test_a_conversion_that_hangs_holds_no_other(marks: Marks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "LEAST_S", -1e9)
+    for episode in (0, 1):
+        marks.tell("begin_episode", episode)
+        marks.tell("end_episode", episode)
+    while marks.episodes.is_busy:
+        marks.episodes.tick()
+    assert [("too long" in line, "sam3-node convert" in line) for line in marks.lines] == [
+        (True, False),
+        (False, True),
+    ] * 2
 
 
 def test_a_ring_has_no_episodes(tmp_path: Path) -> None:
