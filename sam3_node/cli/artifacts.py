@@ -6,7 +6,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import AuthenticationError, OutputError, SettingsError, VocabularyError, require
+from ..errors import AuthenticationError, BagError, OutputError, SettingsError, VocabularyError, require
 from ..files import explain_os_error, prepare_output
 from ..processes.signals import print_notice
 from ..settings import Settings
@@ -108,7 +108,8 @@ def keys_revoke(args: Namespace, settings: Settings) -> None:
 def convert(args: Namespace, settings: Settings) -> int:
     """Append the episodes of own recordings to a LeRobot dataset.
 
-    Return 1 if an episode was left out. Raises SettingsError without a folder, and as `convert_recordings` does.
+    Return 1 if an episode or a recording was left out. Raises SettingsError without a folder, and as
+    `convert_recordings` does.
     """
     from ..recording.lerobot.conversion import convert_recordings, group_files
 
@@ -116,8 +117,17 @@ def convert(args: Namespace, settings: Settings) -> int:
     if folder is None:
         raise SettingsError("convert: expected --lerobot FOLDER, the dataset to write, found none")
     left_out = 0
-    for files in group_files(args.recordings):
-        found = convert_recordings(files, settings.lerobot, folder, lambda line: print(printable(line)))
+    groups = group_files(args.recordings)
+    for files in groups:
+        try:
+            found = convert_recordings(files, settings.lerobot, folder, lambda line: print(printable(line)))
+        except BagError as error:
+            # one that cannot be read does not hold the others
+            if len(groups) == 1:
+                raise
+            left_out += 1
+            print(printable(f"{files[0]}: not converted: {error}"), flush=True)
+            continue
         left_out += found.left_out
         text = f"{files[0]}: {found.appended} episodes to {folder}"
         if found.present:

@@ -1,5 +1,6 @@
 """Which files belong to one recording."""
 
+import shutil
 from itertools import islice
 from pathlib import Path
 
@@ -74,6 +75,9 @@ def test_files_without_a_mark_are_parts_where_their_names_say_it_whole(
 
 def test_a_part_alone_is_not_taken_for_the_whole(tmp_path: Path) -> None:
     pick = record(tmp_path / "pick.mcap", 1, 3)
+    require_whole(pick)
+    # a copy under another name is no other part
+    shutil.copy(pick[0], tmp_path / "backup.mcap")
     require_whole(pick)
     with refuses(BagError, field=("1 of", "pick.mcap", "folder")):
         require_whole(pick[1:2])

@@ -70,11 +70,11 @@ def require_one_recording(path: Path, files: Sequence[Path]) -> None:
 def require_whole(files: Sequence[Path]) -> None:
     """Raise BagError if other parts of the recording of these files lie beside them."""
     given = set(files)
-    began = {part.began_ns for part in map(_read_part, files)} - {None}
+    # a copy of a file under another name has the same mark, and is no other part
+    known = {(part.stem, part.began_ns) for part in map(_read_part, files) if part.began_ns is not None}
     for folder in {path.parent for path in files}:
-        left = [
-            path for path in folder.glob("*.mcap") if path not in given and _read_part(path).began_ns in began
-        ]
+        others = [_read_part(path) for path in folder.glob("*.mcap") if path not in given]
+        left = [part.path for part in others if (part.stem, part.began_ns) in known]
         if left:
             raise BagError(
                 f"{files[0]}: expected all files of the recording, found {len(given)} of {len(given) + len(left)}; "

@@ -95,7 +95,7 @@ def measure_fps(cameras: Mapping[str, CameraFrames]) -> int:
         raise BagError(
             f"camera {name}: expected a capture time of each frame, at an even rate of at most {MAX_DATASET_FPS} "
             f"frames per second, found {len(times_ns)} frames of which most are {period_ns / 1e6:g} ms apart, and "
-            f"{mean_ns / 1e6:g} ms on average, {span}; correct the stamps or the clock where the frames are sent, or choose "
+            f"{mean_ns / 1e6:g} ms on average, {span}; correct stamps or clock where the frames are sent, or choose "
             "lerobot.fps"
         )
     return min(max(LEAST_FPS, round(NANOSECONDS / period_ns)), MAX_DATASET_FPS)
