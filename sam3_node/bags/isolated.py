@@ -17,7 +17,7 @@ from typing import Any, TypedDict
 import msgpack
 
 from ..errors import BagError, require
-from ..files import describe_stand_in
+from ..files import ANY_SIZE, check_regular, describe_stand_in
 from ..resources import Closeable
 
 _CHILD = Path(__file__).with_name("isolated_calls.py")
@@ -59,6 +59,11 @@ class IsolatedCalls(Closeable):
                 raise BagError(self._describe_refusal(path))
             if stand_in := describe_stand_in(path):
                 raise BagError(f"{path}: expected a whole file, found {stand_in}")
+            # the child would wait for ever for a pipe
+            try:
+                check_regular(path, ANY_SIZE)
+            except OSError as error:
+                raise BagError(f"{path}: {error.strerror or error}") from error
 
             # look for the library here: its absence has its own error, and costs no process
             if self._child is None:

@@ -66,6 +66,9 @@ class ProgressBar:
 
         A `note` replaces the rate and the time left.
         """
+        # a recording's name may be in both
+        what = printable(what)
+        note = printable(note)
         if total is not None:
             total = max(total, done)  # an index of masks does not count the frames that failed
         if self._bar is None or what != self._task:

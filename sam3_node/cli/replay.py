@@ -211,11 +211,11 @@ def _replay_in_turn(jobs: Sequence[Job], args: Namespace, stop: Event) -> int:
         try:
             code |= _replay(single, args, run)
         except StoppedError as stopped:
-            print(f"{single.bags[0]}: {stopped}")
+            _print(f"{single.bags[0]}: {stopped}")
             return INTERRUPTED
         except EmptyPartError as error:
             code = 1
-            print(f"{single.bags[0]}: {error}")
+            _print(f"{single.bags[0]}: {error}")
         except Exception as error:
             # one bad file must not stop the others, but what is wrong with all of them must
             if len(jobs) == 1 or isinstance(error, OF_ALL_RECORDINGS):
@@ -240,7 +240,7 @@ def _join(job: Job, jobs: Sequence[Job]) -> None:
     finished = [single for single in jobs if read_finished_summary(single) is not None]
     parts = [path for path in (local_path(single.out) for single in finished) if path is not None]
     for kind in joined if parts else ():
-        print(f"{job.out}/{join_outputs(out, kind, parts)}")
+        _print(f"{job.out}/{join_outputs(out, kind, parts)}")
 
 
 def _describe(error: Exception) -> str:
@@ -256,7 +256,7 @@ def _plan(args: Namespace, job: Job) -> int:
 
     with closing(ProgressBar()) as bar:
         plan = plan_jobs(job.split_by_recording(), args.price_per_hour, progress=bar)
-    print(*(printable(line) for line in plan.lines()), sep="\n")
+    _print(*plan.lines())
     if plan.refused:
         return FAILED
     return 1 if plan.bad else 0
@@ -282,13 +282,13 @@ def _replay(job: Job, args: Namespace, run: Callable[..., Summary]) -> int:
     was_finished = not args.again and read_finished_summary(job) is not None
     with closing(ProgressBar()) as bar:
         summary = run(job, progress=bar)
-    print(*summary.lines(), sep="\n")
+    _print(*summary.lines())
     if "report" in job.outputs:
-        print(f"{job.out}/report.html: open it in a browser")
+        _print(f"{job.out}/report.html: open it in a browser")
     if was_finished:
-        print(f"{job.out}: was finished already, nothing was done; --again starts over")
+        _print(f"{job.out}: was finished already, nothing was done; --again starts over")
     if summary.failed == summary.frames:
-        print(f"{job.bags[0]}: no frame was replayed: expected frames, found none ({summary.failed} failed)")
+        _print(f"{job.bags[0]}: no frame was replayed: expected frames, found none ({summary.failed} failed)")
         return 1
     if args.compare:
         return _compare(job)
@@ -299,7 +299,7 @@ def _compare(job: Job) -> int:
     from ..replay.run import compare_job
 
     comparison = compare_job(job)
-    print(comparison)
+    _print(str(comparison))
     if comparison.is_identical:
         return 0
     return 1
@@ -451,7 +451,12 @@ def _print_report(report: UsageReport) -> None:
     # what was wrong with each recording, then the table of all
     for bag in report.bags:
         if bag.notes:
-            print(*bag.notes, sep="\n")
-    print(*align_rows(report.rows()), sep="\n")
+            _print(*bag.notes)
+    _print(*align_rows(report.rows()))
     if report.is_stopped:
-        print("stopped; results so far are kept, the same command continues")
+        _print("stopped; results so far are kept, the same command continues")
+
+
+def _print(*texts: str) -> None:
+    # names of recordings, and results that others may have written, could rewrite what the terminal shows
+    print(*(printable(text, line_feeds=True) for text in texts), sep="\n")

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import PurePosixPath
 
-from ..errors import ReplayError
-from ..schema.fields import Plain
+from ..errors import ReplayError, WireError
+from ..schema.fields import Plain, read_json
 from .davis_png import MaskSource
 from .job import SECTIONS, Job
 from .outputs import find_output
@@ -208,8 +208,8 @@ def read_identity(store: Store) -> Plain:
     if not store.exists(IDENTITY):
         return {}
     try:
-        identity = json.loads(store.read(IDENTITY))
-    except ValueError:
+        identity = read_json(store.read(IDENTITY), IDENTITY)
+    except WireError:
         identity = None
     if not isinstance(identity, dict):
         raise ReplayError(

@@ -24,6 +24,7 @@ from ..calibration import Calibration
 from ..detection.phrases import clean_label, clean_prompts
 from ..errors import ReplayError, RequestError, WireError
 from ..files import explain_os_error, read_regular, safe_file_name
+from ..schema.fields import read_json
 from ..settings import Settings, describe_faults
 from ..wire import Fields
 from ..wire.codec import Schema, integer
@@ -387,12 +388,12 @@ def _read_stdin() -> Any:
     data = sys.stdin.buffer.read(MAX_OBJECTS_BYTES + 1)
     if len(data) > MAX_OBJECTS_BYTES:
         raise ReplayError(f"standard input: expected at most {MAX_OBJECTS_BYTES} bytes of JSON, found more")
-    return _parse("standard input", "JSON", json.loads, data)
+    return _parse("standard input", "JSON", _read_json, data)
 
 
 def _read_file(path: Path) -> Any:
     """Return what a JSON or TOML file has, unchecked."""
-    readers = {".json": json.loads, ".toml": tomllib.loads}
+    readers: dict[str, Callable[[str], Any]] = {".json": _read_json, ".toml": tomllib.loads}
     if path.suffix.lower() not in readers:
         raise ReplayError(
             f"{path}: expected a .json, .toml or .png file, or a folder of PNGs, found another kind"
@@ -402,10 +403,14 @@ def _read_file(path: Path) -> Any:
     return _parse(str(path), path.suffix[1:].upper(), readers[path.suffix.lower()], data)
 
 
+def _read_json(text: str) -> Any:
+    return read_json(text, "its content")
+
+
 def _parse(what: str, kind: str, parse: Callable[[str], Any], data: bytes) -> Any:
     try:
         return parse(data.decode())
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, WireError) as error:
         raise ReplayError(f"{what}: expected {kind}, found {error}") from error
 
 

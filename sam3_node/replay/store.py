@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 from ..errors import BagError, MissingExtraError, OutputError, ReplayError, WireError, require
 from ..files import UNFINISHED, child_path, explain_os_error, read_regular, temp_dir, write_atomically
-from ..schema.fields import convert
+from ..schema.fields import Natural, NotNegative, convert, read_json
 from ..types import MaskFrame
 
 if TYPE_CHECKING:
@@ -154,27 +154,27 @@ class Summary:
     strategy: str
     model: str
     device: str
-    frames: int
+    frames: Natural
     """Frames that were stepped."""
-    failed: int
+    failed: Natural
     """Frames whose step raised an exception."""
-    refused: int
+    refused: Natural
     """Edits that were not possible."""
-    cameras: dict[str, int]
+    cameras: dict[str, Natural]
     """Frames with masks, by camera."""
-    objects: dict[str, int]
+    objects: dict[str, Natural]
     """Number of objects, by camera."""
-    seconds: float
+    seconds: NotNegative
     """Time of all runs together, without loading the model."""
-    frames_per_s: float
-    resumed_from: int = 0
+    frames_per_s: NotNegative
+    resumed_from: Natural = 0
     """Frames that earlier runs had done when the last run began."""
     lost: str | None = None
     """Parts of the recording that could not be read."""
     notes: list[str] = field(default_factory=list)
     unfound: dict[str, str] = field(default_factory=dict)
     """Prompts that began no object, each with a line that says why."""
-    stages_ms: dict[str, float] = field(default_factory=dict)
+    stages_ms: dict[str, NotNegative] = field(default_factory=dict)
     """Mean time of each stage in the last run."""
     outputs: list[str] = field(default_factory=list)
     output_notes: dict[str, str] = field(default_factory=dict)
@@ -211,8 +211,8 @@ class Summary:
     def from_json(cls, text: bytes) -> Self:
         """Read the JSON of `to_json`. Raises ReplayError for anything else."""
         try:
-            return convert(json.loads(text), cls, "summary")
-        except (ValueError, WireError) as error:
+            return convert(read_json(text, "summary"), cls, "summary")
+        except WireError as error:
             raise ReplayError(
                 f"summary.json: expected the summary of a replay, found {error}; use --again"
             ) from error

@@ -4,6 +4,7 @@
 field, what was expected and what was found.
 """
 
+import json
 import math
 import re
 import sys
@@ -26,6 +27,8 @@ MAX_CHARACTERS = 64 << 10
 """Characters of one text."""
 MAX_ITEMS = 4096
 """Items of one list or map."""
+MAX_LEVELS = 64
+"""Levels of nesting of JSON in a file. What is shown of deeper values would exceed the stack."""
 MAX_DESCRIBED = 60
 """Characters of a value in an error message."""
 _LARGEST = sys.float_info.max
@@ -99,6 +102,37 @@ def convert(
         raise WireError(_explain(error, plain, kind, what)) from None
     except RecursionError as error:
         raise WireError(f"{what}: expected fewer levels of nesting, found more") from error
+
+
+def read_json(text: bytes | str, what: str) -> Any:
+    """Return the value of a JSON file, unchecked but for its nesting. Raises WireError that names `what`."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        value = None
+        is_deep = True
+    except ValueError as error:
+        raise WireError(f"{what}: expected JSON, found {str(error)[:MAX_DESCRIBED]}") from error
+    else:
+        is_deep = _count_levels(value) > MAX_LEVELS
+    if is_deep:
+        raise WireError(f"{what}: expected at most {MAX_LEVELS} levels of nesting, found more")
+    return value
+
+
+def _count_levels(value: object) -> int:
+    """Return the number of levels of lists and maps, up to one more than allowed."""
+    level = [value]
+    for count in range(MAX_LEVELS + 1):
+        inner = [
+            item.values() if isinstance(item, dict) else item
+            for item in level
+            if isinstance(item, dict | list)
+        ]
+        level = [child for children in inner for child in children]
+        if not inner:
+            return count
+    return MAX_LEVELS + 1
 
 
 def to_plain(value: msgspec.Struct) -> dict[str, object]:

@@ -4,7 +4,6 @@ Up to version 2.1 each episode has a Parquet file and a video of each camera. In
 episodes, and tables in meta/episodes say where each begins.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ...errors import BagError, WireError
 from ...files import describe_stand_in, read_regular
-from ...schema.fields import Plain
+from ...schema.fields import Plain, read_json
 from ...wire import Fields
 from .. import samples
 from ..isolated import IsolatedCalls
@@ -134,7 +133,7 @@ class _LayoutReader:
         version = str(self._info.get("codebase_version"))
         if version not in VERSIONS:
             raise self._wrong(
-                f"a LeRobot dataset of version {', '.join(VERSIONS)}, found {version:.40}; convert it with lerobot's "
+                f"a LeRobot dataset of version {', '.join(VERSIONS)}, found {version!r:.40}; convert it with lerobot's "
                 "own tools"
             )
         fps = self._fields.number("fps", _MIN_FPS, samples.MAX_FPS)
@@ -316,7 +315,7 @@ def _find_depth(feature: Mapping[str, Any], is_video: bool) -> DepthFormat | Non
     # images hold depth itself, in a unit
     if not is_video:
         unit = next(_look_up(feature, "depth_unit"), None)
-        if unit not in _DEPTH_UNITS:
+        if not isinstance(unit, str | None) or unit not in _DEPTH_UNITS:
             raise BagError(
                 f"depth in images: expected a depth_unit of m or mm in its info, found {unit!r:.40}"
             )
@@ -354,6 +353,6 @@ def _read_bytes(path: Path) -> bytes:
 
 def _parse_json(path: Path, text: bytes) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BagError(f"{path}: expected JSON, found {str(error)[:100]}") from error
+        return read_json(text, str(path))
+    except WireError as error:
+        raise BagError(str(error)) from error

@@ -13,17 +13,21 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from msgspec import Meta
 
 from ...errors import BagError, OutputError, WireError, require
 from ...files import check_inside, explain_os_error, make_folder, read_regular, write_atomically
 from ...resources import Closeable
-from ...schema.fields import convert
+from ...schema.fields import FromOne, Natural, Text, convert, read_json
+from ...settings import MAX_DATASET_FPS
 from ...types import Image
 from ...visualization import VideoWriter
 from .forms import Cells, EpisodeSource, Feature, Features, Info, MaskNames, ObjectRow, TaskRow
 from .masks import CHANNELS, NAMES
-from .statistics import NamedStats, add_up
+from .statistics import CHANNELS as COLOURS
+from .statistics import NamedStats, add_up, check_stats
 
 VERSION = "v3.0"
 """Version of the datasets that are written."""
@@ -61,6 +65,8 @@ KEYFRAME_EVERY = 2
 PARTIAL = ".partial"
 """Ending of a table that is not complete. lerobot reads all that end in .parquet."""
 
+PICTURES = ("image", "video")
+"""Types of the features that are pictures."""
 INDICES: dict[str, str] = {
     "timestamp": "float32",
     "frame_index": "int64",
@@ -75,19 +81,19 @@ INDICES: dict[str, str] = {
 class EpisodeRecord:
     """What the dataset's description needs of one episode."""
 
-    number: int
-    key: int
+    number: Natural
+    key: Natural
     """Number by which a recording's episode is recognised, so that it is appended once."""
-    task: str
-    length: int
-    first_row: int
-    fps: int
+    task: Text
+    length: FromOne
+    first_row: Natural
+    fps: Annotated[int, Meta(ge=1, le=MAX_DATASET_FPS)]
     features: Features
     labels: list[str]
     """All labels of the dataset up to this episode, in the order of their numbers."""
     objects: list[ObjectRow]
     """Objects as NAMES lists them."""
-    missing: int
+    missing: Natural
     """Number of frames without masks, of all cameras."""
     statistics: dict[str, NamedStats]
     source: EpisodeSource = field(default_factory=EpisodeSource)
@@ -198,8 +204,8 @@ class DatasetFolder(Closeable):
     def _count_described(self) -> int:
         """Return the number of episodes in the description; 0 without one."""
         try:
-            described = json.loads(read_regular(self.path / INFO, MAX_RECORD_BYTES))["total_episodes"]
-        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            described = read_json(read_regular(self.path / INFO, MAX_RECORD_BYTES), INFO)["total_episodes"]
+        except (OSError, WireError, LookupError, TypeError):
             return 0
         return described if isinstance(described, int) else 0
 
@@ -233,7 +239,8 @@ class DatasetFolder(Closeable):
                 journal.unlink()
         # a process may have been killed between the record of an episode and the description
         if self.episodes and self._count_described() != number:
-            self._write_meta()
+            with explain_os_error(OutputError, f"cannot repair {self.path}"):
+                self._write_meta()
 
     def _features(self) -> Features:
         if not self.episodes:
@@ -444,32 +451,46 @@ def _shorten(feature: Feature | None) -> str:
 def _read_records(folder: Path) -> list[EpisodeRecord]:
     """Read the records of all episodes. Raises OutputError if one is absent or damaged."""
     records = []
+    first_row = 0
     for number, path in enumerate(sorted(folder.glob("episode-*.json"))):
         try:
-            values = json.loads(read_regular(path, MAX_RECORD_BYTES))
-            record = EpisodeRecord(**values)
+            values = read_json(read_regular(path, MAX_RECORD_BYTES), "record")
             # a check only: `convert` would drop what a later version has added to features
             convert(values, EpisodeRecord, "record")
-            _check_keys(record.features)
-        except (OSError, ValueError, TypeError, RecursionError, WireError) as error:
+            record = EpisodeRecord(**values)
+            _check_features(record)
+        except (OSError, ValueError, TypeError, WireError) as error:
             raise OutputError(
-                f"{path}: expected a record of sam3-node, found {str(error)[:100]}; name another folder"
+                f"{path}: expected a record of sam3-node, found {str(error)[:200]}; name another folder"
             ) from error
-        if record.number != number:
+        if record.number != number or record.first_row != first_row:
             raise OutputError(
-                f"{path}: expected the record of episode {number}, found that of {record.number}; name another folder"
+                f"{path}: expected the record of episode {number}, which begins with row {first_row}, found that of "
+                f"{record.number}, row {record.first_row}; name another folder"
             )
+        first_row += record.length
         records.append(record)
     return records
 
 
-def _check_keys(features: Features) -> None:
-    """Raise ValueError for a key of a video that cannot be the name of a folder, because it becomes one."""
-    for key in _list_videos(features):
-        if not _KEY.fullmatch(key):
+def _check_features(record: EpisodeRecord) -> None:
+    """Raise ValueError for features that no dataset of this package has, or for statistics of others."""
+    for key, feature in record.features.items():
+        kind = feature["dtype"]
+        is_picture = kind in PICTURES
+        # a video's key becomes the name of a folder
+        if kind == "video" and not _KEY.fullmatch(key):
             raise ValueError(
                 f"a video's key of letters, digits, '_', '.' and '-' was expected, found {key!r:.80}"
             )
+        known = [INDICES[key]] if key in INDICES else [*PICTURES, "float32"]
+        if kind not in known or len(feature["shape"]) != (3 if is_picture else 1):
+            raise ValueError(
+                f"a feature of the type {' or '.join(known)} was expected, found {key!r:.80} of {kind!r:.20} with "
+                f"{len(feature['shape'])} dimensions"
+            )
+        shape = (COLOURS, 1, 1) if is_picture else (feature["shape"][0],)
+        check_stats(record.statistics.get(key, {}), shape)
 
 
 def _lock(path: Path) -> int:

@@ -2,6 +2,8 @@
 
 from typing import NotRequired, TypedDict
 
+from ...schema.fields import Natural, Side
+
 VideoInfo = TypedDict(
     "VideoInfo",
     {
@@ -22,7 +24,7 @@ class Feature(TypedDict):
     """A feature: a column of the table, or a video."""
 
     dtype: str
-    shape: list[int]
+    shape: list[Side]
     names: NotRequired[list[str] | None]
     info: NotRequired[VideoInfo]
 
@@ -43,12 +45,12 @@ class PictureCell(TypedDict):
 class ObjectRow(TypedDict):
     """An object of an episode and camera, whose pixels have the number `index`."""
 
-    episode: int
+    episode: Natural
     camera: str
-    index: int
-    id: int
+    index: Natural
+    id: Natural
     label: str
-    doubtful: NotRequired[list[list[int]]]
+    doubtful: NotRequired[list[list[Natural]]]
     """Runs [first, last] of rows on which the object was doubtful"""
 
 

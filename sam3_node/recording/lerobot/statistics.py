@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...schema.fields import MAX_INT
+
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 """Share of the values below each quantile, by lerobot's names."""
 STATISTICS = ("min", "max", "mean", "std", *QUANTILES)
@@ -26,6 +28,22 @@ Stats = npt.NDArray[np.float64]
 """The values of STATISTICS, each of all channels or numbers: [9, channels]."""
 NamedStats = dict[str, list[Any]]
 """Statistics of a feature by their names, with COUNT, as lerobot stores them."""
+
+
+def check_stats(stats: object, shape: tuple[int, ...]) -> None:
+    """Raise ValueError unless these are the STATISTICS of a feature, finite and each of this shape, with a COUNT."""
+    if not isinstance(stats, dict):
+        raise ValueError("a map of statistics was expected")
+    for name in STATISTICS:
+        values = np.array(stats.get(name))
+        # other types, and integers of more than 64 bits, are numbers of no kind
+        if values.dtype.kind not in "if" or values.shape != shape or not np.isfinite(values).all():
+            raise ValueError(
+                f"finite numbers of the shape {list(shape)} were expected in the statistics {name}"
+            )
+    count = stats.get(COUNT)
+    if not isinstance(count, list) or [type(item) for item in count] != [int] or not 0 <= count[0] <= MAX_INT:
+        raise ValueError(f"a list of one whole number was expected in the statistics {COUNT}")
 
 
 class PixelStatistics:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Self
 
 from ...errors import OutputError, ReplayError, WireError
-from ...schema.fields import convert
+from ...schema.fields import Natural, NotNegative, convert, read_json
 from ..store import Store
 
 BILL = "bill.json"
@@ -54,10 +54,10 @@ class BagResult:
     state: str = "stopped"
     """done, failed or stopped; running in the bill of a run that has not ended."""
     error: str | None = None
-    frames: int = 0
-    worker_s: float = 0.0
+    frames: Natural = 0
+    worker_s: NotNegative = 0.0
     """Seconds that workers spent on it in all runs, including lost workers and failed attempts."""
-    losses: int = 0
+    losses: Natural = 0
     """Number of workers lost in all runs, including interrupted ones, as spot machines are."""
     notes: list[str] = field(default_factory=list)
 
@@ -77,14 +77,14 @@ class UsageReport:
     """The results of all recordings, with the time of workers and its cost, over all runs into one folder."""
 
     bags: list[BagResult]
-    seconds: float
-    held_s: float
+    seconds: NotNegative
+    held_s: NotNegative
     """Seconds of all workers together, each from when it was ready until its end."""
-    gpu_s: float
+    gpu_s: NotNegative
     """The same for all GPUs; 0 without GPUs."""
-    price_per_hour: float | None = None
+    price_per_hour: NotNegative | None = None
     """Price of one worker, None if it is unknown. Runs at different prices have their mean, by time."""
-    runs: int = 1
+    runs: Natural = 1
     """Number of runs: the first one, and each that resumed it."""
     others: list[BagResult] = field(default_factory=list)
     """Recordings of earlier runs that this run did not have."""
@@ -164,8 +164,8 @@ class UsageReport:
         """Read the JSON of `to_json`. Raises ReplayError for anything else."""
         try:
             # the file has sums beside the fields, and a later version may have written more
-            return convert(json.loads(text), cls, "bill")
-        except (ValueError, WireError) as error:
+            return convert(read_json(text, "bill"), cls, "bill")
+        except WireError as error:
             raise ReplayError(
                 f"{BILL}: expected the time and cost of earlier runs, found {error}; move it away to count from zero"
             ) from error

@@ -22,7 +22,7 @@ from typing import Any
 from ...bags.formats.lerobot_layout import EPISODES_V3, INFO, Episode, is_lerobot, read_layout
 from ...bags.isolated import IsolatedCalls
 from ...bags.samples import split_selection
-from ...errors import BagError, ReplayError, find_version, install_advice
+from ...errors import BagError, ReplayError, WireError, find_version, install_advice
 from ...files import check_inside, has_home
 from ...recording.lerobot.dataset import LOCK, RECORDS, UNFINISHED
 from ...recording.lerobot.forms import Feature, MaskNames, PictureCell
@@ -36,6 +36,7 @@ from ...recording.lerobot.masks import (
     encode_picture,
 )
 from ...recording.lerobot.statistics import NamedStats, NumberStatistics, PixelStatistics, name_pixel_stats
+from ...schema.fields import read_json
 from ...types import MaskFrame
 from ..davis_png import MaskSource, NumberTable
 from .output import OutputFormat, Progress, Sources
@@ -93,7 +94,7 @@ def write_lerobot(
         writer.write_tables()
         try:
             writer.write_meta()
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, WireError) as error:
             raise BagError(
                 f"{path}: expected statistics as lerobot writes them in meta, found {error!r:.200}"
             ) from error
@@ -265,7 +266,7 @@ class _DatasetWriter:
 
         # the statistics of the whole dataset, then those of the episodes, where the version has them
         if (self._target / STATS).is_file():
-            stats = json.loads(self._read_text(STATS))
+            stats = read_json(self._read_text(STATS), STATS)
             stats |= self._describe_all(stats.get(self._described, ()))
             for name in self._dropped:
                 stats.pop(name, None)
@@ -322,7 +323,7 @@ class _DatasetWriter:
     def _write_episode_stats_v2(self) -> None:
         lines = []
         for line in self._read_text(EPISODE_STATS_V2).splitlines():
-            row = json.loads(line)
+            row = read_json(line, EPISODE_STATS_V2)
             row["stats"] |= self._describe_episode(
                 row["episode_index"], row["stats"].get(self._described, ())
             )
