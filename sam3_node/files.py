@@ -71,7 +71,14 @@ def explain_os_error(kind: type[Sam3NodeError], what: str, remedy: str = "") -> 
     try:
         yield
     except OSError as error:
-        raise kind(f"{what}: {error.strerror or error}{remedy}") from error
+        explained = kind(f"{what}: {error.strerror or error}{remedy}")
+        explained.may_pass = is_full(error)
+        raise explained from error
+
+
+def is_full(error: OSError) -> bool:
+    """Return True if a disk or a quota is full, which somebody may free."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def make_folder(path: Path) -> None:

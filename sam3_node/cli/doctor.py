@@ -543,8 +543,14 @@ def _judge_node(endpoint: str, node: NodeAnswers) -> CheckResult:
             "node", "warn", f"{detail}; {told}", "correct what the sender packs: docs/own-camera.md"
         )
     ended = status.get("helpers_ended", {})
-    if ended:
-        told = "; ".join(f"{name} {reason}" for name, reason in ended.items())
+    restarted = status.get("helpers_restarted", {})
+    if ended or restarted:
+        told = "; ".join(
+            [
+                *(f"{name} {reason}" for name, reason in ended.items()),
+                *(f"{name} was started again {count} times" for name, count in restarted.items()),
+            ]
+        )
         return CheckResult(
             "node", "warn", f"{detail}; {told}", "mend the cause, and start it, or the group, again"
         )

@@ -18,7 +18,7 @@ from ..perception.perception import Perception
 from ..perception.pipeline import Pipeline
 from ..perception.step import StepFrame
 from ..perception.thread_choice import ThreadChooser
-from ..processes.helpers import read_ended
+from ..processes.helpers import read_helpers
 from ..processes.logs import announce, log_subject
 from ..processes.notify import Watchdog
 from ..resumable import resume
@@ -176,6 +176,7 @@ class Node:
         totals = self.totals()
         frames = self.cameras.frames
         control = self._control
+        helpers = read_helpers()
         return StatusReply(
             **status.perception,
             uptime_s=round(time.monotonic() - self._start_s, 3),
@@ -193,7 +194,8 @@ class Node:
             endpoints_refused=tuple(frames.refusals),
             snapshot=SnapshotStatus(**self.snapshots.describe()),
             episode=self.episodes.open,
-            helpers_ended=read_ended(),
+            helpers_ended={name: state.reason for name, state in helpers.items() if state.is_over},
+            helpers_restarted={name: state.restarts for name, state in helpers.items() if state.restarts},
             cameras=status.describe_cameras(),
         )
 
@@ -218,6 +220,7 @@ class Node:
     def totals(self) -> Totals:
         """Return counts of the node. Any thread may call it once there is a status."""
         frames = self.cameras.frames
+        helpers = read_helpers()
         return Totals(
             # the rejected frames contain those of cameras beyond the limit, which have a count of their own
             frames.rejected - frames.names.crowded_out,
@@ -225,7 +228,8 @@ class Node:
             self._control.rejected,
             self.output.publisher.peers_refused + self._control.peers_refused,
             self.perception.device_bytes,
-            len(read_ended()),
+            sum(state.is_over for state in helpers.values()),
+            {name: state.restarts for name, state in helpers.items()},
             0 if self.output.spans is None else self.output.spans.lost,
         )
 

@@ -1,4 +1,4 @@
-"""Tells which helpers of a group have ended, by a file of the supervisor. The node's status and metrics have it.
+"""Tells how the helpers of a group do, by a file of the supervisor. The node's status and metrics have it.
 
 A helper is a process without which cameras and node go on, such as a recorder on a disk that is full.
 """
@@ -6,31 +6,40 @@ A helper is a process without which cameras and node go on, such as a recorder o
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ..errors import WireError
 from ..files import read_regular, write_atomically
+from ..schema.fields import Natural, convert, read_json
 
-ENDED_HELPERS = "SAM3NODE_ENDED_HELPERS"
+HELPERS_FILE = "SAM3NODE_ENDED_HELPERS"
 """Variable with the path of the file, which a supervisor sets for each process of its group."""
 MAX_BYTES = 65536
 """Size of the largest such file that is read."""
 
 
-def write_ended(path: Path, ended: Mapping[str, str]) -> None:
-    """Write the names of ended helpers, each with the reason. Raises OSError."""
-    write_atomically(path, json.dumps(ended).encode())
+@dataclass(frozen=True, slots=True)
+class HelperState:
+    """How a helper does: how often it was started again, why it ended last, and whether it has ended for good."""
+
+    restarts: Natural = 0
+    reason: str = ""
+    is_over: bool = False
 
 
-def read_ended(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the helpers of this process's group that have ended, with the reasons; empty without a supervisor."""
-    path = environment.get(ENDED_HELPERS)
+def write_helpers(path: Path, states: Mapping[str, HelperState]) -> None:
+    """Write the helpers that have ended, for good or before a restart. Raises OSError."""
+    write_atomically(path, json.dumps({name: asdict(state) for name, state in states.items()}).encode())
+
+
+def read_helpers(environment: Mapping[str, str] = os.environ) -> dict[str, HelperState]:
+    """Return the helpers of this process's group that have ended at least once; empty without a supervisor."""
+    path = environment.get(HELPERS_FILE)
     if path is None:
         return {}
     # no such file: none has ended
     try:
-        ended = json.loads(read_regular(Path(path), MAX_BYTES))
-    except (OSError, ValueError):
+        return convert(read_json(read_regular(Path(path), MAX_BYTES), path), dict[str, HelperState], path)
+    except (OSError, WireError):
         return {}
-    if not isinstance(ended, dict):
-        return {}
-    return {str(name): str(reason) for name, reason in ended.items()}

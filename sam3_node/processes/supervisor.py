@@ -5,7 +5,7 @@ time, SIGKILL. It kills a process that reports that it is alive (see `notify`) a
 kernel kills all members if the supervisor is killed. It needs only the standard library and no service manager.
 
 When a process that the others need ends for good, or on SIGINT or SIGTERM, the group stops all processes. A helper,
-such as a recorder, ends alone: the others find it in the file that ENDED_HELPERS names (see `helpers`).
+such as a recorder, ends or fails alone: the others find it in the file that HELPERS_FILE names (see `helpers`).
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -30,7 +30,7 @@ from ..errors import ProcessError, Sam3NodeError, SettingsError
 from ..files import explain_os_error
 from ..resources import Closeable
 from ..settings import CameraSettings, Settings, load_settings
-from .helpers import ENDED_HELPERS, write_ended
+from .helpers import HELPERS_FILE, HelperState, write_helpers
 from .logs import announce, format_line, print_line, read_message, use_environment_format, use_format
 from .notify import REFUSED, RESTARTED, VARIABLES, NotifySocket
 from .signals import stop_on_signals
@@ -41,6 +41,8 @@ BACKOFF_S = 0.5
 """Pause before the first restart. It doubles with each failure in a row."""
 MAX_BACKOFF_S = 10.0
 """Longest pause before a restart."""
+MAX_HELPER_BACKOFF_S = 300.0
+"""Longest pause before the restart of a helper: what ends a recorder, such as a full disk, takes a person's time."""
 HEALTHY_S = 30.0
 """Seconds of life after which the earlier failures of a process do not count any more."""
 TAIL_LINES = 40
@@ -102,6 +104,7 @@ class _Child:
         self.ready: re.Match[str] | None = None
         self.code: int | None = None
         self.failures = 0
+        self.helper_state = HelperState()
         self.restart_at = math.inf
         self.spawn()
 
@@ -113,7 +116,7 @@ class _Child:
         self.started = time.monotonic()
         # a member never reports to the supervisor of this process, if it has one itself
         inherited = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-        own = {"PYTHONUNBUFFERED": "1", ENDED_HELPERS: str(self.helpers)}
+        own = {"PYTHONUNBUFFERED": "1", HELPERS_FILE: str(self.helpers)}
         environment = {**inherited, **own, **self.process.env}
         if self.process.restart != "never":
             environment[RESTARTED] = "sam3-node"
@@ -357,27 +360,32 @@ class Group(Closeable):
         is_refused = code == REFUSED and not child.is_up
         if code == 0 or is_refused or child.process.restart == "never":
             child.code = code
+            child.helper_state = replace(child.helper_state, reason=_describe_end(child), is_over=True)
             self._note_helpers(child)
             return
         # a process that ran for long has not failed to start: its pauses begin again
         if time.monotonic() - child.started > HEALTHY_S:
             child.failures = 0
-        pause_s = min(BACKOFF_S * 2**child.failures, MAX_BACKOFF_S)
+        longest_s = MAX_HELPER_BACKOFF_S if child.process.is_helper else MAX_BACKOFF_S
+        pause_s = min(BACKOFF_S * 2**child.failures, longest_s)
         child.failures = min(child.failures + 1, MAX_BACKOFF_FAILURES)
         child.restart_at = time.monotonic() + pause_s
         self._print(f"{child.process.name} ended with {describe_exit(code)}; restarting it in {pause_s:g} s")
+        restarts = child.helper_state.restarts + 1
+        child.helper_state = replace(child.helper_state, restarts=restarts, reason=_describe_end(child))
+        self._note_helpers(child)
 
     def _note_helpers(self, child: _Child) -> None:
-        """Tell the other processes which helpers have ended, so that the node's status says so."""
+        """Tell the other processes which helpers have ended or failed, so that the node's status says so."""
         if not child.process.is_helper:
             return
-        ended = {
-            name: _describe_end(other)
+        states = {
+            name: other.helper_state
             for name, other in self._children.items()
-            if other.process.is_helper and other.code is not None
+            if other.process.is_helper and other.helper_state != HelperState()
         }
         try:
-            write_ended(child.helpers, ended)
+            write_helpers(child.helpers, states)
         except OSError as error:  # the disk may be full, which may also have ended the helper
             self._print(f"cannot tell the node that {child.process.name} has ended: {error}")
 
@@ -403,8 +411,7 @@ class Group(Closeable):
 
 def _describe_end(child: _Child) -> str:
     """Return why a helper has ended: its exit code and its last line."""
-    assert child.code is not None
-    text = f"ended with {describe_exit(child.code)}"
+    text = f"ended with {describe_exit(child.popen.returncode)}"
     if child.tail:
         text += f": {child.tail[-1]}"
     return text[:MAX_REASON_CHARACTERS]

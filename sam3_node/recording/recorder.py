@@ -11,6 +11,7 @@ import fcntl
 import os
 import queue
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -56,6 +57,8 @@ CONVERT_S = 600.0
 """Longest time that the end of a recording waits for the conversion of its last episodes."""
 LAST_MARKS_S = 1.0
 """Longest time that the end of a recording waits for marks of episodes that a busy machine has not delivered yet."""
+LEAST_FREE_BYTES = 64 << 20
+"""Free bytes of a disk below which no recording is begun: each restart would leave a file with next to nothing."""
 RETRY_S = 0.5
 """Time between two requests of the description."""
 
@@ -178,7 +181,11 @@ class Recorder(SocketOwner):
             self._series.close()
 
     def _begin_series(self, path: Path) -> RecordedSeries:
-        """Begin a recording with the node's description, if that is known."""
+        """Begin a recording with the node's description, if that is known. Raises OutputError for a full disk."""
+        self._enforce_quota()
+        # a ring that was triggered goes to the disk as far as it does
+        if self._ring is None:
+            _require_free(path)
         self._series = RecordedSeries(path, self._record, lambda: self._tap.dropped, self._node.request)
         # a recording of the ring begins long after the node has described itself
         if self._description is not None:
@@ -443,6 +450,22 @@ def _choose_path(out: Path, is_event: bool = False) -> Path:
         number += 1
         path = folder / f"{stem}-{number}.mcap"
     return path
+
+
+def _require_free(path: Path) -> None:
+    """Raise OutputError if the disk of a file has next to no space."""
+    make_folder(path.parent)
+    try:
+        free = shutil.disk_usage(path.parent).free
+    except OSError:  # not every disk tells
+        return
+    if free < LEAST_FREE_BYTES:
+        error = OutputError(
+            f"cannot write {path}: expected at least {LEAST_FREE_BYTES >> 20} MiB of free space, found {free >> 20}; "
+            "free the disk, or set record.max_total_gb"
+        )
+        error.may_pass = True
+        raise error
 
 
 def _check_folder(out: Path) -> None:

@@ -504,6 +504,8 @@ class StatusReply(NodeReply, frozen=True, kw_only=True):
     """the open one"""
     helpers_ended: Mapping[Text, Text]
     """recorders and other helpers of its group that have ended, with the reasons"""
+    helpers_restarted: Mapping[Text, Natural] = {}
+    """how often helpers of its group have failed, and were started again"""
 
 
 class DescriptionReply(NodeReply, frozen=True, kw_only=True):

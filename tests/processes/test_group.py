@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,8 @@ import pytest
 from sam3_node.cameras import publish
 from sam3_node.cli import main as cli
 from sam3_node.errors import CameraError, ProcessError, SettingsError
-from sam3_node.processes.helpers import ENDED_HELPERS, read_ended, write_ended
+from sam3_node.processes import supervisor
+from sam3_node.processes.helpers import HELPERS_FILE, HelperState, read_helpers, write_helpers
 from sam3_node.processes.logs import use_format
 from sam3_node.processes.notify import Watchdog
 from sam3_node.processes.supervisor import Group, Process, combine_exit_codes, list_processes, main, run_group
@@ -157,9 +159,9 @@ print('told', path.read_text(), flush=True)
     assert combine_exit_codes(codes) == 4
     printed = capsys.readouterr().out
     assert "record ended with exit code 4; the group goes on without it" in printed
-    assert json.loads(printed.split("told")[1].splitlines()[0]) == {
-        "record": "ended with exit code 4: error: no space left on device"
-    }
+    told = json.loads(printed.split("told")[1].splitlines()[0])
+    assert told["record"]["reason"] == "ended with exit code 4: error: no space left on device"
+    assert (told["record"]["is_over"], told["record"]["restarts"]) == (True, 0)
     assert "node ended with exit code 0; stopping the group" in printed
 
 
@@ -175,15 +177,40 @@ def test_recorder_watcher_and_console_of_a_profile_are_helpers(tmp_path: Path) -
     assert [process.name for process in processes if process.is_helper] == ["watch", "record", "console"]
 
 
+def test_a_helper_that_fails_again_and_again_waits_longer_and_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(supervisor, "BACKOFF_S", 0.01)
+    monkeypatch.setattr(supervisor, "MAX_BACKOFF_S", 0.02)
+    monkeypatch.setattr(supervisor, "MAX_HELPER_BACKOFF_S", 0.04)
+    asks = """
+import json, os, pathlib, time
+print('up', flush=True)
+path = pathlib.Path(os.environ['SAM3NODE_ENDED_HELPERS'])
+while not path.exists() or json.loads(path.read_text())['record']['restarts'] < 4:
+    time.sleep(0.02)
+print('told', path.read_text(), flush=True)
+"""
+    full = "print('no space left', flush=True); raise SystemExit(75)"
+    helper = replace(python("record", full), is_helper=True, restart="on-failure")
+    run_group([python("node", asks), helper], threading.Event())
+    printed = capsys.readouterr().out
+    told = json.loads(printed.split("told")[1].splitlines()[0])["record"]
+    assert (told["reason"], told["is_over"]) == ("ended with exit code 75: no space left", False)
+    pauses = re.findall(r"restarting it in ([\d.]+) s", printed)
+    assert pauses[:4] == ["0.01", "0.02", "0.04", "0.04"]
+
+
 def test_what_a_supervisor_wrote_of_helpers_is_read_with_care(tmp_path: Path) -> None:
     path = tmp_path / "helpers"
-    own = {ENDED_HELPERS: str(path)}
-    assert read_ended({}) == read_ended(own) == {}
-    write_ended(path, {"record": "ended with exit code 2"})
-    assert read_ended(own) == {"record": "ended with exit code 2"}
-    for damaged in (b"[1]", b"{", b""):
+    own = {HELPERS_FILE: str(path)}
+    assert read_helpers({}) == read_helpers(own) == {}
+    states = {"record": HelperState(3, "ended with exit code 2", True)}
+    write_helpers(path, states)
+    assert read_helpers(own) == states
+    for damaged in (b"[1]", b"{", b"", b'{"record": 3}', b'{"record": {"restarts": -1}}', b"[" * 60_000):
         path.write_bytes(damaged)
-        assert read_ended(own) == {}
+        assert read_helpers(own) == {}
 
 
 def test_run_group_ends_when_the_stop_event_is_set(capsys: pytest.CaptureFixture[str]) -> None:

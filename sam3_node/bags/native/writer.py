@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import wire
 from ...errors import OutputError, WireError, require
-from ...files import explain_os_error, make_folder
+from ...files import explain_os_error, is_full, make_folder
 from ...resources import Closeable
 from ...types import Buffer, ColourEncoding, Frame, Intrinsics, MaskFrame
 from .. import native
@@ -61,6 +61,8 @@ class RecordingWriter(Closeable):
         self._schemas: dict[str, int] = {}
         self._calibrations: dict[str, tuple[Intrinsics, int, int]] = {}
         self._pending = 0
+        # True once a chunk of messages is on the disk
+        self._has_messages = False
         self._file = _create(path, overwrite)
         # only `flush` ends a chunk, so that the file knows where it is complete
         self._writer = mcap.Writer(self._file, chunk_size=1 << 62, compression=mcap.CompressionType.NONE)
@@ -130,6 +132,7 @@ class RecordingWriter(Closeable):
         if self._pending:
             self._try(self._writer.flush)
             self._file.keep()
+            self._has_messages = True
             self._pending = 0
 
     def close(self) -> None:
@@ -194,9 +197,14 @@ class RecordingWriter(Closeable):
             # the disk is full, or gone: nothing more can be written
             self._pending = 0
             self._file.end_here(_build_ending())
-            raise OutputError(
-                f"cannot write {self.path}: {error.strerror}; the recording ends here, its content can be read"
-            ) from error
+            what = "the recording ends here, its content can be read"
+            # a file without a message would be left by each restart of a recorder on a full disk
+            if not self._has_messages:
+                what = "nothing was recorded, and no file is left"
+                self.path.unlink(missing_ok=True)
+            ended = OutputError(f"cannot write {self.path}: {error.strerror}; {what}")
+            ended.may_pass = is_full(error)
+            raise ended from error
 
 
 class SplitRecordingWriter(Closeable):
