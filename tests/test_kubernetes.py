@@ -269,6 +269,26 @@ def test_objects_are_valid_by_the_schemas_of_kubernetes(base: str) -> None:
         schemas.validate(each, schemas.latest_version(), strict=True)
 
 
+def test_the_monitor_scrapes_the_pods_of_the_node_as_the_alerts_expect() -> None:
+    overlay = yaml.safe_load((FOLDER / "node-monitor" / "kustomization.yaml").read_text())
+    assert overlay["resources"] == ["../node", "monitor.yaml"]
+    monitor = yaml.safe_load((FOLDER / "node-monitor" / "monitor.yaml").read_text())["spec"]
+    template = NODE["Deployment"]["spec"]["template"]
+    assert monitor["selector"]["matchLabels"] == template["metadata"]["labels"]
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    ports = {port["name"] for port in template["spec"]["containers"][0]["ports"]}
+    assert endpoint["port"] in ports
+    asked = set(re.findall(r'job="([^"]+)"', (ROOT / "launch/monitoring/alerts.yml").read_text()))
+    assert {rule["replacement"] for rule in endpoint["relabelings"] if rule["targetLabel"] == "job"} == asked
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+def test_kustomize_renders_the_monitor_with_the_node() -> None:
+    command = ["kubectl", "kustomize", FOLDER / "node-monitor"]
+    text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S).stdout
+    assert {"Deployment", "PodMonitor"} <= {each["kind"] for each in yaml.safe_load_all(text)}
+
+
 def test_the_service_leads_to_the_pods_of_the_deployment() -> None:
     deployment = NODE["Deployment"]["spec"]
     service = NODE["Service"]["spec"]

@@ -127,6 +127,18 @@ def test_the_unit_may_write_the_snapshot_that_the_docs_name() -> None:
     assert service["RuntimeDirectoryPreserve"] == "yes", "a restart would delete it"
 
 
+@pytest.mark.parametrize("name", ["camera", "node"])
+def test_units_of_several_robots_share_nothing_that_one_of_them_writes(name: str) -> None:
+    """An instance is the unit of one robot, with a profile and a folder of its own, and half of the machine."""
+    alone = read_unit(LAUNCH / "systemd" / f"sam3-{name}.service")["Service"]
+    each = read_unit(LAUNCH / "systemd" / f"sam3-{name}@.service")["Service"]
+    differing = {key for key in alone.keys() | each.keys() if alone.get(key) != each.get(key)}
+    assert differing <= {"ExecStart", "RuntimeDirectory", "CPUQuota", "MemoryMax"}
+    assert each["ExecStart"].endswith("/%i.toml")
+    assert each.get("RuntimeDirectory", "%i").endswith("%i")
+    assert int(each["MemoryMax"].removesuffix("%")) * 2 <= int(alone["MemoryMax"].removesuffix("%"))
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 def test_every_unit_is_valid(unit: Path, tmp_path: Path) -> None:
@@ -139,7 +151,13 @@ def test_every_unit_is_valid(unit: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("unit", "command"), [("sam3-camera.service", "camera"), ("sam3-node.service", "run")]
+    ("unit", "command"),
+    [
+        ("sam3-camera.service", "camera"),
+        ("sam3-camera@.service", "camera"),
+        ("sam3-node.service", "run"),
+        ("sam3-node@.service", "run"),
+    ],
 )
 def test_every_unit_starts_a_real_command(unit: str, command: str) -> None:
     words = read_unit(LAUNCH / "systemd" / unit)["Service"]["ExecStart"].split()

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler
 from operator import attrgetter
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ..addresses import is_loopback, is_loopback_header
@@ -263,8 +262,8 @@ class Totals(NamedTuple):
     gpu_bytes: int | None
     helpers_ended: int = 0
     """helpers of the node's group, such as a recorder, that have ended for good"""
-    helper_restarts: Mapping[str, int] = MappingProxyType({})
-    """restarts of each helper that has failed"""
+    helper_restarts: int = 0
+    """restarts of helpers that have failed"""
     spans_lost: int = 0
     """spans that the collector of monitoring.otlp_endpoint has not taken"""
 
@@ -410,7 +409,7 @@ def _collect_totals(readings: Readings, status: NodeStatus) -> Iterator[Metric]:
     text = "Helpers of the group, such as a recorder, that have ended for good."
     yield _make("Gauge", "helpers_ended", text, totals.helpers_ended)
     text = "Restarts of helpers of the group that have failed, such as a recorder on a full disk."
-    yield _make("Counter", "helper_restarts", text, totals.helper_restarts, "helper")
+    yield _make("Counter", "helper_restarts", text, totals.helper_restarts)
     if totals.gpu_bytes is not None:
         yield _make("Gauge", "gpu_memory_bytes", "GPU memory that torch holds.", totals.gpu_bytes)
 

@@ -229,7 +229,7 @@ class Node:
             self.output.publisher.peers_refused + self._control.peers_refused,
             self.perception.device_bytes,
             sum(state.is_over for state in helpers.values()),
-            {name: state.restarts for name, state in helpers.items()},
+            sum(state.restarts for state in helpers.values()),
             0 if self.output.spans is None else self.output.spans.lost,
         )
 
