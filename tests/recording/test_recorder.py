@@ -1,6 +1,7 @@
 """`sam3-node record` in this process: counts, requests to the node, triggers, compression of colour, and the quota."""
 
 import dataclasses
+import errno
 import io
 import os
 import random
@@ -21,14 +22,14 @@ import numpy as np
 import pytest
 import zmq
 
-from sam3_node.bags.native import COLOUR, NODE, RECORDER, RECORDING, RING
+from sam3_node.bags.native import COLOUR, NODE, RECORDER, RECORDING, RING, writer
 from sam3_node.bags.native.reader import RecordingReader
 from sam3_node.bags.native.writer import RecordingWriter
 from sam3_node.calibration import Calibration
 from sam3_node.calibration.camera_file import HandEye, PinholeSection
 from sam3_node.errors import OutputError, ReplayError, SettingsError, TransportError
 from sam3_node.processes.supervisor import RECORD_READY, list_processes
-from sam3_node.recording.recorder import MessageRing, Quota, Trigger, run_record
+from sam3_node.recording.recorder import MessageRing, Quota, Recorder, Trigger, run_record
 from sam3_node.replay.event_log import Step
 from sam3_node.replay.job import Job
 from sam3_node.replay.schedule import Schedule
@@ -680,6 +681,40 @@ def test_a_full_disk_ends_it_and_spares_what_is_there(tmp_path: Path, path: Path
     assert len(seqs) * FRAME_BYTES > 1_000_000
     assert list(recorded.frames())
     assert recorded.lost is None
+
+
+def test_a_disk_that_is_full_gets_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(record=RecordSettings(out=tmp_path / "pick.mcap"))
+    full = shutil.disk_usage(tmp_path)._replace(free=60 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    with refuses(OutputError, field=("pick.mcap", "64 MiB", "60", "record.max_total_gb")) as caught:
+        Recorder(settings, io.StringIO(), Trigger())
+    # a supervisor tries again: somebody may free the disk
+    assert caught.value.may_pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("chunks", [0, 1])
+def test_a_recording_without_a_message_leaves_no_file(
+    tmp_path: Path, chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full at the first message, or after one that is kept."""
+    path = tmp_path / "pick.mcap"
+    frame = Frame("cam0", 0, 0, 4, 2, "mono8", bytes(8))
+    recording = RecordingWriter(path)
+    for _ in range(chunks):
+        recording.write_frame(frame, 0)
+        recording.flush()
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    recording.write_frame(frame, 1)
+    monkeypatch.setattr(writer._RecordingFile, "write", fail)
+    with refuses(OutputError, field=(str(path), "space")) as caught:
+        recording.flush()
+    assert caught.value.may_pass
+    assert path.exists() == bool(chunks)
 
 
 def test_what_a_stopped_recorder_misses_is_counted(tmp_path: Path, path: Path) -> None:
