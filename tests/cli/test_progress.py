@@ -1,13 +1,18 @@
 """Progress on a terminal and in a log: of tasks in units, and of steps of an engine build."""
 
 import io
+import re
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
+from sam3_node.cli import main as cli
+from sam3_node.cli import replay
 from sam3_node.cli.progress import ProgressBar, format_duration
 from sam3_node.cli.replay import describe_progress
 from sam3_node.replay.cluster.scheduler import RunProgress
+from sam3_node.replay.store import Summary
 
 
 class Terminal(io.StringIO):
@@ -93,3 +98,23 @@ def test_steps_are_shown_in_per_cent(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "encode:   0%|" in terminal.getvalue()
     lines = log.getvalue().splitlines()
     assert lines == [f"{title}: 100/100 %, 3.3 %/s, done in 30.0 s" for title in ("encode", "read")]
+
+
+def test_names_of_recordings_and_their_results_cannot_rewrite_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # two recordings: each is named in what is said about it
+    paths = [tmp_path / f"\x1b[31m{number}.mcap" for number in range(2)]
+    for path in paths:
+        path.write_bytes(b"no recording")
+    arguments = ["replay", *map(str, paths), "-o", str(tmp_path / "out"), "--everything"]
+    assert cli.main(arguments) != 0
+    named = ("\x1b[31m", "every", "forward", "\x1b]0;x\x07", "cpu")
+    summary = Summary(*named, 1, 0, 0, {"\x1b[2J": 1}, {}, seconds=1.0, frames_per_s=1.0)
+    summary.notes.append("found \u202e\x1b[1A")
+    replay._print(*summary.lines())
+    with closing(ProgressBar()) as bar:
+        bar("\x1b[31m", 1, 1, "\x1b[2K")
+    printed = capsys.readouterr()
+    assert "?[31m" in printed.out
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f\u202e]", printed.out + printed.err.replace("\r", ""))

@@ -30,7 +30,7 @@ from sam3_node.replay.planning import (
     plan_recording,
 )
 from sam3_node.replay.run import run_job
-from sam3_node.replay.store import open_store
+from sam3_node.replay.store import Summary, open_store
 from sam3_node.settings import DetectorSettings, Settings
 from tests.support.live import chosen
 from tests.support.paths import ROOT
@@ -173,8 +173,30 @@ def test_a_damaged_summary_is_left_to_its_replay(pictures: Path, settings: Setti
     job = Job((str(pictures),), str(out), everything=True, settings=chosen(settings))
     check_jobs([job])
     assert plan_jobs([job]).frames_per_s is None
-    with refuses(ReplayError, field="summary.json"):
-        run_job(job)
+    for damage in ("{", "[" * 100_000, "[]", "null"):
+        (out / "summary.json").write_text(damage)
+        with refuses(ReplayError, field="summary.json"):
+            run_job(job)
+
+
+def test_a_summary_of_other_values_is_no_summary() -> None:
+    whole = {
+        "bag": "a",
+        "mode": "every",
+        "strategy": "forward",
+        "model": "nano",
+        "device": "cpu",
+        "cameras": {},
+    }
+    whole |= {"frames": 1, "failed": 0, "refused": 0, "objects": {}, "seconds": 1.0, "frames_per_s": 1.0}
+    assert Summary.from_json(json.dumps(whole).encode()).frames == 1
+    deep: object = []
+    for _ in range(700):
+        deep = [deep]
+    for name in whole:
+        for value in (None, [1], -1, 10**400, {"a": -1}, float("nan"), deep):
+            with refuses(ReplayError, field=("summary.json", "--again")):
+                Summary.from_json(json.dumps(whole | {name: value}).encode())
 
 
 def test_a_plan_tells_what_poses_are_for_and_what_frames_lack(tmp_path: Path) -> None:

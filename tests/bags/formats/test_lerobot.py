@@ -1,6 +1,7 @@
 """LeRobot datasets that lerobot's own tools wrote (tools/lerobot_roundtrip): 0.3.3 wrote 2.1, 0.4.4 and 0.6.1 3.0."""
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -56,6 +57,13 @@ def change_column(path: Path, name: str, values: list[Any], kind: Any = None) ->
     table = pyarrow.parquet.read_table(path)
     at = table.schema.get_field_index(name)
     return table.set_column(at, name, pyarrow.array(values * (table.num_rows // len(values)), kind))
+
+
+def nested(levels: int) -> Any:
+    value: Any = []
+    for _ in range(levels):
+        value = [value]
+    return value
 
 
 def change_info(dataset: Path, **values: Any) -> None:
@@ -125,6 +133,9 @@ def test_what_is_absent_is_left_out_and_told(dataset: Path) -> None:
         ({"data_path": "../data"}, ("inside", "dataset")),
         ({"data_path": "/etc/passwd"}, ("inside", "dataset")),
         ({"data_path": "{frame:03d}"}, "{frame:03d}"),
+        ({"codebase_version": "\x1b[31m"}, r"\x1b[31m"),
+        ({"fps": 10**10}, ("fps", "1000")),
+        ({"splits": nested(700)}, "levels"),
     ],
 )
 def test_wrong_descriptions_are_refused(
@@ -201,6 +212,14 @@ def test_endless_rows_without_pictures_end(tmp_path: Path) -> None:
     frames, lost = read_bag(dataset, topics=["wrist"])
     assert len(frames) == sum(count for _, count in EPISODES[1:])
     assert mentions(str(lost), "2000")
+
+
+def test_a_pipe_in_the_place_of_a_table_is_told(dataset: Path) -> None:
+    for path in [*(dataset / "data").rglob("*.parquet")][:1]:
+        path.unlink()
+        os.mkfifo(path)
+    _, lost = read_bag(dataset)
+    assert mentions(str(lost), "regular file", "pipe") or mentions(str(lost), "no file")
 
 
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"

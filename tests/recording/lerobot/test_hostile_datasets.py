@@ -1,9 +1,11 @@
 """Datasets that somebody else has made or changed: nothing outside of the folder, and nothing of others, is touched."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from sam3_node.recording.lerobot.conversion import Converted, convert_recordings
 from sam3_node.recording.lerobot.dataset import UNFINISHED, DatasetFolder
 from sam3_node.replay.outputs.lerobot import write_lerobot
 from sam3_node.settings import LeRobotSettings
+from tests.support.hostility import HUGE_BYTES, limited_memory
 from tests.support.refuses import mentions, refuses
 from tools.lerobot_recorded.recording import write_recording
 
@@ -65,6 +68,86 @@ def test_a_key_that_leads_out_of_the_dataset_is_refused(dataset: Path, victim: P
     with refuses(OutputError, field=("record", "folder")):
         DatasetFolder(dataset)
     assert victim.read_text() == "mine"
+
+
+def nest(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("fps",), 10**10),
+        (("fps",), 0),
+        (("fps",), 12.5),
+        (("first_row",), 10**30),
+        (("length",), -1),
+        (("number",), True),
+        (("task",), nest(700)),
+        (("task",), "a" * 100_000),
+        (("features", "action", "shape"), [10**9]),
+        (("features", "action", "dtype"), "{secret}"),
+        (("features", "index", "dtype"), "float32"),
+        (("features", "observation.images.front", "shape"), [3]),
+        (("statistics",), {}),
+        (("statistics", "action"), None),
+        (("statistics", "action", "count"), []),
+        (("statistics", "action", "mean", 0), "1"),
+        (("statistics", "action", "mean", 0), 10**400),
+        (("statistics", "action", "mean"), [1.0]),
+        (("statistics", "action", "std", 1), float("nan")),
+    ],
+)
+def test_a_record_of_other_values_is_refused(dataset: Path, place: tuple[str | int, ...], value: Any) -> None:
+    record = json.loads((dataset / RECORD).read_text())
+    inner = record
+    for step in place[:-1]:
+        inner = inner[step]
+    inner[place[-1]] = value
+    (dataset / RECORD).write_text(json.dumps(record))
+    before = read_all(dataset)
+    with refuses(OutputError, field=("episode-000000.json", "another folder")) as caught:
+        DatasetFolder(dataset)
+    assert len(str(caught.value)) < 1000
+    assert read_all(dataset) == before
+
+
+@pytest.mark.parametrize("key", ["{secret}", "{chunk_index:02000000000d}", "{0.__class__}"])
+def test_a_key_is_no_template(dataset: Path, key: str) -> None:
+    for path in (dataset / "meta/sam3_episodes").iterdir():
+        record = json.loads(path.read_text())
+        for part in ("features", "statistics"):
+            record[part][key] = record[part].pop("observation.images.front")
+        path.write_text(json.dumps(record))
+    with limited_memory(8), refuses(OutputError, field=("letters", "folder")):
+        DatasetFolder(dataset)
+
+
+@pytest.mark.parametrize("place", [RECORD, "meta/info.json"])
+@pytest.mark.parametrize("kind", ["pipe", "sparse", "folder"])
+def test_what_is_no_file_of_a_dataset_is_not_read(
+    dataset: Path, recording: Path, place: str, kind: str
+) -> None:
+    path = dataset / place
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        with path.open("wb") as file:
+            file.truncate(HUGE_BYTES)
+    with limited_memory(8):
+        try:
+            DatasetFolder(dataset).close()
+        except OutputError:
+            return
+    # a description is made anew from the records
+    assert place == "meta/info.json"
+    assert json.loads(path.read_text())["total_episodes"] == 2
 
 
 def link_next(dataset: Path, victim: Path) -> None:
