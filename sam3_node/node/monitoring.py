@@ -264,6 +264,8 @@ class Totals(NamedTuple):
     """helpers of the node's group, such as a recorder, that have ended for good"""
     helper_restarts: int = 0
     """restarts of helpers that have failed"""
+    recorded_bytes: int | None = None
+    """bytes that recorders of the node's group have written; None without a recorder"""
     spans_lost: int = 0
     """spans that the collector of monitoring.otlp_endpoint has not taken"""
 
@@ -410,6 +412,9 @@ def _collect_totals(readings: Readings, status: NodeStatus) -> Iterator[Metric]:
     yield _make("Gauge", "helpers_ended", text, totals.helpers_ended)
     text = "Restarts of helpers of the group that have failed, such as a recorder on a full disk."
     yield _make("Counter", "helper_restarts", text, totals.helper_restarts)
+    text = "Bytes that recorders of the group have written."
+    if totals.recorded_bytes is not None:
+        yield _make("Counter", "recorded_bytes", text, totals.recorded_bytes)
     if totals.gpu_bytes is not None:
         yield _make("Gauge", "gpu_memory_bytes", "GPU memory that torch holds.", totals.gpu_bytes)
 

@@ -221,6 +221,7 @@ class Node:
         """Return counts of the node. Any thread may call it once there is a status."""
         frames = self.cameras.frames
         helpers = read_helpers()
+        written = [state.written for state in helpers.values() if state.written is not None]
         return Totals(
             # the rejected frames contain those of cameras beyond the limit, which have a count of their own
             frames.rejected - frames.names.crowded_out,
@@ -230,6 +231,7 @@ class Node:
             self.perception.device_bytes,
             sum(state.is_over for state in helpers.values()),
             sum(state.restarts for state in helpers.values()),
+            sum(written) if written else None,
             0 if self.output.spans is None else self.output.spans.lost,
         )
 

@@ -21,20 +21,24 @@ MAX_BYTES = 65536
 
 @dataclass(frozen=True, slots=True)
 class HelperState:
-    """How a helper does: how often it was started again, why it ended last, and whether it has ended for good."""
+    """How a helper does: how often it was started again, why it ended last, and whether it has ended for good.
+
+    `written` are the bytes that a recorder has written; None for any other helper.
+    """
 
     restarts: Natural = 0
     reason: str = ""
     is_over: bool = False
+    written: Natural | None = None
 
 
 def write_helpers(path: Path, states: Mapping[str, HelperState]) -> None:
-    """Write the helpers that have ended, for good or before a restart. Raises OSError."""
+    """Write the states of helpers that have ended at least once, or have written something. Raises OSError."""
     write_atomically(path, json.dumps({name: asdict(state) for name, state in states.items()}).encode())
 
 
 def read_helpers(environment: Mapping[str, str] = os.environ) -> dict[str, HelperState]:
-    """Return the helpers of this process's group that have ended at least once; empty without a supervisor."""
+    """Return the states of the helpers of this process's group that have one; empty without a supervisor."""
     path = environment.get(HELPERS_FILE)
     if path is None:
         return {}

@@ -46,6 +46,8 @@ TRY_AGAIN = 75
 the process had begun its work."""
 MAX_DATAGRAM_BYTES = 4096
 """Longest report that is read."""
+MAX_DIGITS = 18
+"""Digits of a count of bytes."""
 MAX_DATAGRAMS_PER_READ = 64
 """Reports that are read at once. A process that floods its supervisor must not stop it."""
 
@@ -53,6 +55,10 @@ MAX_DATAGRAMS_PER_READ = 64
 def is_supervised() -> bool:
     """Return True if a service manager, or the supervisor, watches this process, and may start it again."""
     return RESTARTED in os.environ or ADDRESS in os.environ
+
+
+BYTES = b"X_SAM3_BYTES="
+"""Beginning of the state that counts what a recorder has written. Service managers ignore states of other programs."""
 
 
 class Watchdog(Closeable):
@@ -126,6 +132,10 @@ class Watchdog(Closeable):
         """Report that the main loop has ended, or goes on with its end. The process hangs if closing takes CLOSE_S."""
         self.begin(min(self._hang_s, CLOSE_S))
 
+    def count_bytes(self, written: int) -> None:
+        """Report how many bytes this process has written, so that a recorder that writes nothing is seen."""
+        self._send(f"{BYTES.decode()}{written}")
+
     def close(self) -> None:
         """Report that the process ends. The supervisor kills it if it is still there after its limit. Idempotent."""
         if not self._closed.is_set():
@@ -177,6 +187,9 @@ class NotifySocket(Closeable):
         self._heard_s: float | None = None  # None until the process has reported that it is alive
         self.triggered = False
         """True if the process has said that it hangs."""
+        self.written: int | None = None
+        """Bytes that the process, and those before it, have reported as written; None before the first report."""
+        self._written_before = 0
         try:
             self._socket.bind(str(path))
         except OSError:
@@ -210,6 +223,10 @@ class NotifySocket(Closeable):
                 self._heard_s = time.monotonic()
             if b"WATCHDOG=trigger" in states:
                 self.triggered = True
+            for state in states:
+                count = state.removeprefix(BYTES)
+                if state.startswith(BYTES) and count.isdigit() and len(count) < MAX_DIGITS:
+                    self.written = self._written_before + int(count)
 
     def forgive(self) -> None:
         """Count the silence anew, if the process is watched. A process that hangs says so again."""
@@ -223,6 +240,7 @@ class NotifySocket(Closeable):
         self.read()
         self._heard_s = None
         self.triggered = False
+        self._written_before = self.written or 0
 
     def close(self) -> None:
         """Close the socket and remove its path. Idempotent."""

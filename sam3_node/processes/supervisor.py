@@ -49,6 +49,8 @@ TAIL_LINES = 40
 """Last lines of output that are kept of each process, for errors."""
 MAX_LINE_BYTES = 65536
 """Longest line that is forwarded. A longer one is cut into several."""
+NOTE_S = 5.0
+"""Seconds between two notes of what helpers have written."""
 STALL_S = 5.0
 """Seconds between two polls after which this process, or the whole machine, is taken to have been stopped."""
 MAX_SOCKET_FOLDER_BYTES = 80
@@ -196,6 +198,7 @@ class Group(Closeable):
         self._opened = contextlib.ExitStack()
         self._folder: Path | None = None
         self._polled_s = time.monotonic()
+        self._next_note_s = 0.0
 
     def start(self, process: Process) -> None:
         """Start one more member. Raises ProcessError when its command cannot be run."""
@@ -226,6 +229,7 @@ class Group(Closeable):
         # silence is judged only after the reports that wait were read
         self._forgive_after_stall()
         self._select(timeout_s)
+        self._note_written()
         for child in self._children.values():
             self._kill_hung(child)
             self._reap(child)
@@ -388,6 +392,16 @@ class Group(Closeable):
             write_helpers(child.helpers, states)
         except OSError as error:  # the disk may be full, which may also have ended the helper
             self._print(f"cannot tell the node that {child.process.name} has ended: {error}")
+
+    def _note_written(self) -> None:
+        """Tell the other processes now and then how much helpers have written."""
+        if time.monotonic() < self._next_note_s:
+            return
+        self._next_note_s = time.monotonic() + NOTE_S
+        for child in self._children.values():
+            if child.reports is not None and child.reports.written != child.helper_state.written:
+                child.helper_state = replace(child.helper_state, written=child.reports.written)
+                self._note_helpers(child)
 
     def _last_lines(self, name: str) -> str:
         lines = list(self._children[name].tail)[-12:]

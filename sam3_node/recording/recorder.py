@@ -155,7 +155,7 @@ class Recorder(SocketOwner):
                 self._take_description()
                 if self._ring is not None:
                     self._follow_trigger(self._ring)
-                self._flush_and_report()
+                self._flush_and_report(watchdog)
 
             self._take_last_marks(watchdog)
             # receive nothing more, and write what has arrived
@@ -291,7 +291,7 @@ class Recorder(SocketOwner):
                 self._series.report.add_description(events)
         self._print(f"node described itself: model {description.get('model')}, {events} events so far")
 
-    def _flush_and_report(self) -> None:
+    def _flush_and_report(self, watchdog: Watchdog) -> None:
         """Flush to the disk twice a second, and report an absent node, the rate and the progress."""
         now_s = time.monotonic()
         if self._episodes is not None:
@@ -315,6 +315,9 @@ class Recorder(SocketOwner):
             self._enforce_quota()
             if self._series is not None:
                 self._report_progress(self._series)
+                # a ring writes nothing most of the time
+                if self._ring is None:
+                    watchdog.count_bytes(self._series.files.bytes)
 
     def _enforce_quota(self) -> None:
         current = self._series.files.paths[-1] if self._series is not None else None

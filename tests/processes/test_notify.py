@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sam3_node.processes import notify, supervisor
-from sam3_node.processes.notify import NotifySocket, Watchdog
+from sam3_node.processes.notify import BYTES, NotifySocket, Watchdog
 from sam3_node.processes.supervisor import Group, Process, list_processes
 from sam3_node.settings import load_settings
 from tests.processes.test_group import ENDS_ON_SIGTERM, python
@@ -138,6 +138,23 @@ def test_without_a_supervisor_nothing_happens(environment: dict[str, str]) -> No
     with Watchdog(1.0, environment) as watchdog:
         watchdog.tick()
         watchdog.wait()
+
+
+def test_what_a_recorder_has_written_is_counted_over_restarts(tmp_path: Path) -> None:
+    with NotifySocket(tmp_path / "socket") as heard:
+        told = [f"{BYTES.decode()}{count}" for count in ("x", "-1", "9" * 50)]
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            for state in told:
+                sender.sendto(state.encode(), str(tmp_path / "socket"))
+        heard.read()
+        assert heard.written is None
+        for written in (10, 70):
+            Watchdog(1.0, dict(heard.environment(0.0))).count_bytes(written)
+        heard.restart()
+        assert heard.written == 70
+        Watchdog(1.0, dict(heard.environment(0.0))).count_bytes(5)
+        heard.read()
+        assert heard.written == 75
 
 
 def test_a_supervisor_hears_kicks_only(tmp_path: Path) -> None:
