@@ -290,7 +290,7 @@ class _EpisodeReader:
             if misses > samples.MAX_MISSES:
                 raise BagError(f"expected pictures in its rows, found none before the row {row.number}")
             if row.time is None:
-                reason = f"expected a time, found {row.cells['timestamp']!r:.60}"
+                reason = f"expected a time after that of the row before, found {row.cells['timestamp']!r:.60}"
                 self._report.skip(f"episode {self._episode.number}", reason)
                 continue
             time_ns = row.time.time_ns

@@ -92,49 +92,53 @@ class RowTimes:
     def find(self, index: int, stamp_ns: int) -> RowTime | None:
         """Return the time of the row `index` with this timestamp; None if it would not be after the row before.
 
-        Raises BagError for timestamps that do not tell which picture belongs to a row.
+        Raises BagError for an episode whose timestamps do not tell which pictures are its own.
         """
-        if not self._is_ordered:
-            self._check(index, stamp_ns)
-        if self._is_ordered:
-            time_ns = round(index / self._fps * NANOSECONDS)
-            if time_ns <= self._last_ns:
-                return None
-            self._last_ns = time_ns
-            return RowTime(time_ns, time_ns)
-        self._last_ns = stamp_ns - self._first_ns
-        return RowTime(self._last_ns, stamp_ns)
-
-    def _check(self, index: int, stamp_ns: int) -> None:
-        """Go on by the order of the rows if this timestamp is none of its row."""
-        found = f"the timestamp {stamp_ns / NANOSECONDS:g} s of row {index}"
         if index == 0 and stamp_ns > self._half_ns:
-            found = f"{found}, where 0 was expected"
+            self._begin_late(stamp_ns)
+        elif stamp_ns - self._first_ns <= self._last_ns and not self._is_ordered and self._has_its_pictures():
+            self._follow_order(index, stamp_ns, "a later one than of the row before")
+        time_ns = stamp_ns - self._first_ns
+        if self._is_ordered:
+            time_ns = stamp_ns = round(index / self._fps * NANOSECONDS)
+        if time_ns <= self._last_ns:
+            return None
+        self._last_ns = time_ns
+        return RowTime(time_ns, stamp_ns)
+
+    def _begin_late(self, stamp_ns: int) -> None:
+        """Choose what the timestamp of the first row means, which is not 0."""
+        if self._has_its_pictures():
+            self._follow_order(0, stamp_ns, "0")
+        elif self._covers(stamp_ns):
             # rows that were cut off at the beginning leave a longer video
-            if not self._has_its_pictures() and self._covers(stamp_ns):
-                self._first_ns = stamp_ns
-                self.note = f"{found}; pictures are those at the timestamps"
-                return
-        elif index and stamp_ns - self._first_ns <= self._last_ns:
-            found = f"{found}, where a later one than of the row before was expected"
-        else:
-            return
-        if not self._has_its_pictures():
-            raise BagError(
-                f"{found}, and videos with other pictures than its {self._length} rows, so that it is not known which "
-                "belong to a row; correct the timestamps in data"
+            self._first_ns = stamp_ns
+            self.note = (
+                f"expected 0 for the timestamp of its first row, found {stamp_ns / NANOSECONDS:g} s; pictures are "
+                "those at the timestamps"
             )
+        else:
+            raise BagError(
+                f"expected 0 for the timestamp of its first row, found {stamp_ns / NANOSECONDS:g} s, and videos with "
+                f"other pictures than its {self._length} rows, so that it is not known which belong to a row; correct "
+                "the timestamps in data"
+            )
+
+    def _follow_order(self, index: int, stamp_ns: int, expected: str) -> None:
         self._is_ordered = True
-        self.note = f"{found}; rows are {1 / self._fps:g} s apart, in their order"
+        self.note = (
+            f"expected {expected} for the timestamp of row {index}, found {stamp_ns / NANOSECONDS:g} s; rows are taken "
+            f"to be {1 / self._fps:g} s apart, in their order"
+        )
 
     def _has_its_pictures(self) -> bool:
         """Return True if each video has one picture for each row."""
-        return all(abs(self._measure(part) - self._length) < 1 for part in self._parts)
+        return all(abs(self._measure(part) - self._length) < 0.5 for part in self._parts)
 
     def _covers(self, first_ns: int) -> bool:
-        """Return True if each video has pictures up to the last row, if the first is at this time."""
+        """Return True if each video has pictures up to about the last row, if the first is at this time."""
         rows = first_ns / NANOSECONDS * self._fps + self._length
-        return all(rows < self._measure(part) + 1 for part in self._parts)
+        return all(rows < self._measure(part) + 2 for part in self._parts)
 
     def _measure(self, part: VideoPart) -> float:
         """Return the length of a part in pictures."""
