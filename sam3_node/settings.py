@@ -505,8 +505,7 @@ class LeRobotSettings(Section):
     folder: OptionalProfilePath = None
     """Folder of the LeRobot dataset to which `record` and `convert` append episodes. Empty: none."""
     fps: int = Field(0, ge=0, le=MAX_DATASET_FPS)
-    """Rows per second. 0: those of the dataset, or for a new one the frames per second of its slowest camera, as a
-    whole number."""
+    """Rows per second. 0: those of the dataset, or for a new one the whole frames per second of its slowest camera."""
     task: str = Field("", max_length=200)
     """Task of episodes that were begun without one. Empty: the names that were looked for."""
     pictures: Literal["video", "png"] = "video"
