@@ -26,9 +26,6 @@ MAX_MISSES = 2000
 MAX_FPS = 1000.0
 """Highest rate of a dataset that is believed, in Hz."""
 
-MAX_APART_NS = 2 * 10**9
-"""Nanoseconds by which the stamps of a robot's topics may be apart. A joint state has the newest of them."""
-
 PROBED_MORE = 20
 """Joint states a topic that are read at least to find its joints."""
 
@@ -279,8 +276,8 @@ class SampleReader(Closeable):
     def robot(self, joints: bool = True) -> Iterator[RobotMessage]:
         """Yield the poses and joints of the robot ROBOT, of all topics with joints or of `chosen_joints`.
 
-        A joint that a message leaves out keeps its position. An arm and its gripper may send theirs apart, on one topic
-        or on two. Where two topics have the same joints, `notes` says which one counts.
+        A message has its own joints alone: an arm and its gripper may send theirs apart, on one topic or on two, and
+        one of them may end. Where two topics have the same joints, `notes` says which one counts.
         Without `joints`, yield the poses alone; most formats have none, and are not read.
         """
         if not joints:
@@ -289,23 +286,14 @@ class SampleReader(Closeable):
         if self.chosen_joints:
             topics &= set(self.chosen_joints)
         owners = self._find_owners(topics)
-        known: dict[str, float] = {}
-        newest_ns = 0
         try:
             for sample in self.samples(topics) if topics else ():
                 if not isinstance(sample.payload, Joints):
                     continue
                 positions = sample.payload.positions
                 own = {name: positions[name] for name in owners.claim(sample.topic, positions)}
-                if not own:
-                    continue
-                known |= own
-                # topics come a little apart; a message that is much older is of a clock that has stepped back
-                stamp_ns = sample.stamp_ns
-                if len(topics) > 1 and newest_ns - MAX_APART_NS < stamp_ns < newest_ns:
-                    stamp_ns = newest_ns
-                newest_ns = stamp_ns
-                yield JointState(ROBOT, stamp_ns, dict(known), find_clock(stamp_ns))
+                if own:
+                    yield JointState(ROBOT, sample.stamp_ns, own, find_clock(sample.stamp_ns))
         except UnreadableTopicError as error:
             self.robot_notes.add(f"no more joints of {error}")
         self.robot_notes.add(*owners.notes())

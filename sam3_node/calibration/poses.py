@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 64 << 20
 """Size of the largest file that is read."""
-MAX_SETS = 8
-"""Sets of names in which a robot's joints may come apart. Another one replaces that which came longest ago."""
+MAX_SETS = 256
+"""Sets in which a robot's joints may come apart. Another one replaces that which came longest ago."""
 
 Unit = Literal["m", "cm", "mm", "in"]
 # metres in each unit
@@ -546,29 +546,43 @@ class PoseTrack:
 
 
 class JointTrack(PoseTrack):
-    """Joints of one robot over time. `at` gives the positions [n] of the joints `names`. See JointState."""
+    """Joints of one robot over time, which always come together. `at` gives the positions [n] of the joints `names`."""
 
     _kind = "joint state"
-    names: tuple[str, ...] = ()
+
+    def __init__(self, names: Sequence[str], capacity: int, max_back_ns: int | None = None) -> None:
+        super().__init__(capacity, max_back_ns=max_back_ns)
+        self.names = tuple(names)
+        self._values = len(self.names)
 
     def add_joints(self, joints: JointState) -> None:
-        """Add joints as a message gives them, in any order. Other names than before begin the track anew."""
-        if joints.positions.keys() != set(self.names):
-            self.names = tuple(joints.positions)
-            self._values = len(self.names)
-            self.forget_all()
+        """Add the joints `names` of a message, in any order of time."""
         self.add_matrix(joints.stamp_ns, np.array([joints.positions[name] for name in self.names]))
+
+    def take_out(self, names: Collection[str]) -> JointTrack:
+        """Return a track of these joints, with their past. They leave this one."""
+        taken = [index for index, name in enumerate(self.names) if name in names]
+        kept = [index for index, name in enumerate(self.names) if name not in names]
+        other = JointTrack([self.names[index] for index in taken], self._capacity, self._max_back_ns)
+        other._stamps = list(self._stamps)
+        other._arrivals = deque(self._arrivals)
+        other._poses = [positions[taken] for positions in self._poses]
+        self._poses = [positions[kept] for positions in self._poses]
+        self.names = tuple(self.names[index] for index in kept)
+        self._values = len(kept)
+        return other
 
     def _interpolate(self, first: geometry.Array, second: geometry.Array, share: float) -> geometry.Array:
         return geometry.interpolate_joints(first, second, share)
 
 
 class JointTracks:
-    """Joints of one robot over time, which its arm and its gripper may send in turn: a track for each set of names.
+    """Joints of one robot over time. Each joint has the times of the messages that have it.
 
-    At most `capacity` states of each set are kept, and the sets share `max_values` numbers. `known` are the joints of
-    the robot's URDF, if it is known: a set with none of them may end, such as the wheels that another driver has sent
-    once under the robot's name.
+    An arm and its gripper may send theirs apart, a driver may send one joint a message, or those alone that moved. At
+    most `capacity` states of each joint are kept, and `max_values` numbers together. `known` are the joints of the
+    robot's URDF, if it is known: others may end, such as the wheels that another driver has sent once under the
+    robot's name.
     """
 
     def __init__(
@@ -584,45 +598,64 @@ class JointTracks:
         self._max_values = max_values
         self._max_back_ns = max_back_ns
         self._known = frozenset(known)
-        self._tracks: dict[frozenset[str], JointTrack] = {}
+        # joints that have always come together share a track: each joint is in one track
+        self._tracks: list[JointTrack] = []
+        self._by_names: dict[frozenset[str], list[JointTrack]] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._tracks.values()))
+        return sum(map(len, self._tracks))
 
     def add_joints(self, joints: JointState) -> None:
         """Add joints as a message gives them."""
-        names = frozenset(joints.positions)
-        track = self._tracks.get(names)
-        # the other tracks are also of the time before the step
-        if track is not None and track.steps_back(joints.stamp_ns):
+        tracks = self._find_tracks(joints.positions)
+        if any(track.steps_back(joints.stamp_ns) for track in tracks):
+            # the other tracks are also of the time before the step
             self.restarts += 1
             self._tracks.clear()
-            track = None
-        if track is None:
-            # what a larger message replaces would only become stale
-            kept = {known: old for known, old in self._tracks.items() if not known < names}
-            while len(kept) >= MAX_SETS:
-                kept.pop(min(kept, key=lambda known: kept[known].newest_ns))
-            track = JointTrack(self._capacity, max_back_ns=self._max_back_ns)
-            self._tracks = kept | {names: track}
-            for each in self._tracks.values():
-                each.limit_values(self._max_values // len(self._tracks))
-        track.add_joints(joints)
+            self._by_names.clear()
+            tracks = self._find_tracks(joints.positions)
+        for track in tracks:
+            track.add_joints(joints)
+
+    def _find_tracks(self, positions: Collection[str]) -> list[JointTrack]:
+        """Return the tracks that have these joints and no others."""
+        names = frozenset(positions)
+        if names in self._by_names:
+            return self._by_names[names]
+        # a new set of names: what is kept of others holds until tracks come, part or go
+        if max(len(self._tracks), len(self._by_names)) > MAX_SETS:
+            self._by_names.clear()
+        while len(self._tracks) > MAX_SETS:
+            self._tracks.remove(min(self._tracks, key=lambda track: track.newest_ns))
+        known = {name for track in self._tracks for name in track.names}
+        new = [name for name in positions if name not in known]
+        parted = [
+            track for track in self._tracks if 0 < len(names.intersection(track.names)) < len(track.names)
+        ]
+        if new or parted:
+            self._by_names.clear()
+            self._tracks += [track.take_out(names) for track in parted]
+            self._tracks += [JointTrack(new, self._capacity, self._max_back_ns)] if new else []
+            total = sum(len(track.names) for track in self._tracks)
+            for track in self._tracks:
+                track.limit_values(self._max_values * len(track.names) // total)
+        self._by_names[names] = [track for track in self._tracks if names.issuperset(track.names)]
+        return self._by_names[names]
 
     def forget_after(self, stamp_ns: int) -> None:
         """Forget the joints later than a time."""
-        for track in self._tracks.values():
+        for track in self._tracks:
             track.forget_after(stamp_ns)
 
     def at(self, stamp_ns: int, max_gap_ns: int, max_ahead_ns: int = 0) -> dict[str, float]:
-        """Return the position of each joint at a time, as `PoseTrack.at` does. The newest track of a joint counts.
+        """Return the position of each joint at a time, as `PoseTrack.at` does.
 
         Raises CalibrationError if a joint that was sent before has no position at that time, unless it came in a set
         that moves nothing of the robot.
         """
         found: dict[str, float] = {}
         stale: list[tuple[JointTrack, CalibrationError]] = []
-        for track in sorted(self._tracks.values(), key=lambda track: track.newest_ns):
+        for track in self._tracks:
             try:
                 values = track.at(stamp_ns, max_gap_ns, max_ahead_ns)
             except CalibrationError as error:
@@ -631,16 +664,14 @@ class JointTracks:
                 found |= zip(track.names, values.tolist(), strict=True)
         for track, reason in stale:
             # without any position there is nothing to go on with
-            if found and self._known and self._known.isdisjoint(track.names):
-                continue
-            lacking = [name for name in track.names if name not in found]
-            if lacking and found:
-                raise CalibrationError(
-                    f"{reason}; these are the joints {', '.join(lacking)[:200]}, which came apart from the others: if "
-                    "the robot has them no more, restart the node"
-                )
-            if lacking:
+            if not found:
                 raise reason
+            if self._known and self._known.isdisjoint(track.names):
+                continue
+            raise CalibrationError(
+                f"{reason}; these are the joints {', '.join(track.names)[:200]}, which came apart from the others: if "
+                "the robot has them no more, restart the node"
+            )
         return found
 
 

@@ -14,11 +14,14 @@ from mcap_ros2.decoder import DecoderFactory
 from rosbags.highlevel import AnyReader
 
 from sam3_node.bags import open_bag
+from sam3_node.calibration.poses import JointTracks
+from sam3_node.errors import CalibrationError
 from sam3_node.types import NANOSECONDS, JointState
 from tests.support import mcap_files, ros_recordings
 from tests.support.hdf5_files import make_pictures, write_aloha, write_robomimic
 from tests.support.mcap_files import T0, Moment, rgbd
 from tests.support.paths import ROOT
+from tests.support.refuses import refuses
 from tests.support.tables import each_row
 
 TOPIC = "/arm/joint_states"
@@ -83,13 +86,12 @@ def test_joint_states_of_ros_are_read_as_other_readers_do(tmp_path: Path, form: 
         with AnyReader([ros_recordings.write_by_rosbags(writer, store, messages)]) as bag:
             chosen = [connection for connection in bag.connections if connection.topic == TOPIC]
             expected = [bag.deserialize(data, item.msgtype) for item, _, data in bag.messages(chosen)]
-    known: dict[str, float] = {}
     whole = []
     for message in expected:
         if len(message.position):
-            known |= dict(zip(message.name, message.position, strict=True))
+            positions = dict(zip(message.name, message.position, strict=True))
             stamp = message.header.stamp
-            whole.append(JointState("robot", stamp.sec * NANOSECONDS + stamp.nanosec, dict(known)))
+            whole.append(JointState("robot", stamp.sec * NANOSECONDS + stamp.nanosec, positions))
     assert len(whole) == 6
     assert read_joints(path) == whole
 
@@ -148,10 +150,35 @@ def merge(path: Path, *chosen: str, **topics: tuple[str, ...]) -> tuple[dict[str
     with open_bag(path, chosen) as bag:
         found = list(bag.robot())
         assert len(list(bag)) == 3
-        return dict(found[-1].positions), " ".join(bag.notes)  # type: ignore[union-attr]
+        last: dict[str, float] = {}
+        for joints in found:
+            assert isinstance(joints, JointState)
+            last |= joints.positions
+        return last, " ".join(bag.notes)
 
 
 ARM = ("shoulder", "elbow")
+
+
+def test_a_topic_that_ends_leaves_its_joints_unknown(tmp_path: Path) -> None:
+    sent = [
+        Moment("/hand/joints", "joints", T0 + row * PERIOD_NS, joints=(("finger",), (1.0,), ()))
+        for row in range(60)
+    ]
+    arm = [
+        Moment("/arm/joints", "joints", T0 + row * PERIOD_NS + 1, joints=(ARM, (2.0, 3.0), ()))
+        for row in range(9)
+    ]
+    path = mcap_files.write_ros2(
+        tmp_path / "take.mcap", sorted([*rgbd(3), *sent, *arm], key=lambda item: item.stamp_ns)
+    )
+    tracks = JointTracks(1000, 10_000)
+    for joints in read_joints(path):
+        tracks.add_joints(joints)
+    at_ns = T0 + 8 * PERIOD_NS
+    assert tracks.at(at_ns, 5 * PERIOD_NS) == {"finger": 1.0, "shoulder": 2.0, "elbow": 3.0}
+    with refuses(CalibrationError, field="shoulder, elbow"):
+        tracks.at(at_ns + 30 * PERIOD_NS, 5 * PERIOD_NS)
 
 
 def test_topics_of_joints_are_merged(tmp_path: Path) -> None:

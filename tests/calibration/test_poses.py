@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sam3_node.calibration.poses import JointTrack, PoseTrack, read_poses
+from sam3_node.calibration.poses import JointTracks, PoseTrack, read_poses
 from sam3_node.errors import CalibrationError
 from sam3_node.geometry import rigid, rotation_from_vector
 from sam3_node.types import FramePose, JointState
@@ -235,9 +235,10 @@ def test_poses_after_a_time_are_forgotten_and_the_rest_goes_on() -> None:
 
 
 def test_a_track_of_many_joints_keeps_fewer_states() -> None:
-    track = JointTrack(capacity=10, max_values=20)
     for joints, kept in ((1, 10), (4, 5), (20, 2), (50, 2)):
+        tracks = JointTracks(capacity=10, max_values=20)
+        names = [str(number) for number in range(joints)]
         for stamp in range(30):
-            track.add_joints(JointState("arm", stamp, dict.fromkeys(map(str, range(joints)), float(stamp))))
-        assert len(track) == kept
-        assert track.at(29, 1).tolist() == [29.0] * joints
+            tracks.add_joints(JointState("arm", stamp, dict.fromkeys(names, float(stamp))))
+        assert len(tracks) == kept
+        assert tracks.at(29, 1) == dict.fromkeys(names, 29.0)

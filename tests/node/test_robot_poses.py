@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import zmq
 
-from sam3_node.calibration.poses import MAX_SETS, JointTrack, JointTracks
+from sam3_node.calibration.poses import MAX_SETS, JointTracks
 from sam3_node.errors import CalibrationError, TransportError
 from sam3_node.node.cameras import CAPACITY, MAX_TRACK_VALUES, AgeLimits, RobotPoses, RobotTracks
 from sam3_node.settings import SpatialSettings
@@ -121,18 +121,45 @@ def test_joints_are_interpolated_and_extrapolated_within_bounds(publisher: PoseP
         assert poses.problem is None
 
 
-def test_other_joints_begin_the_track_anew() -> None:
-    track = JointTrack(capacity=3)
-    for ms in (10, 20, 30, 40):
-        track.add_joints(JointState("arm", ms, {"a": float(ms), "b": 0.0}))
-    assert len(track) == 3
-    track.add_joints(JointState("arm", 35, {"b": 1.0, "a": 35.0}))
-    assert (track.names, track.at(35, 10).tolist()) == (("a", "b"), [35.0, 1.0])
-    track.add_joints(JointState("arm", 50, {"a": 50.0}))
-    assert len(track) == 1
-    assert (track.names, track.at(50, 10).tolist()) == (("a",), [50.0])
-    with refuses(CalibrationError, field="joint states"):
-        track.at(40, 10)
+def tell(tracks: JointTracks, ms: int, *names: str) -> None:
+    """Send joints that turn by 1 rad/s, one message for each word of `names`: "ab" are the joints a and b."""
+    for joints in names:
+        tracks.add_joints(JointState("arm", ms * MS, dict.fromkeys(joints, ms / 1000)))
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        pytest.param(["abcdefghi"], id="all at once"),
+        pytest.param(["abcdefg", "hi"], id="arm and gripper"),
+        pytest.param([*"abcdefghi"], id="one a message"),
+        pytest.param(["abc", "cdefgh", "hia"], id="overlapping"),
+    ],
+)
+def test_each_joint_has_the_times_of_its_own_messages(sets: list[str]) -> None:
+    tracks = JointTracks(1000, 100_000)
+    for ms in range(0, 200, 10):
+        tell(tracks, ms, *sets)
+    assert tracks.at(155 * MS, 100 * MS) == pytest.approx(dict.fromkeys("abcdefghi", 0.155))
+    # one that is sent no more is stale, whatever the others do
+    left = [joints.replace("b", "") for joints in sets]
+    for ms in range(200, 600, 10):
+        tell(tracks, ms, *filter(None, left))
+    assert tracks.at(155 * MS, 100 * MS) == pytest.approx(dict.fromkeys("abcdefghi", 0.155))
+    with refuses(CalibrationError, field="joints b,"):
+        tracks.at(555 * MS, 100 * MS)
+    # it comes again, alone: the others have lost nothing
+    for ms in range(600, 700, 10):
+        tell(tracks, ms, "b", *filter(None, left))
+    assert tracks.at(655 * MS, 100 * MS) == pytest.approx(dict.fromkeys("abcdefghi", 0.655))
+
+
+def test_a_driver_may_send_those_joints_alone_that_moved() -> None:
+    tracks = JointTracks(1000, 100_000)
+    for ms in range(0, 500, 5):
+        number = ms // 5
+        tell(tracks, ms, "".join(name for bit, name in enumerate("abcd") if number % 15 + 1 >> bit & 1))
+    assert tracks.at(402 * MS, 100 * MS) == pytest.approx(dict.fromkeys("abcd", 0.402))
 
 
 def tracks_of(*messages: RobotMessage) -> RobotTracks:
@@ -188,11 +215,11 @@ def test_joints_of_no_urdf_that_came_once_do_not_take_the_robot_away(stranger_fi
 
 
 def test_many_sets_of_joints_share_the_memory_of_one() -> None:
-    tracks = JointTracks(capacity=1000, max_values=240)
-    for stamp in range(300):
+    tracks = JointTracks(capacity=1000, max_values=4 * MAX_SETS)
+    for stamp in range(6):
         for number in range(2 * MAX_SETS):
             tracks.add_joints(JointState("arm", stamp, {f"a{number}": 0.0, f"b{number}": 0.0}))
-    assert len(tracks) <= 120
+    assert len(tracks) <= 2 * MAX_SETS + 2
 
 
 def test_another_set_of_joints_takes_its_share_of_memory_at_once() -> None:

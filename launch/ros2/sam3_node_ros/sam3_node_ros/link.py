@@ -192,7 +192,6 @@ class Ros2Bridge(Closeable):
         self.subscriptions = tuple(
             Subscription(topic, _name_type(topic, kind)) for topic, kind in self._kinds.items()
         )
-        self._positions: dict[str, float] = {}  # of joints: an arm and its gripper may send theirs apart
         self._joints_s = time.monotonic()  # when joints came last, else when this began to wait for them
         frame_topic(settings.camera)
         joints_topic(settings.robot)
@@ -248,11 +247,9 @@ class Ros2Bridge(Closeable):
                 return
             if self._joints is not None and isinstance(sample.payload, Joints):
                 self._joints_s = time.monotonic()
-                self._positions |= sample.payload.positions
                 clock = _choose_clock(sample.stamp_ns)
-                name = self._settings.robot
-                positions = dict(self._positions)
-                self._joints.send(JointState(name, sample.stamp_ns, positions, clock))
+                positions = dict(sample.payload.positions)
+                self._joints.send(JointState(self._settings.robot, sample.stamp_ns, positions, clock))
                 return
             for frame in self._pairing.add(sample):
                 self._frames.send(replace(frame, clock=_choose_clock(frame.capture_ns)))
