@@ -16,6 +16,7 @@ from ..files import describe_stand_in
 from ..resources import Closeable, closed_on_error
 from ..types import Depth, Frame, Image, RobotMessage
 from ..wire import decode_image
+from .bit_depth import BitDepths
 from .decompression import STILL_SUFFIXES
 from .discovery import Camera, Firsts, choose_cameras, probe, settle_kinds
 from .formats.hdf5 import Hdf5Bag
@@ -28,7 +29,16 @@ from .formats.video import VideoBag, decode_packets
 from .native.reader import RecordingReader, is_recorded
 from .native.series import require_one_recording
 from .pairing import Pairing, TimeSpan, cut_samples
-from .samples import Payload, ReadReport, Sample, SampleReader, natural_order, reading, split_selection
+from .samples import (
+    Payload,
+    ReadReport,
+    Sample,
+    SampleReader,
+    WideColour,
+    natural_order,
+    reading,
+    split_selection,
+)
 
 READERS: tuple[type[SampleReader], ...] = (
     McapBag,
@@ -242,6 +252,7 @@ class _ForeignBag(Bag):
         with closed_on_error(reader):
             self._cameras = self._drop_unreadable(*self._choose(chosen), chosen)
         self._pairing = Pairing(self._cameras)
+        self._depths = BitDepths()
         self.cameras = tuple(camera.name for camera in self._cameras)
         self.episode_starts = reader.episode_starts
 
@@ -252,6 +263,7 @@ class _ForeignBag(Bag):
             self._reader.lost,
             self._report.text(),
             self._pairing.describe_losses(),
+            *self._depths.describe(),
         )
         return "; ".join(filter(None, reasons)) or None
 
@@ -289,9 +301,10 @@ class _ForeignBag(Bag):
 
     def _samples(self) -> Iterator[Sample]:
         self._report = ReadReport()
+        self._depths = BitDepths()
         topics = {topic for camera in self._cameras for topic in camera.topics}
         # a part of a video stream needs what was before it
-        whole = decode_packets(self._reader.samples(topics), self._report)
+        whole = self._depths.narrow_all(decode_packets(self._reader.samples(topics), self._report))
         if self._span.is_whole:
             return whole
 
@@ -300,7 +313,8 @@ class _ForeignBag(Bag):
         first = next(iter(self._reader.samples(colour)), None)
         span = self._span.resolve(0 if first is None else first.logged_ns)
         if span.begin_ns is not None and self._reader.can_seek:
-            return cut_samples(self._reader.samples(topics, span.begin_ns), span, colour)
+            samples = self._depths.narrow_all(self._reader.samples(topics, span.begin_ns))
+            return cut_samples(samples, span, colour)
         return cut_samples(whole, span, colour)
 
     def _choose(self, chosen: Collection[str]) -> tuple[Sequence[Camera], dict[str, BagError]]:
@@ -434,14 +448,17 @@ def _read_files(files: list[Path], count: int, step: int | None) -> Iterator[Ima
 
     for index in _choose(len(files), count, step):
         path = str(files[index])
-        flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+        flags = cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH | cv2.IMREAD_IGNORE_ORIENTATION
         image = None
         # a pipe would block OpenCV
         if files[index].is_file():
             image = cv2.imread(path, flags)
             if image is None:  # OpenCV cannot ignore the orientation of a TIFF
-                image = cv2.imread(path, cv2.IMREAD_COLOR)
-        if image is None:
+                image = cv2.imread(path, cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH)
+        if image is not None and image.dtype == np.uint16:
+            narrow = BitDepths().narrow(path, WideColour.from_pixels(image))
+            image = np.frombuffer(narrow.data, np.uint8).reshape(image.shape)
+        if image is None or image.dtype != np.uint8:  # floats
             _log.warning("skipped %s: it cannot be read as an image", files[index])
         else:
             yield np.asarray(image, np.uint8)

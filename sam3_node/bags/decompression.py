@@ -24,7 +24,7 @@ from ..schema.fields import MAX_SIDE
 from ..types import Buffer, Depth
 from ..wire import encode_depth
 from ..wire.images import MAX_FRAME_PIXELS
-from .samples import Colour
+from .samples import Colour, WideColour
 
 STILL_SUFFIXES = (".webp", ".avif", ".tiff", ".tif", ".bmp")
 """Endings, in lower case, of the single images that `decode_still` decodes."""
@@ -229,8 +229,26 @@ def recognise_still(data: Buffer) -> str | None:
     return None
 
 
+def read_pixels(frame: Any) -> npt.NDArray[Any]:
+    """Return a frame of PyAV as BGR [height, width, 3]: uint16 if it is grey or RGB of 16 bits, else uint8.
+
+    Other formats say how many bits they have, and ffmpeg scales by these.
+    """
+    form = frame.format
+    is_plain = form.is_rgb or form.name.startswith("gray")
+    is_wide = is_plain and form.components[0].bits == 16
+    return np.asarray(frame.to_ndarray(format="bgr48le" if is_wide else "bgr24"))
+
+
+def make_bgr(image: npt.NDArray[Any]) -> Colour:
+    """Return an image BGR uint8 or uint16 [height, width, 3] as colour in bgr8."""
+    if image.dtype != np.uint8:
+        return WideColour.from_pixels(image.astype(np.uint16, copy=False))
+    return Colour(image.shape[1], image.shape[0], "bgr8", np.ascontiguousarray(image).data.cast("B"))
+
+
 def decode_still(data: Buffer) -> npt.NDArray[Any]:
-    """Return a grey image of 16 bits as uint16 [height, width], any other as BGR uint8 [height, width, 3].
+    """Return a grey image of 16 bits as uint16 [height, width], any other as `read_pixels` does.
 
     The orientation in the file is ignored, as with JPEG. Raises ValueError for damaged data, for an animation and
     for more pixels than the limit; MissingExtraError without the extra `bags`.
@@ -257,8 +275,9 @@ def decode_still(data: Buffer) -> npt.NDArray[Any]:
         )
 
     # grey of 16 bits may be depth: keep all its bits
-    form = "gray16le" if frame.format.name in ("gray16le", "gray16be") else "bgr24"
-    return np.ascontiguousarray(frame.to_ndarray(format=form))
+    if frame.format.name in ("gray16le", "gray16be"):
+        return np.ascontiguousarray(frame.to_ndarray(format="gray16le"))
+    return np.ascontiguousarray(read_pixels(frame))
 
 
 def _decode_packet(av: Any, name: str, data: bytes, limit: str) -> Any:
@@ -333,11 +352,11 @@ def decode_float_tiff(data: Buffer) -> npt.NDArray[np.float32] | None:
 
 
 def decode_still_colour(data: Buffer) -> Colour:
-    """Return an image in bgr8; of grey of 16 bits, the high byte. Raises as `decode_still` does."""
+    """Return an image in bgr8; of 16 bits a channel, as WideColour. Raises as `decode_still` does."""
     image = decode_still(data)
     if image.ndim == 2:
-        image = np.repeat((image >> 8).astype(np.uint8)[:, :, None], 3, axis=2)
-    return Colour(image.shape[1], image.shape[0], "bgr8", image.data.cast("B"))
+        image = np.repeat(image[:, :, None], 3, axis=2)
+    return make_bgr(image)
 
 
 def decode_still_depth(data: Buffer, scale_m: float, aligned: bool) -> Depth:

@@ -4,17 +4,22 @@ A reader of any format is a `SampleReader`. `discovery` finds cameras among its 
 its samples. `split_selection` parses which episodes a path selects: `PATH#episode=3`, `#episode=2-5&fps=50`.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from ..errors import BagError
 from ..resources import Closeable
 from ..types import ROBOT, Buffer, Clock, ColourEncoding, Depth, Intrinsics, JointState, RobotMessage
-from ..wire.images import identify_compressed
+from ..wire.images import decode_wide, identify_compressed, is_wide_png
 from .joint_topics import PROBED, JointTopics, claim_first
 
 MAX_REASONS = 20
@@ -56,11 +61,28 @@ class Colour:
     encoding: ColourEncoding
     data: Buffer
 
-    @classmethod
-    def from_compressed(cls, data: Buffer) -> Self:
-        """Create one from the bytes of a JPEG or PNG. Raises WireError for other bytes."""
+    @staticmethod
+    def from_compressed(data: Buffer) -> Colour:
+        """Create one from the bytes of a JPEG or PNG; a PNG of 16 bits is decoded. Raises WireError for other bytes."""
         encoding, width, height = identify_compressed(data)
-        return cls(width, height, encoding, data)
+        if is_wide_png(data):
+            return WideColour.from_pixels(decode_wide(data))
+        return Colour(width, height, encoding, data)
+
+
+@dataclass(frozen=True, slots=True)
+class WideColour(Colour):
+    """A colour image of 16 bits a channel, which `BitDepths` scales to 8.
+
+    `data` are uint16 in this machine's byte order, `encoding` that of the same image in 8 bits.
+    """
+
+    @staticmethod
+    def from_pixels(image: npt.NDArray[np.uint16], encoding: ColourEncoding = "bgr8") -> WideColour:
+        """Create one from uint16 [h, w, channels]."""
+        return WideColour(
+            image.shape[1], image.shape[0], encoding, np.ascontiguousarray(image).data.cast("B")
+        )
 
 
 @dataclass(frozen=True, slots=True)

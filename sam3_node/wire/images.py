@@ -464,6 +464,22 @@ def decode_photo(data: Buffer, max_pixels: int = MAX_FRAME_PIXELS, max_memory: i
     return turn_upright(image, find_orientation(bytes(data)))
 
 
+def decode_wide(data: Buffer, max_pixels: int = MAX_FRAME_PIXELS) -> np.typing.NDArray[np.uint16]:
+    """Decode a PNG of 16 bits a channel to BGR uint16 [height, width, 3]. Raises WireError as `decode_image` does."""
+    cv2 = require("cv2", "cli")
+
+    width, height = compressed_size(data, "png")
+    _check_pixels(width, height, max_pixels, "png")
+    _check_compressed(data, "png", width, height, max_pixels, "png")
+    flags = cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH | cv2.IMREAD_IGNORE_ORIENTATION
+    return _decompress(data, flags, (height, width, 3), "uint16", "png")
+
+
+def is_wide_png(data: Buffer) -> bool:
+    """Return True if the bytes start like a PNG of 16 bits a channel."""
+    return bytes(data[: len(_PNG_START)]) == _PNG_START and bytes(data[24:25]) == _PNG_GREY16[:1]
+
+
 def is_depth_png(data: Buffer) -> bool:
     """Return True if the bytes start like a PNG of 16-bit grey."""
     return bytes(data[: len(_PNG_START)]) == _PNG_START and bytes(data[24:26]) == _PNG_GREY16

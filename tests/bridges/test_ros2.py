@@ -138,6 +138,14 @@ def test_an_image_is_sent_with_its_pixels_and_stamp(site: Site, padding: int) ->
     assert not site.warnings
 
 
+def test_an_image_of_12_bits_is_bright_and_told_once(site: Site) -> None:
+    grey = RGB[:, :, 0].astype("<u2") << 4 | 15
+    for _ in range(2):
+        frame = site.send((IMAGE, image(time.time_ns(), grey, "mono16")))
+        assert np.array_equal(decode_image(frame)[:, :, 0], RGB[:, :, 0])
+    assert [mentions(line, "12", "16") for line in site.warnings] == [True]
+
+
 def test_a_compressed_image_is_passed_on_unchanged(open_site: OpenSite) -> None:
     topic = f"{IMAGE}/compressed"
     site = open_site(image_topic=topic)

@@ -10,6 +10,7 @@ from rosbags.rosbag2 import StoragePlugin
 from rosbags.rosbag2 import Writer as Writer2
 from rosbags.rosbag2.writer import CompressionFormat, CompressionMode
 
+from sam3_node.bags.bit_depth import BitDepths
 from sam3_node.bags.samples import CameraInfo, Colour, Payload, Sample
 from sam3_node.types import Depth, Frame, Intrinsics
 from sam3_node.wire import decode_depth, decode_image
@@ -69,6 +70,7 @@ def decoded(payload: Payload) -> Any:
     if isinstance(payload, CameraInfo):
         return payload.lens
     if isinstance(payload, Colour):
+        payload = BitDepths().narrow("", payload)
         return decode_image(Frame("c", 0, 0, payload.width, payload.height, payload.encoding, payload.data))
     return decode_depth(payload) if isinstance(payload, Depth) else payload
 

@@ -24,7 +24,7 @@ from ...schema.fields import Plain
 from ...types import NANOSECONDS, ROBOT, Depth, JointState, RobotMessage
 from ...wire import encode_depth
 from .. import samples
-from ..decompression import decode_float_tiff
+from ..decompression import decode_float_tiff, make_bgr, read_pixels
 from ..isolated import IsolatedCalls
 from ..messages.ros_images import MILLIMETRE, naming, read_depth, to_millimetres
 from .lerobot_layout import (
@@ -37,7 +37,7 @@ from .lerobot_layout import (
     read_rows,
 )
 from .lerobot_times import RowTime, RowTimes, VideoPart
-from .video import Playback, make_bgr, read_bgr
+from .video import Playback
 
 ROWS = 16
 """Number of rows of an episode that one call reads. They may hold images."""
@@ -405,7 +405,7 @@ class _VideoFrames:
         self._begin_ns = round(part.begin_s * NANOSECONDS)
         first_ns = max(self._begin_ns + offset_ns - self._half_ns, 0)
         self._depth: tuple[npt.NDArray[np.uint16], float] | None = None
-        convert: Callable[[Any], npt.NDArray[Any]] = read_bgr
+        convert: Callable[[Any], npt.NDArray[Any]] = read_pixels
         if depth is not None:
             self._depth = _make_table(depth)
             convert = _read_codes

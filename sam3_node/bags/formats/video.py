@@ -11,15 +11,14 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from ...errors import BagError, require
 from ...files import describe_stand_in
 from ...types import NANOSECONDS
-from ..decompression import max_pixels, max_video_pixels
+from ..decompression import make_bgr, max_pixels, max_video_pixels, read_pixels
 from ..messages.ros import first_bytes
-from ..samples import Colour, ReadReport, Sample, SampleReader, Topic, VideoPacket, reading
+from ..samples import ReadReport, Sample, SampleReader, Topic, VideoPacket, reading
 
 # the four numbers of a display matrix that turn the picture, of nine
 _AXES = struct.Struct("=2i4x2i")
@@ -43,11 +42,6 @@ _BEGINS = (
     rb"YUV4MPEG2 ",
 )
 _BEGIN = re.compile(b"|".join(_BEGINS), re.DOTALL)
-
-
-def read_bgr(frame: Any) -> npt.NDArray[Any]:
-    """Return a decoded frame of PyAV as BGR uint8 [height, width, 3], as it is stored."""
-    return np.asarray(frame.to_ndarray(format="bgr24"), np.uint8)
 
 
 def count_frames(path: Path) -> int:
@@ -102,7 +96,7 @@ class Playback:
     """
 
     def __init__(
-        self, path: Path, begin_ns: int = 0, convert: Callable[[Any], npt.NDArray[Any]] = read_bgr
+        self, path: Path, begin_ns: int = 0, convert: Callable[[Any], npt.NDArray[Any]] = read_pixels
     ) -> None:
         self._av = require("av", "bags")
         self._convert = convert
@@ -121,7 +115,7 @@ class Playback:
         self._bad = 0
 
     def frames(self) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
-        """Yield numbers from 0, stamps in ns, and images, BGR uint8 [height, width, 3] or what `convert` makes."""
+        """Yield numbers from 0, stamps in ns, and images, BGR [height, width, 3] or what `convert` makes."""
         try:
             with self._av.open(str(self._path), metadata_errors="replace") as container:
                 stream = next(iter(container.streams.video), None)
@@ -235,12 +229,6 @@ def decode_packets(samples: Iterable[Sample], report: ReadReport) -> Iterator[Sa
         yield from stream.flush()
 
 
-def make_bgr(image: npt.NDArray[Any]) -> Colour:
-    """Return an image BGR uint8 [height, width, 3] as colour in bgr8."""
-    height, width = image.shape[:2]
-    return Colour(width, height, "bgr8", np.ascontiguousarray(image).data.cast("B"))
-
-
 class Turner:
     """Turns and mirrors the pictures of one stream as its file says.
 
@@ -338,7 +326,7 @@ class _PacketDecoder:
             self._pixels += frame.width * frame.height
             sample = self._waiting.pop(frame.pts, None)
             if sample is not None:
-                yield sample._replace(payload=make_bgr(self._turner.turn(read_bgr(frame), frame)))
+                yield sample._replace(payload=make_bgr(self._turner.turn(read_pixels(frame), frame)))
 
     def _lose(self, topic: str, reason: object) -> None:
         self._report.skip(topic, f"the packet cannot be decoded ({reason})")

@@ -31,6 +31,7 @@ from ..samples import (
     Payload,
     UnreadableTopicError,
     VideoPacket,
+    WideColour,
 )
 
 MILLIMETRE = 0.001
@@ -369,18 +370,18 @@ def _raw(message: Any, topic: str) -> Colour | Depth:
     rows = height * 3 // 2 if encoding in _PLANAR else height
     image = _pixels(message, layout.kind, layout.channels, rows)
 
-    # of 16 bits, keep the high byte
-    if layout.kind != "u1":
-        image = (image >> 8).astype(np.uint8)
-    if layout.form in CHANNELS:
-        return Colour(width, height, layout.form, _flat(image))  # type: ignore[arg-type]
-    return Colour(width, height, "bgr8", _flat(_cvt(image, layout.form)))
+    form = layout.form
+    if form not in CHANNELS:
+        image = _cvt(image, form)
+        form = "bgr8"
+    kind = Colour if layout.kind == "u1" else WideColour
+    return kind(width, height, form, _flat(image))  # type: ignore[arg-type]
 
 
-def _cvt(image: Bytes, code: str) -> Bytes:
+def _cvt(image: npt.NDArray[Any], code: str) -> npt.NDArray[Any]:
     cv2 = require("cv2", "cli")
     try:
-        return np.asarray(cv2.cvtColor(image, getattr(cv2, f"COLOR_{code}")), np.uint8)
+        return np.asarray(cv2.cvtColor(image, getattr(cv2, f"COLOR_{code}")), image.dtype)
     except cv2.error as error:
         raise ValueError(f"an image of {list(image.shape)} cannot be converted ({code})") from error
 
@@ -499,7 +500,7 @@ def _bytes(data: Any) -> Bytes:
     return np.frombuffer(data, np.uint8)
 
 
-def _flat(image: Bytes) -> memoryview:
+def _flat(image: npt.NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(image).data.cast("B")
 
 

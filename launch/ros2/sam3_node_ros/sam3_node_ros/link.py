@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sam3_node.bags.bit_depth import BitDepths
 from sam3_node.bags.discovery import Camera, find_cameras
 from sam3_node.bags.messages.ros_images import MessageError, read_payload, read_stamp
 from sam3_node.bags.pairing import Pairing
@@ -180,6 +181,8 @@ class Ros2Bridge(Closeable):
         self._warnings = _Warnings(warn)
         self._kinds = _list_topics(settings)
         self._pairing = Pairing([_make_camera(settings, self._kinds, resolve)], PATIENCE_NS)
+        self._depths = BitDepths()
+        self._told: set[str] = set()
         self._count = 0
         self._headers: dict[FrameKey, Header] = {}
         self._newest: tuple[int, Picture] | None = None  # the last image, with its seq
@@ -408,7 +411,12 @@ class Ros2Bridge(Closeable):
             self._count += 1
             self._remember(FrameKey(self._settings.camera, number, stamp_ns), header)
             if isinstance(payload, Colour):
+                payload = self._depths.narrow(topic, payload)
                 self._newest = number, Picture(payload, header)
+                for note in self._depths.describe():
+                    if note not in self._told:  # bits grow a few times at most
+                        self._told.add(note)
+                        self._warnings.add(note, note)
         return Sample(topic, stamp_ns, time.monotonic_ns(), payload, number)
 
     def _remember(self, key: FrameKey, header: Header) -> None:

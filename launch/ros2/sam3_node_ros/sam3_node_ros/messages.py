@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sam3_node.bags.bit_depth import BitDepths
 from sam3_node.bags.messages.ros_images import MessageError, read_payload
 from sam3_node.bags.samples import Colour
 from sam3_node.client import ObjectPlace, PhotoMask, Segmentation
@@ -510,7 +511,7 @@ def read_picture(request: Any) -> Picture | None:
     if not isinstance(payload, Colour):
         form = getattr(sent, "encoding", "") or getattr(sent, "format", "")
         raise RequestError(f"{name}: expected a colour image, found encoding {form!r:.80}")
-    return Picture(payload, read_header(sent))
+    return Picture(BitDepths().narrow(name, payload), read_header(sent))
 
 
 class SegmentPrompt(NamedTuple):
