@@ -100,6 +100,12 @@ def _add_mode(parser: CommandParser) -> None:
         default=STRATEGIES[0],
         choices=STRATEGIES,
     )
+    parser.add(
+        "--stride N",
+        "with --every: step each N-th frame of a camera, its first one and those with marks [1]",
+        parse_count,
+        default=1,
+    )
     parser.add_flag("--allow-gaps", "with --as-recorded: go on where the recording lacks data")
     parser.add_flag(
         "--compare",
@@ -333,6 +339,7 @@ def _make_job(args: Namespace, settings: Settings) -> Job:
         requires_objects=not args.allow_unfound,
         depth_aligned=args.depth_aligned,
         doubtful=args.doubtful,
+        stride=args.stride,
         calibrations=tuple(load_calibration(path).model_dump_json() for path in files),
     )
 

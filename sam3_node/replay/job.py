@@ -41,6 +41,8 @@ STDIN = Path("-")
 """Path that means standard input."""
 MAX_OBJECTS_BYTES = 16 << 20
 """Size of the largest file with objects on frames. A larger one is refused."""
+MAX_STRIDE = 1000
+"""Largest distance between frames that are stepped."""
 NAMES = ("camera", "frame", "label", "box", "points", "labels", "mask", "value")
 """Fields that an object in a file of prompts (`--objects`) may have."""
 SECTIONS = ("model", "tracker", "detector", "engine", "spatial", "robot")
@@ -113,6 +115,8 @@ class Job:
     """Refuse a name that the detector lacks, and a job that follows no object, before the first frame."""
     doubtful: Doubtful = "marked"
     """Treatment of doubtful objects in the outputs."""
+    stride: int = 1
+    """Step frames whose number is a multiple of it; also the first one of each camera and those with marks or edits."""
 
     def __post_init__(self) -> None:
         _check_choice("mode", self.mode, MODES)
@@ -132,6 +136,10 @@ class Job:
             raise ReplayError(
                 "a part of the recording: expected the mode every with it; as-recorded repeats the recording as a whole"
             )
+        if not 1 <= self.stride <= MAX_STRIDE:
+            raise ReplayError(f"stride: expected 1 to {MAX_STRIDE}, found {self.stride}")
+        if self.stride > 1 and (self.mode, self.strategy) != ("every", "forward"):
+            raise ReplayError("stride: expected the mode every and the strategy forward with it")
         if self.begin_ns is not None and self.end_ns is not None and self.begin_ns >= self.end_ns:
             raise ReplayError("a part of the recording: expected an end after the beginning, found none")
         if self.mode == "as-recorded" and (self.names or self.objects or self.everything):

@@ -227,7 +227,8 @@ def _count_frames(plan: RecordingPlan, job: Job, frames: Iterator[Frame]) -> Non
         size += _estimate_bytes(frame, job.outputs)
         plan.cameras = dict(counts)
     plan.seconds = max(seconds.values(), default=0.0)
-    plan.bytes = round(size)
+    # of each frame that is stepped
+    plan.bytes = round(size / job.stride)
 
 
 def _estimate_bytes(frame: Frame, outputs: Sequence[str]) -> float:
@@ -285,6 +286,8 @@ class ReplayPlan:
     price_per_hour: float | None
     free_bytes: int | None
     """Space on the disk of the results; None for a URL."""
+    stride: int = 1
+    """Distance between frames that are stepped."""
 
     @property
     def frames(self) -> int:
@@ -337,11 +340,13 @@ class ReplayPlan:
     def _describe_work(self) -> str:
         # nobody knows the speed of a machine that has not worked yet
         if self.frames_per_s:
-            hours = self.frames / self.frames_per_s / HOUR_S
+            hours = self.frames / self.stride / self.frames_per_s / HOUR_S
             source = f"at {self.frames_per_s:.1f} frames/s, the rate of this folder's finished recordings"
         else:
-            hours = self.seconds / HOUR_S
+            hours = self.seconds / self.stride / HOUR_S
             source = "if a worker is as fast as the recording; replay one recording to measure it"
+        if self.stride > 1:
+            source += f", each frame of {self.stride} stepped"
         text = f"work: {hours:.2f} hours of one worker, {source}"
         if self.price_per_hour is None:
             return text
@@ -353,7 +358,8 @@ def plan_jobs(
 ) -> ReplayPlan:
     """Plan jobs of one recording each; see `plan_recording`."""
     plans = tuple(plan_recording(job, progress) for job in jobs)
-    return ReplayPlan(plans, _measure_rate(jobs), price_per_hour, _find_free_bytes(jobs[0].out))
+    free = _find_free_bytes(jobs[0].out)
+    return ReplayPlan(plans, _measure_rate(jobs), price_per_hour, free, jobs[0].stride)
 
 
 def _measure_rate(jobs: Sequence[Job]) -> float | None:

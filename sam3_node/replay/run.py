@@ -126,7 +126,7 @@ class _JobRun:
         is_complete = True
         # a stop keeps what is done: the summary says that it is not complete
         try:
-            self._play("replaying", schedule.actions(), schedule.count_frames(), player, writer)
+            self._play("replaying", schedule.actions(), schedule.count_steps(), player, writer)
             unfound = writer.totals.describe_unfound(self.perception.status())
             second_from, notes = self._run_second_pass(writer.totals)
         except completion.StoppedError:

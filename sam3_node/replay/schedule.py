@@ -200,6 +200,7 @@ class Schedule(Closeable):
             episode_starts=self.episode_starts,
             prompts=self.dataset.prompts,
             find_robot=find_robot,
+            stride=self.job.stride,
         )
 
     def begins_objects(self) -> bool:
@@ -332,6 +333,11 @@ class Schedule(Closeable):
             return wanted or counted
         return max(0, min(wanted, counted - self.job.start))
 
+    def count_steps(self) -> int | None:
+        """Return the number of steps, as `count_frames` does of frames."""
+        count = self.count_frames()
+        return None if count is None else -(-count // self.job.stride)
+
     def frames(self) -> Iterator[Frame]:
         """Yield the job's frames in the order of the recording."""
         return islice(self._bag, self.job.start, self.job.stop)
@@ -423,8 +429,12 @@ def step_all_frames(
     episode_starts: Sequence[int] = (),
     prompts: Sequence[str] = (),
     find_robot: Callable[[Frame], RobotState] = lambda _: RobotState(),
+    stride: int = 1,
 ) -> Iterator[event_log.Action]:
     """Yield a step on each frame, with its `edits`, and with the addition of each object that is marked on it.
+
+    With a `stride`, step frames whose number is a multiple of it, the first one of each camera and episode, and those
+    with edits or objects. The numbers do not depend on where a part of the recording begins.
 
     An object whose frame does not come is noted. With `everything`, all that can be segmented on the first frame of
     each camera and episode is added on it. Between two episodes, whose first frames have the numbers `episode_starts`,
@@ -433,22 +443,29 @@ def step_all_frames(
     edits = edits or FrameEdits()
     remaining = [item for item in objects if not item.photo]
     indices = Counter[str]()
+    skipped: dict[str, int] = {}
     begun = set[str]()
     episode = None
     for frame in frames:
         key = frame.camera, frame.seq
+        is_edited = key in edits.before or key in edits.on
         # taken out, because a seq comes again after a restart of the camera
         yield from edits.before.pop(key, ())
         before = episode
         episode = bisect_right(episode_starts, frame.seq)
         if before not in (None, episode):
             begun.clear()
+            skipped.clear()
             yield Reset()
             if prompts:
                 yield SetPrompts(prompts=tuple(prompts))
         marked = [item for item in remaining if _is_on(item, frame, indices[frame.camera])]
         remaining = [item for item in remaining if item not in marked]
         indices[frame.camera] += 1
+        is_first = frame.camera not in skipped
+        if frame.seq % stride and not (is_edited or marked or is_first):
+            skipped[frame.camera] += 1
+            continue
         on_frame: list[Edit] = [
             *edits.on.pop(key, ()),
             *(_make_add_edit(item, frame, notes) for item in marked),
@@ -458,7 +475,9 @@ def step_all_frames(
             on_frame.append(AddEverything(SegmentEverything(camera=frame.camera, seq=frame.seq)))
         # the time of a recorded frame, not of this run, so that a repeated replay gives the same bytes
         received_ns = frame.sent_ns or frame.capture_ns
-        yield event_log.Step(frame, received_ns, edits=tuple(on_frame), robot=find_robot(frame))
+        left_out = skipped.pop(frame.camera, 0)
+        skipped[frame.camera] = 0
+        yield event_log.Step(frame, received_ns, left_out, edits=tuple(on_frame), robot=find_robot(frame))
     for item in remaining:
         wanted = f"seq {item.seq}" if item.seq is not None else f"frame {item.index}"
         notes.add(

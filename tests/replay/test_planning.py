@@ -152,6 +152,12 @@ def test_a_plan_counts_what_the_replay_steps(bag: Path, settings: Settings, tmp_
     plan_of_all = plan_jobs([job], price_per_hour=3600.0)
     assert plan_of_all.frames_per_s == pytest.approx(summary.frames / summary.seconds)
     assert f"price {summary.seconds:.2f}" in plan_of_all.lines()[-1]
+    fourth = replace(job, stride=4)
+    run_job(fourth, lambda _: perception, again=True)
+    plan_of_fourth = plan_jobs([fourth], price_per_hour=3600.0)
+    assert plan_of_fourth.frames_per_s
+    assert f"price {plan.frames / 4 / plan_of_fourth.frames_per_s:.2f}" in plan_of_fourth.lines()[-1]
+    assert "each frame of 4" in plan_of_fourth.lines()[-1]
 
 
 def test_a_finished_job_is_not_refused(pictures: Path, settings: Settings, load: Any, tmp_path: Path) -> None:

@@ -74,6 +74,37 @@ def test_a_stopped_replay_continues_bit_for_bit(
     assert (Path(job.out) / "masks.mcap").read_bytes() == (Path(whole.out) / "masks.mcap").read_bytes()
 
 
+def test_a_stride_leaves_out_frames_and_resumes_bit_for_bit(
+    job: Job, load: PerceptionCache, tmp_path: Path
+) -> None:
+    third = replace(job, mode="every", stride=3, outputs=("mcap", "coco"))
+    stop = threading.Event()
+
+    def progress(what: str, done: int, total: int | None) -> None:
+        if done == 5:
+            stop.set()
+
+    with refuses(StoppedError, field=("command", "resume")):
+        run_job(third, load, progress, stop, limits=SMALL)
+    run_job(third, load, limits=SMALL)
+    every = run_job(replace(third, stride=1, out=str(tmp_path / "every")), load)
+    whole = replace(third, out=str(tmp_path / "whole"))
+    summary = run_job(whole, load)
+    assert every.frames / 3 <= summary.frames < every.frames
+    assert all(masks.skipped <= 2 for masks in masks_of(whole))
+    assert any(masks.skipped == 2 for masks in masks_of(whole))
+    for name in ("masks.mcap", "masks.json"):
+        assert (Path(third.out) / name).read_bytes() == (Path(whole.out) / name).read_bytes()
+
+
+def test_a_stride_is_of_replays_of_all_frames(job: Job) -> None:
+    for wrong in ({"stride": 2}, {"mode": "every", "stride": 0}, {"mode": "every", "stride": 10**9}):
+        with refuses(ReplayError, field="stride"):
+            replace(job, **wrong)
+    with refuses(ReplayError, field="stride"):
+        replace(job, mode="every", strategy="bidirectional", stride=2)
+
+
 def test_a_finished_replay_is_left_as_it_is(job: Job) -> None:
     def refuse(settings: Settings) -> Perception:
         raise AssertionError("nothing is to be loaded")

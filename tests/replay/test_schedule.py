@@ -13,7 +13,7 @@ from sam3_node.errors import ReplayError
 from sam3_node.replay.event_log import MAX_NOTES, Notes, Step
 from sam3_node.replay.job import ObjectOnFrame
 from sam3_node.replay.schedule import FrameEdits, check_extents, group_edits, step_all_frames
-from sam3_node.schema.operations import AddObject, RefineObject, Reset
+from sam3_node.schema.operations import AddObject, RefineObject, RemoveObject, Reset, SetPrompts
 from sam3_node.types import Frame
 from sam3_node.wire import Event
 from tests.support.refuses import refuses
@@ -127,3 +127,25 @@ def test_an_object_that_is_partly_outside_is_accepted() -> None:
     assert next(frames).seq == 1
     check_extents(objects, frames)
     check_extents([], frames)
+
+
+def test_with_a_stride_frames_of_its_multiples_are_stepped_and_those_with_marks() -> None:
+    frames = [make_frame(seq, camera) for seq in range(3, 20) for camera in ("a", "b")]
+    edits = FrameEdits()
+    edits.before["a", 7] = [SetPrompts(prompts=("mug",))]
+    edits.on["b", 11] = [RemoveObject(id=1, camera="b")]
+    marked = ObjectOnFrame(camera="b", seq=9, box=(0, 0, 2, 2))
+    notes = Notes(False)
+    actions = list(step_all_frames(frames, notes, edits, objects=[marked], stride=4))
+    steps = [action for action in actions if isinstance(action, Step)]
+    found = {name: [step.frame.seq for step in steps if step.frame.camera == name] for name in ("a", "b")}
+    assert found == {"a": [3, 4, 7, 8, 12, 16], "b": [3, 4, 8, 9, 11, 12, 16]}
+    assert [step.skipped for step in steps if step.frame.camera == "a"] == [0, 0, 2, 0, 3, 3]
+    assert sum(isinstance(action, SetPrompts) for action in actions) == 1
+    assert not notes.lines
+    # a part that begins later steps the same frames, but for its first one
+    part = [
+        step.frame.key for step in step_all_frames(frames[16:], notes, stride=4) if isinstance(step, Step)
+    ]
+    whole = [step.frame.key for step in step_all_frames(frames, notes, stride=4) if isinstance(step, Step)]
+    assert set(part) - {frame.key for frame in frames[16:18]} <= set(whole)
