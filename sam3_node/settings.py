@@ -23,12 +23,11 @@ from pydantic_settings.exceptions import SettingsError as EnvironmentDecodeError
 from .addresses import Address, is_loopback, split_address, split_host
 from .errors import SettingsError, did_you_mean
 from .files import read_regular
+from .schema.fields import MAX_THREADS
 from .types import ColourEncoding, Delivery, MaskEncoding
 
 Layers = Mapping[str, Mapping[str, object]]
 
-MAX_THREADS = 1024
-"""Largest number of CPU threads of a step."""
 MAX_TOML_BYTES = 4 << 20
 """Size of the largest TOML file that is read: profiles, calibrations, recipes. A larger one is refused."""
 PREFIX = "SAM3_"
@@ -288,8 +287,7 @@ class ModelSettings(Section):
     """Compile the stages with torch.compile: the first start takes a minute or more longer. auto: false, unless
     `sam3-node tune` has found it faster on this machine."""
     threads: int = Field(0, ge=0, le=MAX_THREADS)
-    """Number of CPU threads of a step. 0: a node chooses by the times of its steps, again and again, as other processes
-    come and go; a replay takes all processors."""
+    """CPU threads of a step. 0: a node chooses, while it runs, by the times of its steps; a replay takes all."""
     image_size: int = Field(0, ge=0, le=4096)
     """Side in pixels of the square model input; 0: default of the weights. Smaller is faster and coarser."""
 

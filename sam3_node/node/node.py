@@ -9,15 +9,13 @@ from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from typing import Self
 
-import torch
-
 from ..engines.oom import find_device_error
 from ..errors import DeviceError, request_id
 from ..perception.identity import LiveIdentity
 from ..perception.perception import Perception
 from ..perception.pipeline import Pipeline
 from ..perception.step import StepFrame
-from ..perception.thread_choice import ThreadChooser
+from ..perception.thread_choice import ThreadChooser, count_threads, use_threads
 from ..processes.helpers import read_helpers
 from ..processes.logs import announce, log_subject
 from ..processes.notify import Watchdog
@@ -361,15 +359,14 @@ class Node:
     def _make_thread_chooser(self) -> ThreadChooser:
         """Make the chooser of the number of CPU threads; it has no choice on a GPU or with `model.threads`."""
         on_cpu = self.perception.model.device.type == "cpu"
-        return ThreadChooser(torch.get_num_threads(), fixed=not on_cpu or self._settings.model.threads > 0)
+        return ThreadChooser(count_threads(), fixed=not on_cpu or self._settings.model.threads > 0)
 
     def _set_threads(self) -> int:
         """Set the number of CPU threads of the next step, and return it."""
         # all steps of an object that catches up are repeated with the number of its first one
         hold = any(len(pipeline.catch_ups) for pipeline in self.perception.pipelines.values())
         count = self.threads.next(hold)
-        if count != torch.get_num_threads():
-            torch.set_num_threads(count)
+        if use_threads(count):
             self.output.publish_event(THREADS, {"count": count})
         return count
 

@@ -12,6 +12,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+import torch
+
 GAIN = 0.9
 """Ratio of the median times below which the number that is tried takes over."""
 HOPELESS = 1.5
@@ -28,6 +30,19 @@ CHANGED = 1.4
 """Factor by which the median time of a step must change for a trial before its time."""
 RECENT = 15
 """Steps of that median."""
+
+
+def count_threads() -> int:
+    """Return how many CPU threads a step of this thread uses now."""
+    return torch.get_num_threads()
+
+
+def use_threads(count: int) -> bool:
+    """Use this number of CPU threads for steps of this thread from now on; return True if it is another one."""
+    if count == torch.get_num_threads():
+        return False
+    torch.set_num_threads(count)
+    return True
 
 
 class ThreadChooser:

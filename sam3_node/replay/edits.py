@@ -7,9 +7,8 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from ..schema.fields import Natural, Text
+from ..schema.fields import MAX_THREADS, Natural, Text
 from ..schema.operations import Change, SegmentEverything
-from ..settings import MAX_THREADS
 
 
 class Restarted(msgspec.Struct, frozen=True):

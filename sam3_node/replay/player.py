@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from ..engines.oom import find_device_error
 from ..errors import CapacityError, ReplayError, Sam3NodeError
 from ..node.operations import carry_out
 from ..perception.checkpoint import MALFORMED, pack_state, unpack_state
 from ..perception.perception import Perception
 from ..perception.step import StepFrame
+from ..perception.thread_choice import use_threads
 from ..schema.operations import AddLike, AddObject, Change, SegmentEverything
 from ..schema.replies import PromptedObject
 from ..types import Instance, MaskFrame, TrackState
@@ -167,7 +166,7 @@ class Player:
             case Dropped(camera):
                 perception.drop(camera)
             case SetThreads(count):
-                torch.set_num_threads(count)
+                use_threads(count)
             case CatchUpEnded():
                 catch_ups = perception.serve(edit.camera).catch_ups
                 catch_ups.end(edit.id, failed=edit.error is not None)

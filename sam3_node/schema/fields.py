@@ -23,6 +23,8 @@ MAX_SIDE = 16384
 """Maximum width or height of an image, in pixels."""
 MAX_EPOCH = 2**53 - 1
 """Largest epoch: every language reads it exactly, also as a float."""
+MAX_THREADS = 1024
+"""CPU threads of a step."""
 MAX_CHARACTERS = 64 << 10
 """Characters of one text."""
 MAX_ITEMS = 4096
