@@ -5,15 +5,16 @@ Temporary folders lie in one that all users may write to, so no path there is fo
 
 import errno
 import fcntl
+import json
 import logging
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from .errors import ModelError, OutputError, Sam3NodeError, did_you_mean
 
@@ -41,6 +42,9 @@ _KINDS = {
 
 ANY_SIZE = (1 << 63) - 1
 """Bound for `open_regular` of files that may be of any size, such as recordings: they are read in pieces."""
+
+MAX_JSON_DEPTH = 64
+"""Levels of lists and maps in JSON that is read. Deeper values fail in what walks them."""
 
 UNFINISHED = ".unfinished"
 """Suffix of a file that is still being written."""
@@ -162,6 +166,47 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
     if len(data) > size:
         raise IrregularFileError("expected a file that stays as it is, found one that grows; try again")
     return data
+
+
+def parse_json(data: bytes | str) -> Any:
+    """Return what JSON holds, of at most MAX_JSON_DEPTH levels.
+
+    Raises ValueError for anything else, also for text that is no UTF-8 and for NaN, which is no JSON.
+    """
+    try:
+        value = json.loads(data, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError(f"more than {MAX_JSON_DEPTH} levels") from None
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH):
+        level = [child for item in level for child in _children(item)]
+        if not level:
+            return value
+    raise ValueError(f"more than {MAX_JSON_DEPTH} levels")
+
+
+def read_json(path: Path, max_bytes: int, error: type[Sam3NodeError], expected: str) -> dict[str, Any]:
+    """Return the map in a JSON file. Raises an error of this kind, which names the file and what was expected of it."""
+    try:
+        content = parse_json(read_regular(path, max_bytes))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as found:
+        reason = found.strerror if isinstance(found, OSError) else found
+        raise error(f"cannot read {path}: expected {expected}, found {reason}") from found
+    if not isinstance(content, dict):
+        raise error(f"cannot read {path}: expected {expected}, found a {type(content).__name__}")
+    return content
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name}, which is no number of JSON")
+
+
+def _children(item: object) -> Iterable[object]:
+    if isinstance(item, dict):
+        return item.values()
+    return item if isinstance(item, list) else ()
 
 
 def check_regular(path: Path, max_bytes: int) -> None:

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from transformers import Sam3Config, Sam3Model
 
-from ..errors import ModelError
 from ..models.pretrained import quiet_transformers
-from ..models.sam31.checkpoint import collect_tensors, count_layers, read_sizes
+from ..models.sam31.checkpoint import collect_tensors, count_layers, explain_sizes, read_sizes
 from ..models.sam31.source import NECKS, ModelSizes, Renames, original_name, tracker_config
 
 TEXT = "detector.backbone.language_backbone"
@@ -156,7 +155,7 @@ def build_sam3_model(
     Raises ModelError for tensors that lack or have another shape.
     """
     sizes, config = read_detector(tensors, name)
-    with torch.device("meta"):
+    with torch.device("meta"), explain_sizes(f"{name}: expected tensors of one detector, found others:"):
         expected = Sam3Model(config)
     originals = {target: detector_name(target, sizes) for target in expected.state_dict()}
     state = collect_tensors(tensors, expected, originals, name, "SAM 3.1's detector")
@@ -168,10 +167,7 @@ def build_sam3_model(
 def read_detector(tensors: Mapping[str, Tensor], name: str) -> tuple[ModelSizes, Sam3Config]:
     """Read the sizes of a checkpoint and of its detector. Raises ModelError if it has none."""
     sizes = read_sizes(tensors, name)
-    try:
+    with explain_sizes(
+        f"{name}: expected SAM 3.1's detector under the names of Meta's checkpoint (detector.*), found a file without"
+    ):
         return sizes, read_config(tensors, sizes)
-    except (KeyError, ValueError) as error:
-        raise ModelError(
-            f"{name}: expected SAM 3.1's detector under the names of Meta's checkpoint (detector.*), found a file "
-            f"without {error}; take the whole checkpoint"
-        ) from error

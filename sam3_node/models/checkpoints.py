@@ -59,6 +59,9 @@ def _load_transformers(name: str, options: LoadOptions) -> TrackerModel:
     if name == "nano":
         weight_files.check_digest(NANO / "model.safetensors")
     files = str(NANO) if name == "nano" else name
+    # what else a folder lacks is told when it is read
+    if os.path.isdir(files) and not os.path.isfile(os.path.join(files, weight_files.CONFIG)):
+        registry.check_folder(Path(files))
     kind = weight_files.read_kind(files)
     family, weights = registry.find_reader(kind, name)
     source, missing = weights.read(files, lambda config: set_image_size(config, options.image_size, name))

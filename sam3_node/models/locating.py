@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..errors import ModelError
 from ..files import check_weights_name
 from . import registry
-from .weight_files import CONFIG, check_weight_files, list_weight_files
+from .weight_files import check_weight_files, list_weight_files
 
 
 def locate_weights(name: str) -> str:
@@ -23,10 +22,6 @@ def locate_weights(name: str) -> str:
         where = "in the cache" if registry.is_cached(name) else "not here yet: the first start fetches them"
         return f"{name}, {where} of the hub"
     check_weight_files(Path(name))
+    registry.check_folder(Path(name))
     files = list_weight_files(Path(name))
-    # the configuration is always listed, so a single file means that there are no weights
-    if not files[0].is_file() or len(files) == 1:
-        raise ModelError(
-            f"{name}: expected {CONFIG} and weights as .safetensors, or {registry.FILE_HINTS}; found no such files"
-        )
     return f"{name}, {sum(path.stat().st_size for path in files) / 1e6:.0f} MB"

@@ -19,8 +19,19 @@ from transformers.utils import logging as transformers_logging
 
 from ..errors import ModelError
 from ..files import check_weights_name
-from .weight_files import CONFIG, check_weight_files, explain_loading, find_file
+from .torch_files import check_torch_file
+from .weight_files import (
+    CONFIG,
+    INDEX,
+    WEIGHTS,
+    check_config,
+    check_elements,
+    check_weight_files,
+    explain_loading,
+    find_file,
+)
 
+TORCH_FILE = "pytorch_model.bin"
 FAST_TOKENIZER = "tokenizer.json"
 
 
@@ -42,14 +53,11 @@ def load_pretrained(
     # before transformers opens a file of the folder
     if os.path.isdir(name):
         check_weight_files(Path(name))
+    if not is_safe:
+        _check_torch_files(name)
+    kind, config = read_config(name, classes, configure)
     with _reading(name, "config.json and safetensors"):
-        kind = PreTrainedConfig.get_config_dict(name)[0].get("model_type")
-        if kind is None:
-            raise ValueError("config.json names no model_type")
-        if kind not in classes:
-            raise ModelError(f"{name} holds a {kind} model; expected one of {', '.join(classes)}")
-        config = configure(classes[kind].config_class.from_pretrained(name))
-        model, report = classes[kind].from_pretrained(
+        model, report = kind.from_pretrained(
             name,
             config=config,
             dtype=dtype,
@@ -67,6 +75,39 @@ def load_pretrained(
             f"{name} has {len(wrong)} tensors of another shape, for example {', '.join(wrong[:3])}"
         )
     return model.eval(), sorted(report["missing_keys"])
+
+
+def read_config(
+    name: str, classes: Mapping[str, Any], configure: Callable[[Any], Any] = lambda config: config
+) -> tuple[Any, Any]:
+    """Return the class for the `model_type` of a folder or hub repository, and its configuration.
+
+    Raises ModelError for a configuration that is damaged, of another type, or of a larger model than the files.
+    """
+    with _reading(name, "config.json and safetensors"):
+        values = PreTrainedConfig.get_config_dict(name)[0]
+        check_config(values, name)
+        kind = str(values.get("model_type"))
+        if kind not in classes:
+            raise ModelError(f"{name} holds a {kind:.80} model; expected one of {', '.join(classes)}")
+        config = configure(classes[kind].config_class.from_pretrained(name))
+        if os.path.isdir(name):
+            with torch.device("meta"):
+                check_elements(classes[kind](config), Path(name))
+    return classes[kind], config
+
+
+def _check_torch_files(name: str) -> None:
+    """Raise ModelError if torch's own files, which are loaded where there are no safetensors, grow when they are read.
+
+    An index of several such files is refused, because it may name others.
+    """
+    if find_file(name, WEIGHTS) or find_file(name, INDEX):
+        return
+    if find_file(name, f"{TORCH_FILE}.index.json"):
+        raise ModelError(f"{name}: expected {WEIGHTS}, found several files {TORCH_FILE}; save them as safetensors")
+    if path := find_file(name, TORCH_FILE):
+        check_torch_file(Path(path))
 
 
 def load_whole(name: str, classes: Mapping[str, Any], dtype: torch.dtype, is_safe: bool = True) -> nn.Module:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import ModelError
+from ..files import CHECKPOINT_SUFFIXES
 from . import weight_files
 from .families import edgetam, sam1, sam2, sam3, sam31
 from .family import Family, FileWeights, TransformersWeights
@@ -57,6 +58,23 @@ def find_file(name: str, fetch: bool = True) -> WeightsFile | None:
         if path := weights.find(name, fetch):
             return WeightsFile(path, family, weights)
     return None
+
+
+def check_folder(folder: Path) -> None:
+    """Raise ModelError for a folder without weights in transformers' layout. The message names what is there instead.
+
+    A checkpoint in one file is found by its name alone, because other models come in such files, too.
+    """
+    files = weight_files.list_weight_files(folder)
+    # the configuration is always listed, so a single file means that there are no weights
+    if files[0].is_file() and len(files) > 1:
+        return
+    others = sorted(path.name for path in folder.iterdir() if path.suffix in CHECKPOINT_SUFFIXES)
+    found = ", ".join(others[:3]) or "no such files"
+    advice = "; rename it, or name the file itself" if others and not files[0].is_file() else ""
+    raise ModelError(
+        f"{folder}: expected {weight_files.CONFIG} and weights as .safetensors, or {FILE_HINTS}; found {found}{advice}"
+    )
 
 
 def find_family(name: str) -> Family | None:

@@ -20,6 +20,7 @@ from .sam.weights import TrackerWeights
 from .weight_files import (
     CONFIG,
     MAX_JSON_BYTES,
+    check_elements,
     check_weight_files,
     explain_loading,
     fetch_folder,
@@ -49,6 +50,7 @@ def read_tracker(
         config = configure(read_config(folder / CONFIG, config_type))
         with torch.device("meta"):
             source = TrackerWeights(config)
+        check_elements(source, folder)
         state = _rename(read_state(folder))
     expected = source.state_dict()
     found = {key: value for key, value in state.items() if key in expected}

@@ -6,16 +6,18 @@ and these are followed. The digest of FILE is in FILE.sha256 beside it, in the f
 """
 
 import hashlib
-import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import huggingface_hub
+import msgspec
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
+from msgspec import Meta
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -28,6 +30,7 @@ from ..files import (
     explain_os_error,
     has_home,
     open_regular,
+    read_json,
     read_regular,
 )
 
@@ -35,11 +38,24 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 ADAPTER = "adapter_config.json"
-MAX_JSON_BYTES = 64 << 20
+MAX_JSON_BYTES = 4 << 20
 """Size of the largest configuration or index beside weights. A larger one is refused, as a damaged one is."""
+MAX_LAYERS = 256
+"""Largest number of layers or blocks of one kind. SAM 3's encoder has 32."""
+MAX_COUNT = 65_536
+"""Largest number of anything else that a configuration counts, such as classes."""
+MAX_CONFIG_NUMBER = 1 << 20
+"""Largest whole number in a configuration. Vocabularies of words have up to 256,000."""
+SPARE_ELEMENTS = 1 << 24
+"""Elements that a model may have beyond the bytes of its files: modules that are not in the file."""
+MAX_KIND = 80
+"""Characters of the name of a kind of model."""
 MAX_DIGEST_BYTES = 4096
 """Size of the largest file with a digest. A larger one is refused."""
-_READ = (".json", ".safetensors", ".txt", ".bin")
+_WEIGHTS = (".safetensors", ".bin")
+_READ = (".json", *_WEIGHTS, ".txt")
+_LAYERS = re.compile(r"layers?$|blocks|depth|levels$|stages$")
+"""Matches keys of configurations that count layers or blocks."""
 
 
 def list_weight_files(folder: Path) -> list[Path]:
@@ -84,28 +100,59 @@ def _check_links(folder: Path) -> Iterator[str]:
 
 
 def _check_index(path: Path) -> Iterator[str]:
-    index = _read_json(path)
-    shards = index.get("weight_map")
-    names = set(shards.values()) if isinstance(shards, dict) else set()
+    shards = _read_map(path).get("weight_map")
     # the index may hold anything that JSON can
-    for name in sorted(map(str, names)):
+    names = set(map(str, shards.values())) if isinstance(shards, dict) else set()
+    for name in sorted(names):
         # a name with a folder in it would lead out of this one
         if name != Path(name).name or not name.endswith(".safetensors"):
             yield f"{name!r:.100} in {path.name}"
 
 
 def _check_config(path: Path) -> Iterator[str]:
-    if name := _read_json(path).get("transformers_weights"):
+    if name := _read_map(path).get("transformers_weights"):
         yield f"{str(name)!r:.100} as transformers_weights in {path.name}"
 
 
-def _read_json(path: Path) -> dict[str, object]:
-    """Return the map in a file; an empty one for a file that is absent or damaged, which loading reports."""
+def _read_map(path: Path) -> dict[str, Any]:
+    """Return the map in a file; an empty one for a file that is absent. Raises ModelError for a damaged one."""
     try:
-        content = json.loads(read_regular(path, MAX_JSON_BYTES))
-    except (OSError, ValueError, RecursionError):
+        return read_json(path, MAX_JSON_BYTES, ModelError, "a map in JSON")
+    except FileNotFoundError:
         return {}
-    return content if isinstance(content, dict) else {}
+
+
+def check_config(config: Mapping[str, Any], name: str) -> None:
+    """Raise ModelError if a configuration counts more than a model has, before anything is built from it."""
+    waiting: list[tuple[str, object]] = list(config.items())
+    for key, value in waiting:
+        # the list grows while it is read
+        if isinstance(value, Mapping):
+            waiting += value.items()
+        elif isinstance(value, list):
+            waiting += ((key, item) for item in value)
+        elif isinstance(value, int | float) and value > (limit := _limit_of(key)):
+            raise ModelError(
+                f"{name}: {key} in {CONFIG}: expected at most {limit}, found {value!s:.20}; take the original files"
+            )
+
+
+def _limit_of(key: str) -> int:
+    if _LAYERS.search(key):
+        return MAX_LAYERS
+    return MAX_COUNT if key.startswith("num_") else MAX_CONFIG_NUMBER
+
+
+def check_elements(model: nn.Module, folder: Path) -> None:
+    """Raise ModelError if a model on the meta device would take more memory than the weights in a folder explain."""
+    elements = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
+    # of one byte at least; a folder may also hold what the model does not use
+    stored = sum(path.stat().st_size for path in folder.iterdir() if path.suffix in _WEIGHTS)
+    if elements > stored + SPARE_ELEMENTS:
+        raise ModelError(
+            f"{folder}: expected the weights of a model of {elements:.3g} elements, as {CONFIG} says, found files of "
+            f"{stored:.3g} bytes; take the original files"
+        )
 
 
 def read_kind(name: str) -> str:
@@ -120,10 +167,10 @@ def read_kind(name: str) -> str:
             if os.path.isdir(name)
             else Path(huggingface_hub.hf_hub_download(name, CONFIG))
         )
-        kind = json.loads(read_regular(path, MAX_JSON_BYTES)).get("model_type")
+        kind = _read_map(path).get("model_type")
         if kind is None:
             raise ValueError("config.json names no model_type")
-    return str(kind)
+    return str(kind)[:MAX_KIND]
 
 
 def pick_device(device: str | torch.device) -> torch.device:
@@ -202,8 +249,8 @@ PREPROCESSING = "preprocessor_config.json"
 class Normalisation(NamedTuple):
     """Mean and standard deviation of red, green and blue, for pixels in 0..1."""
 
-    mean: list[float]
-    std: list[float]
+    mean: Annotated[list[Annotated[float, Meta(ge=0, le=1)]], Meta(min_length=3, max_length=3)]
+    std: Annotated[list[Annotated[float, Meta(ge=1e-3, le=10)]], Meta(min_length=3, max_length=3)]
 
     def to_tensors(self, device: torch.device | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Return both as tensors [1, 3, 1, 1]."""
@@ -244,24 +291,25 @@ def cast_source(source: Any, device: torch.device, dtype: torch.dtype) -> nn.Mod
 def read_preprocessing(name: str) -> dict[str, Any]:
     """Read preprocessor_config.json beside the weights; return {} if there is none. Raises ModelError if unreadable."""
     path = find_file(name, PREPROCESSING)
-    if path is None:
-        return {}
-    try:
-        config = json.loads(read_regular(Path(path), MAX_JSON_BYTES))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot read {path}: expected JSON, found {error}") from error
-    return config if isinstance(config, dict) else {}
+    return {} if path is None else _read_map(Path(path))
 
 
 def read_normalisation(name: str, default: Normalisation) -> Normalisation:
-    """Return the normalisation in preprocessor_config.json, or `default` unless it has three numbers each."""
+    """Return the normalisation in preprocessor_config.json, or `default` if it has none.
+
+    Raises ModelError for any other values than those of `Normalisation`. Pixels are divided by the deviations.
+    """
     config = read_preprocessing(name)
-    try:
-        mean, std = ([float(value) for value in config[key]] for key in ("image_mean", "image_std"))
-    except (KeyError, TypeError, ValueError):
+    given = {key: config.get(key) for key in ("image_mean", "image_std")}
+    if all(value is None for value in given.values()):
         return default
-    # pixels are divided by the deviations
-    return Normalisation(mean, std) if len(mean) == len(std) == 3 and all(std) else default
+    try:
+        return msgspec.convert([given["image_mean"], given["image_std"]], Normalisation)
+    except msgspec.ValidationError as error:
+        raise ModelError(
+            f"{name}: {PREPROCESSING}: expected three numbers each, image_mean in 0..1 and image_std in 0.001..10, "
+            f"for pixels in 0..1; found {given!s:.200} ({error}); take the original file"
+        ) from error
 
 
 @contextmanager
@@ -309,7 +357,8 @@ def read_state(folder: Path) -> dict[str, Tensor]:
     index = folder / INDEX
     names = [WEIGHTS]
     if not (folder / WEIGHTS).is_file() and index.is_file():
-        names = sorted(set(json.loads(read_regular(index, MAX_JSON_BYTES))["weight_map"].values()))
+        # `check_weight_files` has seen that they are names of files
+        names = sorted(set(_read_map(index)["weight_map"].values()))
     state: dict[str, Tensor] = {}
     for file in names:
         state |= load_file(folder / file)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from ...errors import ModelError
+from ...errors import ModelError, summarize_error
+from ..weight_files import MAX_LAYERS
 from .source import MODEL, TRUNK, ModelSizes, Source, original_name
 
 POINTS = f"{MODEL}.interactive_sam_prompt_encoder.point_embeddings"
@@ -24,6 +26,8 @@ WINDOW = 24
 STAGES = 4
 """Number of equal stages of the ViT, for a checkpoint without rotary tables. The last layer of each stage attends to
 the whole image, the others to windows."""
+MAX_GRID = 512
+"""Largest number of tokens along a side of the image. That of the published model is 72."""
 HEAD_WIDTH = 64
 """Channels of one attention head of the ViT, for a checkpoint without rotary tables."""
 
@@ -35,16 +39,28 @@ _JOINED = re.compile(r"\.attn\.qkv\.|\.in_proj_")
 
 def read_sizes(tensors: Mapping[str, Tensor], name: str) -> ModelSizes:
     """Read the sizes of the model whose tensors these are. Raises ModelError for weights of another model."""
+    what = f"{name}: expected the tensors of SAM 3.1 under the names of Meta's checkpoint"
+    with explain_sizes(f"{what}, found {len(tensors)} tensors without"):
+        sizes = _read_sizes(tensors)
+    if sizes.grid > MAX_GRID:
+        raise ModelError(f"{what} and at most {MAX_GRID} tokens along a side, found {sizes.grid}")
+    return sizes
+
+
+@contextmanager
+def explain_sizes(what: str) -> Iterator[None]:
+    """Raise ModelError, which begins with `what`, where tensors lack or their shapes do not fit together."""
     try:
-        return _read_sizes(tensors)
-    except (KeyError, ValueError, IndexError) as error:
-        raise ModelError(
-            f"{name}: expected the tensors of SAM 3.1 under the names of Meta's checkpoint, found "
-            f"{len(tensors)} tensors without {error}"
-        ) from error
+        yield
+    # of tensors that lack, of other numbers of axes, and of sizes that do not divide each other
+    except (LookupError, ValueError, TypeError, ArithmeticError, RuntimeError) as error:
+        raise ModelError(f"{what} {summarize_error(error)}; take the whole checkpoint") from error
 
 
 def _read_sizes(tensors: Mapping[str, Tensor]) -> ModelSizes:
+    # sizes are divided by sizes below
+    if empty := next((key for key, value in tensors.items() if value.numel() == 0), None):
+        raise ValueError(f"values in {empty!r:.100}")
     width, _, _, patch = tensors[f"{TRUNK}.patch_embed.proj.weight"].shape
     layers = count_layers(tensors, f"{TRUNK}.blocks.")
     tiles = math.isqrt(tensors[f"{TRUNK}.pos_embed"].shape[1] - 1)
@@ -84,12 +100,21 @@ def _read_sizes(tensors: Mapping[str, Tensor]) -> ModelSizes:
 
 
 def count_layers(tensors: Mapping[str, Tensor], prefix: str) -> int:
-    """Return the number of layers whose tensors begin with `prefix`. Raises KeyError if there are none."""
+    """Return the number of layers whose tensors begin with `prefix`.
+
+    Raises KeyError if there are none, and ModelError for a number of a layer beyond MAX_LAYERS.
+    """
     pattern = re.compile(rf"{re.escape(prefix)}(\d+)\.")
-    found = [int(match[1]) for match in map(pattern.match, tensors) if match]
+    found = {match[1] for match in map(pattern.match, tensors) if match}
     if not found:
         raise KeyError(f"{prefix}0")
-    return 1 + max(found)
+    numbers = {str(number) for number in range(MAX_LAYERS)}
+    if beyond := found - numbers:
+        raise ModelError(
+            f"expected at most {MAX_LAYERS} layers {prefix}N, found {prefix}{min(beyond)!s:.40}; take the original "
+            "checkpoint"
+        )
+    return 1 + max(map(int, found))
 
 
 def _read_windows(
@@ -113,7 +138,7 @@ def _read_windows(
 
 def build_source(tensors: Mapping[str, Tensor], sizes: ModelSizes, name: str) -> Source:
     """Build the modules from the tensors of a file. Raises ModelError for tensors that lack or have another shape."""
-    with torch.device("meta"):
+    with torch.device("meta"), explain_sizes(f"{name}: expected tensors of one SAM 3.1, found others:"):
         source = Source(sizes)
     originals = {target: original_name(target, sizes) for target in source.state_dict()}
     _fill(source, collect_tensors(tensors, source, originals, name, "a tracker"))

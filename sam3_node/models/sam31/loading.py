@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...errors import ModelError, summarize_error
 from ...files import ANY_SIZE, CHECKPOINT_SUFFIXES, check_regular, describe_stand_in, explain_os_error
+from ..torch_files import check_growth, check_torch_file
 from ..weight_files import CENTRED, cast_source, name_weights
 from .checkpoint import build_source, read_sizes
 from .model import Sam31Model
@@ -74,6 +75,8 @@ def read_tensors(path: Path) -> Mapping[str, Tensor]:
         raise ModelError(f"expected weights at {path}, found {stand_in}")
     with explain_os_error(ModelError, f"cannot read the weights {path}"):
         check_regular(path, ANY_SIZE)
+    if path.suffix != ".safetensors":
+        check_torch_file(path)
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -88,7 +91,9 @@ def read_tensors(path: Path) -> Mapping[str, Tensor]:
             content = content[wrapper]
     if not isinstance(content, dict):
         raise ModelError(f"{path}: expected tensors by their names, found a {type(content).__name__}")
-    return {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
+    tensors = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
+    check_growth(tensors.values(), path)
+    return tensors
 
 
 def set_size(sizes: ModelSizes, image_size: int, name: str) -> ModelSizes:

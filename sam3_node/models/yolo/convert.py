@@ -18,6 +18,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from ...errors import ModelError, summarize_error
 from ...settings import describe_faults
+from ..torch_files import check_growth, check_torch_file
 from .network import YoloWorld, YoloWorldConfig, build, save_yolo_world
 
 # classes of modules, the trainer's options, and the numbers that interrupted training leaves in the file
@@ -25,6 +26,7 @@ INERT = re.compile(
     r"ultralytics\.nn\.\w+(\.\w+)+|ultralytics\.utils\.IterableSimpleNamespace|torch\.nn\.modules\.\w+\.\w+"
     r"|numpy\._?core\.multiarray\.scalar|numpy\.dtype"
 )
+BYTES = "_codecs.encode"  # of which torch makes the bytes of numpy's numbers
 FAMILY = "MaxSigmoidAttnBlock"  # a class of module that occurs only in this architecture
 TEXT_VECTORS = "txt_feats"
 FIRST_VERSION = "ImagePoolingAttn"
@@ -97,12 +99,8 @@ def read_phrase_vectors(path: Path) -> tuple[tuple[str, ...], Tensor] | None:
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a checkpoint's modules, preferably the averaged ones. No code of the checkpoint is run."""
+    check_torch_file(path, lambda name: INERT.fullmatch(name) or name == BYTES)
     names = _foreign_names(path)
-    if refused := sorted(name for name in names if not INERT.fullmatch(name)):
-        raise ModelError(
-            f"{path} names {', '.join(refused)}: expected only tensors, plain containers and modules of a YOLO-World; "
-            "the file was not read, and may be harmful"
-        )
     kinds = {name.rpartition(".")[2] for name in names}
     if FIRST_VERSION in kinds:
         raise ModelError(
@@ -114,9 +112,11 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
         )
     root = _load_root(path, names)
     try:
-        return dict(_iterate_tensors(root))
+        tensors = dict(_iterate_tensors(root))
     except ModelError as error:
         raise ModelError(f"{path} is damaged: {error}") from error
+    check_growth(tensors.values(), path)
+    return tensors
 
 
 def _load_root(path: Path, names: list[str]) -> object:

@@ -32,7 +32,10 @@ from ..pixels import Resize
 STRIDES = (8, 16, 32)  # of the heads' input maps, in pixels of the network's input
 
 
-Count = Annotated[int, Field(gt=0, strict=True)]
+MAX_WIDTH = 65_536
+"""Largest number of channels, pixels of a side or bins in a configuration."""
+Count = Annotated[int, Field(gt=0, le=MAX_WIDTH, strict=True)]
+Depth = Annotated[int, Field(gt=0, le=weight_files.MAX_LAYERS, strict=True)]
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -49,8 +52,8 @@ class YoloWorldConfig:
     """
 
     channels: Annotated[tuple[Count, ...], Field(min_length=5, max_length=5)]
-    depths: Annotated[tuple[Count, ...], Field(min_length=4, max_length=4)]
-    neck_depth: Count
+    depths: Annotated[tuple[Depth, ...], Field(min_length=4, max_length=4)]
+    neck_depth: Depth
     box_channels: Count
     embedding_channels: Count
     text_channels: Count = 512

@@ -37,6 +37,13 @@ def test_another_image_size_changes_the_grid(tensors, tmp_path):
         load_tracker(path, image_size=150)
 
 
+@pytest.mark.parametrize("name", ["sam3.1_multiplex_fp16.safetensors", "weights.pt"])
+def test_a_folder_whose_file_has_another_name_is_told(tensors, tmp_path, name):
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(ModelError, match=rf"sam3\.1_multiplex\.safetensors or \.pt; found {name}; rename it"):
+        load_tracker(tmp_path)
+
+
 def test_tensors_that_lack_are_named(tensors, tmp_path):
     path = tmp_path / "small.safetensors"
     lacking = {key: value for key, value in tensors.items() if "image_cross_attn" not in key}
@@ -55,8 +62,8 @@ def test_weights_of_another_model_are_refused(tmp_path):
 def test_pickled_code_never_runs(tmp_path):
     path = tmp_path / "evil.pt"
     torch.save({"model": print}, path)
-    with pytest.raises(ModelError, match="cannot load"):
+    with pytest.raises(ModelError, match=r"names builtins\.print.*was not read"):
         load_tracker(path)
     path.write_bytes(b"nothing")
-    with pytest.raises(ModelError, match="cannot load"):
+    with pytest.raises(ModelError, match="cannot read"):
         load_tracker(path)
