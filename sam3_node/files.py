@@ -285,6 +285,63 @@ def check_inside(folder: Path, path: Path) -> Path:
     return path
 
 
+def write_new(path: Path, data: bytes | str) -> None:
+    """Write a new file, text in UTF-8. Raises OSError, also if there is anything of its name, such as a link."""
+    with path.open("xb") as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Make a new file with the content of another, as a hard link where the file system has them. Raises OSError."""
+    import shutil  # here, because it slows the start of a client
+
+    # behind the links of a download cache
+    real = source.resolve()
+    try:
+        os.link(real, target)
+    except FileExistsError:
+        raise
+    except OSError:
+        with real.open("rb") as read, target.open("xb") as written:
+            shutil.copyfileobj(read, written)
+
+
+def remove_inside(folder: Path, path: Path) -> None:
+    """Remove a file of a folder that others may have made, if it is there. Raises OutputError, as `check_inside`."""
+    check_inside(folder, path.parent)
+    # of a link, the link itself
+    path.unlink(missing_ok=True)
+
+
+def remove_folder_inside(folder: Path, path: Path) -> None:
+    """Remove a folder, with all in it, of a folder that others may have made. A link in its place is removed itself."""
+    import shutil  # here, because it slows the start of a client
+
+    check_inside(folder, path.parent)
+    if path.is_symlink():
+        path.unlink()
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def move_inside(folder: Path, path: Path, target: Path) -> Path:
+    """Give a file or folder another name in a folder that others may have made, and return it. What has it is replaced.
+
+    Raises OutputError, as `check_inside` does, and OSError.
+    """
+    # a link in the place of the target is replaced, not followed
+    check_inside(folder, target.parent)
+    return path.replace(target)
+
+
+def open_lock(folder: Path, path: Path) -> IO[bytes]:
+    """Open a file to be locked, which is created if it is absent, in a folder that others may have made.
+
+    Its content stays. Raises OutputError, as `check_inside` does, and OSError.
+    """
+    check_inside(folder, path)
+    return open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "rb")
+
+
 def has_home(folder: Path, path: Path) -> bool:
     """Return True if a file, behind its links, lies in its folder, or in the blobs of the hub's cache beside it."""
     real = folder.resolve()

@@ -161,7 +161,7 @@ def decompress_file(source: Path, target: Path) -> str | None:
     limit = min(max_file_content(source.stat().st_size), shutil.disk_usage(target.parent).free - _SPARE_BYTES)
     open_frame = _open_lz4 if source.suffix == ".lz4" else _open_zstd
     written = 0
-    with open_regular(source, ANY_SIZE) as packed, target.open("wb") as file:
+    with open_regular(source, ANY_SIZE) as packed, target.open("xb") as file:
         try:
             for piece in _read_frames(packed, open_frame):
                 written += len(piece)

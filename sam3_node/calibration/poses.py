@@ -10,7 +10,6 @@ from __future__ import annotations
 import bisect
 import codecs
 import csv
-import json
 import logging
 import tomllib
 from collections import Counter, deque
@@ -26,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from .. import geometry
 from ..errors import CalibrationError
-from ..files import read_regular
+from ..files import parse_json, read_regular
 from ..settings import describe_fault
 from ..types import FramePose, JointState
 
@@ -178,15 +177,15 @@ def read_poses(path: Path) -> list[RobotPose]:
         raise CalibrationError(
             f"cannot read poses from {path}: expected text in UTF-8 as {_SUFFIXES}, found other data"
         ) from error
-    except (OSError, csv.Error, json.JSONDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise CalibrationError(
-            f"cannot read poses from {path}: {getattr(error, 'strerror', None) or f'{path.suffix}: {error}'}"
-        ) from error
     except ValidationError as error:
         # a wrong entry also makes the list too short
         items = [item for item in error.errors() if item["type"] != "too_short"] or error.errors()
         wrong = "; ".join(_describe_wrong(items)[:5])
         raise CalibrationError(f"{path} is not a file of poses: {wrong}") from error
+    except (OSError, csv.Error, ValueError, RecursionError) as error:
+        raise CalibrationError(
+            f"cannot read poses from {path}: {getattr(error, 'strerror', None) or f'{path.suffix}: {error}'}"
+        ) from error
 
     poses = []
     for number, entry in enumerate(file.poses):
@@ -254,7 +253,7 @@ def _read(path: Path) -> tuple[Mapping[str, Any], str]:
         return _read_rows(path, text)
     if suffix != ".json" and text.lstrip()[:1] not in ("{", "["):
         raise CalibrationError(f"{path}: expected a file of poses {_SUFFIXES}, found {suffix or 'no suffix'}")
-    return json.loads(text), str(path)
+    return parse_json(text), str(path)
 
 
 def _read_rows(path: Path, text: str) -> tuple[Mapping[str, Any], str]:

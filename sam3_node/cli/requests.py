@@ -14,7 +14,6 @@ import msgspec
 
 from ..errors import (
     NoCameraError,
-    OutputError,
     RequestError,
     SettingsError,
     WireError,
@@ -24,6 +23,7 @@ from ..errors import (
 from ..files import (
     explain_os_error,
     make_folder,
+    parse_json,
     prepare_output,
     read_regular,
     safe_file_name,
@@ -565,9 +565,9 @@ def _read_set(path: Path) -> Mapping[str, Any]:
         raise SettingsError(f"{path}: cannot read the set of prompts: {error.strerror}") from error
     # checked as the node would check it: an error names this file, and nothing was changed yet
     try:
-        content = dict(json.loads(data))
+        content = dict(parse_json(data))
         read_operation(ops.SetPrompts.op, content)
-    except (ValueError, TypeError, RecursionError, RequestError, WireError) as error:
+    except (ValueError, TypeError, RequestError, WireError) as error:
         raise SettingsError(
             f'{path}: expected JSON such as {{"prompts": ["red mug"], "scores": {{"red mug": 0.3}}, "most": {{}}}}, '
             f"found {error}"
@@ -655,5 +655,4 @@ def _write_image(path: Path, image: Any) -> None:
     """Write an image as PNG. Raises OutputError."""
     import cv2
 
-    with explain_os_error(OutputError, f"cannot write {path}"):
-        path.write_bytes(cv2.imencode(".png", image)[1].tobytes())
+    write_output(path, cv2.imencode(".png", image)[1].tobytes())

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from ..errors import RequestError, UnknownPhraseError, VocabularyError, did_you_mean
-from ..files import ANY_SIZE, check_regular, describe_stand_in, read_regular, write_output
+from ..files import ANY_SIZE, check_regular, describe_stand_in, parse_json, read_regular, write_output
 from .phrases import (
     PhraseEncoder,
     Vectors,
@@ -269,8 +269,8 @@ def _read_vectors(file: Any) -> Vectors:
 
 def _read_phrases(metadata: dict[str, str]) -> tuple[str, ...]:
     try:
-        phrases = json.loads(metadata.get("phrases", ""))
-    except (ValueError, RecursionError):
+        phrases = parse_json(metadata.get("phrases", ""))
+    except ValueError:
         phrases = None
     if not isinstance(phrases, list):
         raise VocabularyError("expected a JSON list 'phrases' in the metadata, found none")

@@ -4,7 +4,6 @@
 """
 
 import logging
-import os
 import tempfile
 import time
 import warnings
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from ..errors import EngineError, require
+from ..files import move_inside, remove_inside
 from .oom import reraise_as_engine_error
 from .specs import HEIGHT, IMAGES, MEMORIES, MIN_MEMORIES, OBJECTS, POINTS, WIDTH, StageSpec
 
@@ -193,9 +193,9 @@ def _write(program: Any, path: Path, external_data: bool) -> None:
         program.save(model, external_data=external_data)
         # a file that ONNX refuses must not replace an earlier one
         require("onnx", EXTRA).checker.check_model(str(model))
-        path.unlink(missing_ok=True)
+        remove_inside(path.parent, path)
         for part in sorted(Path(folder).iterdir(), key=lambda part: part == model):
-            os.replace(part, path.parent / part.name)
+            move_inside(path.parent, part, path.parent / part.name)
 
 
 @contextmanager

@@ -16,10 +16,10 @@ import logging
 import math
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -63,6 +63,9 @@ MULTIPLE = 16
 
 _log = logging.getLogger(__name__)
 
+_Block = Literal[16, 32, 64, 128, 256]
+_KeptLaunch = tuple[_Block, _Block, Literal[1, 2, 4, 8, 16], Annotated[int, msgspec.Meta(ge=1, le=8)]]
+"""A `kernels.Launch` in a file, with the sizes that kernels can have."""
 Load = Callable[[torch.dtype], TrackerModel]
 
 
@@ -376,8 +379,19 @@ def use_kept_launch(device: torch.device, folder: Path) -> None:
     from ..models.sam import kernels
 
     data = read_kept(_launch_path(device, folder), "sam3-node tune finds it again")
-    with suppress(ValueError, TypeError):  # absent, or damaged
-        kernels.use_launch(device, kernels.Launch(*json.loads(data or b"")))
+    if (launch := read_launch(data or b"")) is not None:
+        kernels.use_launch(device, kernels.Launch(*launch))
+
+
+def read_launch(data: bytes) -> tuple[int, int, int, int] | None:
+    """Return the queries and keys of a block, the warps and the stages that `keep_launch` has kept.
+
+    None for other bytes.
+    """
+    try:
+        return msgspec.json.decode(data, type=_KeptLaunch)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def keep_launch(device: torch.device, folder: Path) -> None:

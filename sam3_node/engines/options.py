@@ -9,14 +9,13 @@ seconds to capture, while compiling saves 2 to 6 ms more and takes minutes at th
 
 import logging
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from ..files import keep, read_kept
 from ..models.weight_files import pick_device
@@ -42,12 +41,19 @@ LOSS = "tune again"
 _log = logging.getLogger(__name__)
 
 
+def _check_names(values: Values) -> Values:
+    """Raise ValueError for what is no option of OPTIONS."""
+    if unknown := sorted(set(values) - set(OPTIONS)):
+        raise ValueError(f"expected some of {', '.join(OPTIONS)}, found {', '.join(unknown)!s:.80}")
+    return values
+
+
 @dataclass(frozen=True, slots=True)
 class Trial:
     """What one combination of options takes."""
 
-    values: Values
-    ms: dict[int, float] = field(default_factory=dict)
+    values: Annotated[Values, AfterValidator(_check_names)]
+    ms: dict[int, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = field(default_factory=dict)
     """Median milliseconds of a step, by the number of objects"""
     refused: str = ""
     """Why it cannot serve"""
@@ -74,10 +80,13 @@ class Tuning:
     def load(cls, path: Path | None) -> Self | None:
         """Read a tuning; None where there is none, or the file is damaged."""
         data = read_kept(path, LOSS) if path else None
-        with suppress(ValidationError):
+        try:
             # no file is an empty text, which does not validate
-            return TypeAdapter(cls).validate_json(data or b"")
-        return None
+            tuning = TypeAdapter(cls).validate_json(data or b"")
+        except ValidationError:
+            return None
+        is_known = tuning.best is None or 0 <= tuning.best < len(tuning.trials)
+        return tuning if is_known else None
 
     def save(self, path: Path | None) -> None:
         """Keep the tuning for starts to come."""

@@ -25,7 +25,7 @@ from pydantic import Field, ValidationError
 from torch import Tensor, nn
 
 from ..errors import EngineError, SettingsError, require
-from ..files import explain_os_error, read_regular, write_output
+from ..files import explain_os_error, read_regular, write_output, write_private_atomically
 from ..models import TrackerModel
 from ..settings import EngineSettings, Section, describe_faults, read_toml
 from ..types import Image
@@ -322,7 +322,7 @@ class Quantisation(NamedTuple):
     def save(self, stored: StoredEngine) -> None:
         """Write it into the folder of its engines, so that the accuracy check can name the layers that differ."""
         for name, section in ((SCALES_FILE, self.scales), (RECIPE_FILE, self.recipe)):
-            (stored.folder / name).write_text(section.model_dump_json(indent=1) + "\n")
+            write_private_atomically(stored.folder / name, f"{section.model_dump_json(indent=1)}\n".encode())
 
     @classmethod
     def load(cls, stored: StoredEngine) -> Self | None:

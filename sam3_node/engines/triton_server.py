@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..detection.loading import load_detector
 from ..detection.yolo_world import YoloWorldDetector
 from ..errors import EngineError, OutputError, require
-from ..files import explain_os_error, make_folder
+from ..files import explain_os_error, make_folder, move_inside, write_new
 from ..models import TrackerModel
 from ..models.yolo.network import YoloWorld, load_yolo_world
 from ..settings import Settings
@@ -444,23 +444,21 @@ def _write_models(
             step = BuildStep(model.name, progress)
             _write_model(Path(temporary) / model.name, model, stored)
             step.finish()
-        return [(Path(temporary) / model.name).rename(folder / model.name) for model in models]
+        return [move_inside(folder, Path(temporary) / model.name, folder / model.name) for model in models]
 
 
 def _write_model(folder: Path, model: ServedModel, stored: StoredEngine | None) -> None:
     """Write the folder of one model; an ensemble has a folder of its version without a model."""
     version = folder / VERSION
     version.mkdir(parents=True)
-    (folder / "config.pbtxt").write_text(format_config(model.config), encoding="utf-8")
+    write_new(folder / "config.pbtxt", format_config(model.config))
     if model.stage is None:
         # the server needs the folder, and object stores and git keep no empty ones
-        (version / ENSEMBLE_FILE).write_text(
-            "An ensemble has no model file: config.pbtxt says what it runs.\n"
-        )
+        write_new(version / ENSEMBLE_FILE, "An ensemble has no model file: config.pbtxt says what it runs.\n")
         return
     path = version / FILES[model.config["platform"]]
     if model.config["platform"] == ONNX:
         export(model.stage, path)
     else:
         assert stored is not None
-        path.write_bytes(stored.read_plan(model.stage.name))
+        write_new(path, stored.read_plan(model.stage.name))

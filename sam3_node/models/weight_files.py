@@ -32,6 +32,7 @@ from ..files import (
     open_regular,
     read_json,
     read_regular,
+    write_atomically,
 )
 
 CONFIG = "config.json"
@@ -208,7 +209,7 @@ def digest_path(path: Path) -> Path:
 def write_digest(path: Path) -> Path:
     """Write the digest of a file beside it, and return its path. Raises OSError if it cannot be written."""
     target = digest_path(path)
-    target.write_text(f"{_compute_sha256(path)}  {path.name}\n")
+    write_atomically(target, f"{_compute_sha256(path)}  {path.name}\n".encode())
     return target
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self
 from msgspec.structs import replace
 
 from ..errors import BusyError, RequestError, SettingsError, SnapshotError
-from ..files import atomic_file, explain_os_error, read_regular
+from ..files import atomic_file, explain_os_error, move_inside, read_regular, remove_inside
 from ..perception.perception import Perception
 from ..perception.snapshot import MAX_BYTES, IdGiver, IdReserve, Kind, Snapshot, restore_snapshot
 from ..schema.replies import RestoredReply, SnapshotPart
@@ -171,7 +171,7 @@ class SnapshotFolder:
         """Rename the automatic snapshot, so that the next one does not replace it."""
         assert self._path is not None
         try:
-            self._path.replace(self._path.with_name(f"{self._path.name}.refused"))
+            move_inside(self._path.parent, self._path, self._path.with_name(f"{self._path.name}.refused"))
         except OSError as reason:
             log.error(
                 "%s cannot be put aside: %s; the next snapshot replaces it", self._path, reason.strerror
@@ -364,7 +364,7 @@ class Snapshots:
         if self._settings.path is not None:
             what = f"cannot delete {self._settings.path}, from which void ids would be restored"
             with explain_os_error(SnapshotError, what, "; correct the rights of its folder"):
-                self._settings.path.unlink(missing_ok=True)
+                remove_inside(self._settings.path.parent, self._settings.path)
         self._ids.free()
 
     def begin(self, name: str | None = None) -> int:

@@ -26,7 +26,7 @@ from ..bags.formats.mcap import McapStream
 from ..bags.native import NODE, RECORDER, RING
 from ..bags.native.reader import MAX_RECORDS_TO_LAYOUT
 from ..errors import BagError, OutputError, Sam3NodeError, SettingsError, TransportError, WireError
-from ..files import make_folder
+from ..files import make_folder, remove_inside
 from ..processes.notify import Watchdog
 from ..resources import Closeable
 from ..schema.fields import Plain
@@ -530,7 +530,7 @@ def _delete(path: Path) -> bool:
             names = [name for name, _ in McapStream(path).metadata(MAX_RECORDS_TO_LAYOUT)]
             if RECORDER not in names:
                 return False
-            path.unlink()
+            remove_inside(path.parent, path)
     except (OSError, BagError):
         return False
     return True

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ReplayError, WireError
-from ..files import child_path, read_regular
+from ..files import child_path, read_regular, write_new
 from ..recording.lerobot.masks import add_to_runs
 from ..types import Buffer, Mask, MaskFrame
 from ..wire.images import MAX_FRAME_PIXELS, check_png_pixels, read_png_header
@@ -247,10 +247,10 @@ def write_palette_pngs(
         if not with_doubtful:
             frame = frame.without_doubtful()
         name = names.next(frame.camera, frame.seq)
-        (camera_folder / f"{name}.png").write_bytes(encode_labels(paint_indices(frame)))
+        write_new(camera_folder / f"{name}.png", encode_labels(paint_indices(frame)))
         progress(count)
     for camera, table in tables.items():
-        (child_path(folder, camera) / TABLE).write_text(json.dumps(list(table.values()), indent=1) + "\n")
+        write_new(child_path(folder, camera) / TABLE, json.dumps(list(table.values()), indent=1) + "\n")
 
 
 def _chunk(kind: bytes, body: bytes) -> bytes:

@@ -20,7 +20,17 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict
 from urllib.parse import unquote
 
 from ..errors import BagError, MissingExtraError, OutputError, ReplayError, WireError, require
-from ..files import UNFINISHED, child_path, explain_os_error, read_regular, temp_dir, write_atomically
+from ..files import (
+    UNFINISHED,
+    check_inside,
+    child_path,
+    explain_os_error,
+    open_lock,
+    read_regular,
+    remove_inside,
+    temp_dir,
+    write_atomically,
+)
 from ..schema.fields import Natural, NotNegative, convert, read_json
 from ..types import MaskFrame
 
@@ -337,7 +347,7 @@ class FolderStore:
     def write(self, name: str, data: bytes) -> None:
         """Store a value, or replace it. After a crash, either the old or the new value is complete."""
         with explain_os_error(OutputError, str(self.folder / name)):
-            write_atomically(self.folder / name, data)
+            write_atomically(check_inside(self.folder, self.folder / name), data)
 
     def read(self, name: str) -> bytes:
         """Return an existing value."""
@@ -362,16 +372,16 @@ class FolderStore:
     def delete(self, name: str) -> None:
         """Delete a value if it exists."""
         with explain_os_error(OutputError, str(self.folder / name)):
-            (self.folder / name).unlink(missing_ok=True)
+            remove_inside(self.folder, self.folder / name)
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """Keep other processes from writing during a `with` block. Raises HeldError if another one holds the lock."""
         # errors of the block are no errors of this store
         with explain_os_error(OutputError, str(self.folder)):
-            (self.folder / WORK).mkdir(exist_ok=True)
+            check_inside(self.folder, self.folder / WORK).mkdir(exist_ok=True)
             # the lock belongs to the open file, so it ends with the process, however that ends
-            file = (self.folder / LOCK).open("w")
+            file = open_lock(self.folder, self.folder / LOCK)
         with file:
             with explain_os_error(OutputError, str(self.folder)):
                 try:

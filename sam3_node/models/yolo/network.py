@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from ...errors import ModelError, OutputError
-from ...files import make_folder, read_regular
+from ...files import make_folder, read_regular, write_atomically
 from ...settings import describe_faults
 from .. import weight_files
 from ..pixels import Resize
@@ -433,8 +433,8 @@ def save_yolo_world(model: YoloWorld, folder: Path) -> None:
     state = {name: value.contiguous() for name, value in model.state_dict().items()}
     make_folder(folder)
     try:
-        (folder / CONFIG).write_text(json.dumps(asdict(model.config), indent=2) + "\n")
-        (folder / WEIGHTS).write_bytes(save(state, metadata={"format": "pt"}))
+        write_atomically(folder / CONFIG, (json.dumps(asdict(model.config), indent=2) + "\n").encode())
+        write_atomically(folder / WEIGHTS, save(state, metadata={"format": "pt"}))
         weight_files.write_digest(folder / WEIGHTS)
     except OSError as error:
         raise OutputError(f"cannot write weights to {folder}: {error.strerror or error}") from error

@@ -18,7 +18,14 @@ from typing import Annotated, Any, NamedTuple
 from msgspec import Meta
 
 from ...errors import BagError, OutputError, WireError, require
-from ...files import check_inside, explain_os_error, make_folder, read_regular, write_atomically
+from ...files import (
+    check_inside,
+    explain_os_error,
+    make_folder,
+    read_regular,
+    remove_inside,
+    write_atomically,
+)
 from ...resources import Closeable
 from ...schema.fields import FromOne, Natural, Text, convert, read_json
 from ...settings import MAX_DATASET_FPS
@@ -193,7 +200,7 @@ class DatasetFolder(Closeable):
             write_atomically(self.path / RECORDS / name, text.encode())
             self.episodes.append(record)
             self._write_meta()
-            (self.path / UNFINISHED).unlink(missing_ok=True)
+            remove_inside(self.path, self.path / UNFINISHED)
 
     def close(self) -> None:
         """Let other processes write. Idempotent."""
@@ -235,8 +242,8 @@ class DatasetFolder(Closeable):
                 # a file that somebody made up may name any file: only those of the next episode are removed
                 for place in read_regular(journal, MAX_RECORD_BYTES).decode(errors="replace").split("\n"):
                     if place in expected or (not self.episodes and _is_place(place)):
-                        check_inside(self.path, self.path / place).unlink(missing_ok=True)
-                journal.unlink()
+                        remove_inside(self.path, self.path / place)
+                remove_inside(self.path, journal)
         # a process may have been killed between the record of an episode and the description
         if self.episodes and self._count_described() != number:
             with explain_os_error(OutputError, f"cannot repair {self.path}"):

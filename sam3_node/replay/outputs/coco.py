@@ -144,7 +144,7 @@ def write_coco(
     tracks = NumberTable[tuple[str, int]]()
     found: set[str] = set()
     # the tables of numbers are complete after images and annotations, so what they describe comes last
-    with (folder / COCO).open("w", encoding="utf-8") as file:
+    with (folder / COCO).open("x", encoding="utf-8") as file:
         file.write("{")
         _write_rows(file, "images", _make_images(masks(), cameras, recording, names, found))
         labels = number_labels(prompts, found)
@@ -299,7 +299,7 @@ def write_ytvis(
         # videos are numbered as they are listed
         listed = [video for runs in videos.values() for video in runs]
         labels = number_labels(prompts, {tube.label for video in listed for tube in video.tubes.values()})
-        with (folder / YTVIS).open("w", encoding="utf-8") as file:
+        with (folder / YTVIS).open("x", encoding="utf-8") as file:
             file.write("{")
             _write_rows(file, "videos", (_describe_video(*item) for item in enumerate(listed, start=1)))
             _write_rows(file, "annotations", _make_tubes(listed, labels, spool), before=",\n")

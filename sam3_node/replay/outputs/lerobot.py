@@ -11,8 +11,6 @@ masks. Features of masks and objects of cameras that were not replayed are left 
 """
 
 import json
-import os
-import shutil
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -23,7 +21,7 @@ from ...bags.formats.lerobot_layout import EPISODES_V3, INFO, Episode, is_lerobo
 from ...bags.isolated import IsolatedCalls
 from ...bags.samples import split_selection
 from ...errors import BagError, ReplayError, WireError, find_version, install_advice
-from ...files import check_inside, has_home
+from ...files import check_inside, has_home, link_or_copy, write_atomically, write_new
 from ...recording.lerobot.dataset import LOCK, RECORDS, UNFINISHED
 from ...recording.lerobot.forms import Feature, MaskNames, PictureCell
 from ...recording.lerobot.masks import (
@@ -100,13 +98,6 @@ def write_lerobot(
             ) from error
 
 
-def _link(path: Path, target: Path) -> None:
-    try:
-        os.link(path.resolve(), target)  # behind the links of a download cache
-    except OSError:
-        shutil.copyfile(path, target)
-
-
 class _DatasetWriter:
     """Writes tables with a column of masks for each camera, and then what describes these columns."""
 
@@ -172,9 +163,9 @@ class _DatasetWriter:
                     continue
                 # files of meta are changed afterwards: a link would change the original
                 if (root / "meta") in path.parents:
-                    shutil.copyfile(path, self._find_target(path))
+                    write_new(self._find_target(path), path.read_bytes())
                 else:
-                    _link(path, self._find_target(path))
+                    link_or_copy(path, self._find_target(path))
 
     def write_tables(self) -> None:
         """Write the tables of rows."""
@@ -280,7 +271,7 @@ class _DatasetWriter:
         return (self._target / name).read_text(encoding="utf-8")
 
     def _write_text(self, name: str, text: str) -> None:
-        (self._target / name).write_text(text, encoding="utf-8")
+        write_atomically(self._target / name, text.encode())
 
     def _describe(self) -> MaskNames:
         missing: Counter[int] = Counter()

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from ...files import write_new
 from .output import OutputFormat, Progress, Sources
 from .pairs import IMAGES, compress_frame, name_images
 
@@ -20,5 +21,5 @@ class Images(OutputFormat):
             image = compress_frame(frame)
             if name is not None and image is not None:
                 (folder / name).parent.mkdir(exist_ok=True)
-                (folder / name).write_bytes(image.colour)
+                write_new(folder / name, image.colour)
             progress(count)

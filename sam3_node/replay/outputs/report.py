@@ -11,6 +11,7 @@ from typing import TypedDict
 import cv2
 
 from ...errors import WireError
+from ...files import write_new
 from ...geometry import mask_iou
 from ...types import NANOSECONDS, Frame, Instance, MaskFrame
 from ...visualization import PALETTE, overlay
@@ -100,7 +101,7 @@ class ReportPage(OutputFormat):
         }
         page = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
         text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")  # a label may hold </script>
-        (folder / "report.html").write_text(page.replace("DATA", text, 1), encoding="utf-8")
+        write_new(folder / "report.html", page.replace("DATA", text, 1))
 
 
 def _draw_picture(masks: MaskFrame, frame: Frame) -> str | None:

@@ -4,7 +4,6 @@ File names from a recording never lead out of the folder of the outputs.
 """
 
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...errors import BagError, OutputError
+from ...files import move_inside, remove_folder_inside
 from . import find_output
 from .output import Sources
 
@@ -61,24 +61,23 @@ def _replace_when_complete(out: Path, kind: str, written: list[Path]) -> Iterato
     # the folder lies in `out`, so that moving its content is a rename; a link of its name is never followed
     partial_folder = out / f".{kind}.partial"
     try:
-        if partial_folder.is_symlink():
-            partial_folder.unlink()
-        shutil.rmtree(partial_folder, ignore_errors=True)  # left by a killed run
+        remove_folder_inside(out, partial_folder)  # left by a killed run
         (partial_folder / "new").mkdir(parents=True)
         yield partial_folder / "new"
         items = sorted((partial_folder / "new").iterdir())
-        written += [_move(item, out / item.name, partial_folder) for item in items]
+        written += [_move(out, item, partial_folder) for item in items]
     except OSError as error:
         # the block also reads the recording: an error outside `out` is not one of writing
         if error.filename and not Path(os.fsdecode(error.filename)).absolute().is_relative_to(out.absolute()):
             raise BagError(f"cannot read {error.filename}: {error.strerror}") from error
         raise OutputError(f"cannot write {kind} into {out}: {error.strerror or error}") from error
     finally:
-        shutil.rmtree(partial_folder, ignore_errors=True)
+        remove_folder_inside(out, partial_folder)
 
 
-def _move(item: Path, target: Path, partial_folder: Path) -> Path:
+def _move(out: Path, item: Path, partial_folder: Path) -> Path:
     # a folder cannot be replaced in one step: move the old one away first
+    target = out / item.name
     if target.is_dir():
-        target.rename(partial_folder / f"old {target.name}")
-    return item.replace(target)
+        move_inside(out, target, partial_folder / f"old {target.name}")
+    return move_inside(out, item, target)

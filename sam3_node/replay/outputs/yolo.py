@@ -14,8 +14,6 @@ each camera's time is for validation, and the frames before that are left out. O
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import OutputError, WireError
-from ...files import read_regular
+from ...files import link_or_copy, read_regular, write_new
 from ...types import NANOSECONDS, Frame, Image, Instance, Mask, MaskFrame
 from ...visualization import contact_sheet, draw_labels, write_image
 from ...wire.images import decode_image, decode_photo
@@ -223,7 +221,7 @@ class _Dataset:
         # text in JSON is also text in YAML; paths count from the folder of the file
         names = json.dumps(list(classes), ensure_ascii=False)
         text = f"train: images/train\nval: images/val\nnc: {len(classes)}\nnames: {names}\n"
-        (folder / _DATA).write_text(text, encoding="utf-8")
+        write_new(folder / _DATA, text)
         return cls(folder, classes)
 
     def describe(self, instance: Instance, counts: _LabelCounts) -> str:
@@ -241,9 +239,9 @@ class _Dataset:
 
     def add(self, part: str, name: str, picture: bytes, lines: Sequence[str]) -> None:
         """Add a picture and its labels. Without any, it is one of background."""
-        (self.folder / "images" / part / name).write_bytes(picture)
+        write_new(self.folder / "images" / part / name, picture)
         text = "".join(f"{line}\n" for line in lines)
-        (self.folder / "labels" / part / name).with_suffix(".txt").write_text(text, encoding="utf-8")
+        write_new((self.folder / "labels" / part / name).with_suffix(".txt"), text)
 
     def finish(self) -> None:
         """Draw the contact sheet."""
@@ -336,7 +334,7 @@ def join_yolo(folder: Path, parts: Sequence[Path]) -> str:
             if validation:
                 split = "val" if part in validation else "train"
             target = dataset.folder / "images" / split / f"{part.name}-{path.name}"
-            _link(path, target)
+            link_or_copy(path, target)
             _copy_labels(_label_path(path), _label_path(target), numbers)
             counts[split] += 1
     dataset.finish()
@@ -356,13 +354,6 @@ def _choose_validation(parts: Sequence[Path]) -> set[Path]:
     return set(parts[-max(1, round(len(parts) * VALIDATION_SHARE)) :])
 
 
-def _link(path: Path, target: Path) -> None:
-    try:
-        os.link(path, target)
-    except OSError:
-        shutil.copyfile(path, target)
-
-
 def _label_path(picture: Path) -> Path:
     return picture.parents[2] / "labels" / picture.parent.name / f"{picture.stem}.txt"
 
@@ -371,7 +362,7 @@ def _copy_labels(path: Path, target: Path, numbers: Mapping[str, str]) -> None:
     """Copy a file of labels with other numbers of classes."""
     lines = path.read_text(encoding="utf-8").splitlines()
     pairs = (line.partition(" ") for line in lines)
-    target.write_text("".join(f"{numbers[number]} {rest}\n" for number, _, rest in pairs), encoding="utf-8")
+    write_new(target, "".join(f"{numbers[number]} {rest}\n" for number, _, rest in pairs))
 
 
 def _read_names(folder: Path) -> list[str]:
