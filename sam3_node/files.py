@@ -44,7 +44,7 @@ ANY_SIZE = (1 << 63) - 1
 """Bound for `open_regular` of files that may be of any size, such as recordings: they are read in pieces."""
 
 MAX_JSON_DEPTH = 64
-"""Levels of lists and maps in JSON that is read. Deeper values fail in what walks them."""
+"""Levels of lists and maps in JSON or TOML that is read. Deeper values fail in what walks them."""
 
 UNFINISHED = ".unfinished"
 """Suffix of a file that is still being written."""
@@ -177,12 +177,20 @@ def parse_json(data: bytes | str) -> Any:
         value = json.loads(data, parse_constant=_refuse_constant)
     except RecursionError:
         raise ValueError(f"more than {MAX_JSON_DEPTH} levels") from None
-    level = [value]
-    for _ in range(MAX_JSON_DEPTH):
-        level = [child for item in level for child in _children(item)]
-        if not level:
-            return value
-    raise ValueError(f"more than {MAX_JSON_DEPTH} levels")
+    _check_depth(value)
+    return value
+
+
+def parse_toml(data: bytes) -> dict[str, Any]:
+    """Return what TOML holds, of at most MAX_JSON_DEPTH levels. Raises ValueError for anything else."""
+    import tomllib  # here, because it slows the start of a client
+
+    try:
+        content = tomllib.loads(data.decode())
+    except RecursionError:
+        raise ValueError(f"more than {MAX_JSON_DEPTH} levels") from None
+    _check_depth(content)
+    return content
 
 
 def read_json(path: Path, max_bytes: int, error: type[Sam3NodeError], expected: str) -> dict[str, Any]:
@@ -197,6 +205,16 @@ def read_json(path: Path, max_bytes: int, error: type[Sam3NodeError], expected: 
     if not isinstance(content, dict):
         raise error(f"cannot read {path}: expected {expected}, found a {type(content).__name__}")
     return content
+
+
+def _check_depth(value: object) -> None:
+    """Raise ValueError for a value of more than MAX_JSON_DEPTH levels of lists and maps."""
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH):
+        level = [child for item in level for child in _children(item)]
+        if not level:
+            return
+    raise ValueError(f"more than {MAX_JSON_DEPTH} levels")
 
 
 def _refuse_constant(name: str) -> float:

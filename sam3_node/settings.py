@@ -9,7 +9,6 @@ import itertools
 import os
 import re
 import socket
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +21,7 @@ from pydantic_settings.exceptions import SettingsError as EnvironmentDecodeError
 
 from .addresses import Address, is_loopback, split_address, split_host
 from .errors import SettingsError, did_you_mean
-from .files import read_regular
+from .files import parse_toml, read_regular
 from .schema.fields import MAX_THREADS
 from .types import ColourEncoding, Delivery, MaskEncoding
 
@@ -639,11 +638,11 @@ def _format_value(value: object) -> str:
 def read_toml(path: Path) -> Mapping[str, object]:
     """Parse a TOML file. Raises SettingsError that names the file and the position of the fault."""
     try:
-        return tomllib.loads(read_regular(path, MAX_TOML_BYTES).decode())
+        return parse_toml(read_regular(path, MAX_TOML_BYTES))
     except OSError as error:
         nearest = did_you_mean(path, map(str, path.parent.glob("*.toml")))
         raise SettingsError(f"cannot read {path}: {error.strerror}{nearest}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise SettingsError(f"{path} is not valid TOML: {error}") from error
 
 

@@ -11,7 +11,6 @@ import bisect
 import codecs
 import csv
 import logging
-import tomllib
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from .. import geometry
 from ..errors import CalibrationError
-from ..files import parse_json, read_regular
+from ..files import parse_json, parse_toml, read_regular
 from ..settings import describe_fault
 from ..types import FramePose, JointState
 
@@ -182,7 +181,7 @@ def read_poses(path: Path) -> list[RobotPose]:
         items = [item for item in error.errors() if item["type"] != "too_short"] or error.errors()
         wrong = "; ".join(_describe_wrong(items)[:5])
         raise CalibrationError(f"{path} is not a file of poses: {wrong}") from error
-    except (OSError, csv.Error, ValueError, RecursionError) as error:
+    except (OSError, csv.Error, ValueError) as error:
         raise CalibrationError(
             f"cannot read poses from {path}: {getattr(error, 'strerror', None) or f'{path.suffix}: {error}'}"
         ) from error
@@ -248,7 +247,7 @@ def _read(path: Path) -> tuple[Mapping[str, Any], str]:
     text = data.decode("utf-16" if wide else "utf-8-sig")
     # the suffix tells TOML, the first character JSON from a table
     if suffix == ".toml":
-        return tomllib.loads(text), str(path)
+        return parse_toml(text.encode()), str(path)
     if suffix in (".csv", ".tsv", ".txt", ".tum") and text.lstrip()[:1] not in ("{", "["):
         return _read_rows(path, text)
     if suffix != ".json" and text.lstrip()[:1] not in ("{", "["):

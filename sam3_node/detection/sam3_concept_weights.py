@@ -15,8 +15,9 @@ from torch import Tensor
 from transformers import Sam3Config, Sam3Model
 
 from ..models.pretrained import quiet_transformers
-from ..models.sam31.checkpoint import collect_tensors, count_layers, explain_sizes, read_sizes
+from ..models.sam31.checkpoint import collect_tensors, count_layers, read_sizes
 from ..models.sam31.source import NECKS, ModelSizes, Renames, original_name, tracker_config
+from ..models.weight_files import explain_sizes
 
 TEXT = "detector.backbone.language_backbone"
 GEOMETRY = "detector.geometry_encoder"

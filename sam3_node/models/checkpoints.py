@@ -72,13 +72,18 @@ def _load_transformers(name: str, options: LoadOptions) -> TrackerModel:
         )
     weights.fold(source)
     normalisation = weight_files.read_normalisation(files, weights.normalisation)
-    model = weights.build(
-        weight_files.cast_source(source, options.device, options.dtype),
-        name=weight_files.name_weights(name),
-        mean=normalisation.mean,
-        std=normalisation.std,
-        has_memory=weights.has_memory and not missing,
-    ).to(options.device)
+    cast = weight_files.cast_source(source, options.device, options.dtype)
+    with weight_files.explain_sizes(
+        f"{name}: expected sizes that fit together in {weight_files.CONFIG}, found"
+    ):
+        model = weights.build(
+            cast,
+            name=weight_files.name_weights(name),
+            mean=normalisation.mean,
+            std=normalisation.std,
+            has_memory=weights.has_memory and not missing,
+        )
+    model = model.to(options.device)
     model.mask_limits = family.mask_limits
     return model
 

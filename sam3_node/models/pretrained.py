@@ -105,7 +105,9 @@ def _check_torch_files(name: str) -> None:
     if find_file(name, WEIGHTS) or find_file(name, INDEX):
         return
     if find_file(name, f"{TORCH_FILE}.index.json"):
-        raise ModelError(f"{name}: expected {WEIGHTS}, found several files {TORCH_FILE}; save them as safetensors")
+        raise ModelError(
+            f"{name}: expected {WEIGHTS}, found several files {TORCH_FILE}; save them as safetensors"
+        )
     if path := find_file(name, TORCH_FILE):
         check_torch_file(Path(path))
 

@@ -314,6 +314,18 @@ def read_normalisation(name: str, default: Normalisation) -> Normalisation:
 
 
 @contextmanager
+def explain_sizes(what: str) -> Iterator[None]:
+    """Raise ModelError, which begins with `what`, where tensors lack or sizes do not fit together in the block."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    # of tensors that lack, of other numbers of axes, and of sizes that do not divide each other
+    except (LookupError, ValueError, TypeError, ArithmeticError, RuntimeError) as error:
+        raise ModelError(f"{what} {summarize_error(error)}; take the original files") from error
+
+
+@contextmanager
 def explain_loading(name: str, files: str) -> Iterator[None]:
     """Turn errors of libraries that read weights in the block into ModelError."""
     try:

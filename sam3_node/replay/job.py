@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -23,8 +22,7 @@ from ..bags.samples import natural_order
 from ..calibration import Calibration
 from ..detection.phrases import clean_label, clean_prompts
 from ..errors import ReplayError, RequestError, WireError
-from ..files import explain_os_error, read_regular, safe_file_name
-from ..schema.fields import read_json
+from ..files import explain_os_error, parse_json, parse_toml, read_regular, safe_file_name
 from ..settings import Settings, describe_faults
 from ..wire import Fields
 from ..wire.codec import Schema, integer
@@ -396,12 +394,12 @@ def _read_stdin() -> Any:
     data = sys.stdin.buffer.read(MAX_OBJECTS_BYTES + 1)
     if len(data) > MAX_OBJECTS_BYTES:
         raise ReplayError(f"standard input: expected at most {MAX_OBJECTS_BYTES} bytes of JSON, found more")
-    return _parse("standard input", "JSON", _read_json, data)
+    return _parse("standard input", "JSON", parse_json, data)
 
 
 def _read_file(path: Path) -> Any:
     """Return what a JSON or TOML file has, unchecked."""
-    readers: dict[str, Callable[[str], Any]] = {".json": _read_json, ".toml": tomllib.loads}
+    readers = {".json": parse_json, ".toml": parse_toml}
     if path.suffix.lower() not in readers:
         raise ReplayError(
             f"{path}: expected a .json, .toml or .png file, or a folder of PNGs, found another kind"
@@ -411,14 +409,10 @@ def _read_file(path: Path) -> Any:
     return _parse(str(path), path.suffix[1:].upper(), readers[path.suffix.lower()], data)
 
 
-def _read_json(text: str) -> Any:
-    return read_json(text, "its content")
-
-
-def _parse(what: str, kind: str, parse: Callable[[str], Any], data: bytes) -> Any:
+def _parse(what: str, kind: str, parse: Callable[[bytes], Any], data: bytes) -> Any:
     try:
-        return parse(data.decode())
-    except (ValueError, RecursionError, WireError) as error:
+        return parse(data)
+    except ValueError as error:
         raise ReplayError(f"{what}: expected {kind}, found {error}") from error
 
 

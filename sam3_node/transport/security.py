@@ -29,7 +29,14 @@ import zmq
 
 from ..addresses import is_loopback, split_host
 from ..errors import AuthenticationError, TransportError
-from ..files import describe_exposure, make_private_dir, read_private, write_private, write_private_atomically
+from ..files import (
+    describe_exposure,
+    make_private_dir,
+    parse_toml,
+    read_private,
+    write_private,
+    write_private_atomically,
+)
 from ..types import KEY_ROLES
 
 if TYPE_CHECKING:
@@ -503,11 +510,9 @@ def _read_key(path: Path) -> tuple[Key, dict[str, object]]:
     try:
         # read no more than a key file can have, whatever is there in its place
         content = read_private(path, MAX_FILE_BYTES + 1)
-        import tomllib  # here, because it slows the start of a client
-
         fields: dict[str, object] = {}
         if len(content) <= MAX_FILE_BYTES:
-            fields = tomllib.loads(content.decode())
+            fields = parse_toml(content)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a key file"
         raise AuthenticationError(f"cannot read {path}: {reason}") from None

@@ -29,7 +29,8 @@ def test_a_name_that_is_not_served_is_told(monkeypatch: pytest.MonkeyPatch, name
     monkeypatch.setitem(sys.modules, "tritonclient", ModuleType("tritonclient"))
     monkeypatch.setitem(sys.modules, "tritonclient.http", package)
     spec = importlib.util.spec_from_file_location("triton_client", ROOT / "examples" / "triton_client.py")
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     with pytest.raises(ValueError, match=r"red mug,box, which are served; found (cup|mug)"):

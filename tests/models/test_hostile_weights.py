@@ -98,8 +98,8 @@ def test_the_numbers_of_a_configuration_are_bounded(part: str, harm: Callable[[A
 def test_a_configuration_of_a_larger_model_takes_no_memory(tmp_path: Path) -> None:
     random_source("sam2").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    config["mask_decoder_config"]["mlp_dim"] = 1 << 20
-    config["memory_attention_feed_forward_hidden_size"] = 1 << 20
+    config["mask_decoder_config"]["mlp_dim"] = 1 << 16
+    config["memory_attention_feed_forward_hidden_size"] = 1 << 16
     (tmp_path / "config.json").write_text(json.dumps(config))
     with limited_memory(64), pytest.raises(ModelError, match="elements, as config"):
         load_tracker(tmp_path)
@@ -114,6 +114,15 @@ def test_a_configuration_that_is_no_map_is_refused(tmp_path: Path, text: str) ->
     for load in (load_tracker, load_yolo_world):
         with pytest.raises(ModelError, match=r"config\.json"):
             load(tmp_path)
+
+
+def test_sizes_that_do_not_fit_together_are_told(tmp_path: Path) -> None:
+    random_source("sam2").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["mask_decoder_config"]["num_attention_heads"] = 256
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="sizes that fit together"):
+        load_tracker(tmp_path)
 
 
 def test_the_depths_of_a_yolo_world_are_bounded(tmp_path: Path) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from ...errors import ModelError, summarize_error
-from ..weight_files import MAX_LAYERS
+from ...errors import ModelError
+from ..weight_files import MAX_LAYERS, explain_sizes
 from .source import MODEL, TRUNK, ModelSizes, Source, original_name
 
 POINTS = f"{MODEL}.interactive_sam_prompt_encoder.point_embeddings"
@@ -44,17 +43,9 @@ def read_sizes(tensors: Mapping[str, Tensor], name: str) -> ModelSizes:
         sizes = _read_sizes(tensors)
     if sizes.grid > MAX_GRID:
         raise ModelError(f"{what} and at most {MAX_GRID} tokens along a side, found {sizes.grid}")
+    if min(value for value in sizes if isinstance(value, int)) < 1 or sizes.width % sizes.heads:
+        raise ModelError(f"{what}, found others: sizes of {sizes!s:.400}; take the whole checkpoint")
     return sizes
-
-
-@contextmanager
-def explain_sizes(what: str) -> Iterator[None]:
-    """Raise ModelError, which begins with `what`, where tensors lack or their shapes do not fit together."""
-    try:
-        yield
-    # of tensors that lack, of other numbers of axes, and of sizes that do not divide each other
-    except (LookupError, ValueError, TypeError, ArithmeticError, RuntimeError) as error:
-        raise ModelError(f"{what} {summarize_error(error)}; take the whole checkpoint") from error
 
 
 def _read_sizes(tensors: Mapping[str, Tensor]) -> ModelSizes:
