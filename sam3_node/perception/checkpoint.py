@@ -24,7 +24,7 @@ from torch import Tensor
 from ..errors import ReplayError, WireError
 from ..schema.state import State
 from ..types import Buffer
-from ..wire.codec import compress, decompress
+from ..wire.codec import Limits, compress, decompress, make_item_counter, require_complete, unpack
 
 MAGIC = b"SAM3NST4"
 """First bytes of a checkpoint; the last is the version of the layout."""
@@ -53,7 +53,20 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 """The names of dtypes in safetensors."""
-MALFORMED = (WireError, SafetensorError, ValueError, LookupError, TypeError, RuntimeError, struct.error)
+MAX_STATE_ITEMS = 1 << 22
+"""Items of all lists and maps of a state. An empty map takes one byte, and 64 times that in memory."""
+MAX_STRIDES_BYTES = 1024
+"""Bytes of the key and the strides of a tensor."""
+MALFORMED = (
+    WireError,
+    SafetensorError,
+    msgpack.UnpackException,
+    ValueError,
+    LookupError,
+    TypeError,
+    RuntimeError,
+    struct.error,
+)
 """Errors that `unpack_tensors` raises for bytes that `pack_tensors` did not make."""
 
 
@@ -150,7 +163,7 @@ def unpack_tensors(body: bytes) -> State:
     tensors = load(body)
 
     def restore_tensor(code: int, data: bytes) -> Tensor:
-        key, strides = msgpack.unpackb(data)
+        key, strides = unpack(data, what="tensor", limits=Limits(total_bytes=MAX_STRIDES_BYTES))
         order = _outermost_first(strides)
         # each tensor is used once, and takes the memory of its values: the state is no larger than the body
         packed = tensors.pop(key).permute(sorted(range(len(order)), key=order.__getitem__))
@@ -161,8 +174,16 @@ def unpack_tensors(body: bytes) -> State:
         return torch.empty_strided(packed.shape, strides, dtype=packed.dtype).copy_(packed)
 
     # keys may be ids, or a camera and an id: tuples, because lists cannot be keys
+    plain = tensors.pop(PLAIN).numpy().tobytes()
+    require_complete(plain, len(plain))
+    count = make_item_counter("state", MAX_STATE_ITEMS)
     state: State = msgpack.unpackb(
-        tensors.pop(PLAIN).numpy().tobytes(), ext_hook=restore_tensor, strict_map_key=False, use_list=False
+        plain,
+        ext_hook=restore_tensor,
+        list_hook=count,
+        object_hook=count,
+        strict_map_key=False,
+        use_list=False,
     )
     return state
 

@@ -68,10 +68,10 @@ def unpack(data: Buffer, *, what: str, limits: Limits | None = None) -> Any:
     if size > limits.total_bytes:
         raise WireError(f"{what}: expected at most {limits.total_bytes} bytes, found {size}")
     # each item has a byte and counts twice at most, so a small message cannot have too many
-    count = _make_item_counter(what, limits.total_items) if 2 * size > limits.total_items else None
+    count = make_item_counter(what, limits.total_items) if 2 * size > limits.total_items else None
     try:
         # before anything is allocated: are all items there that the headers declare?
-        _require_complete(data, size)
+        require_complete(data, size)
         value = msgpack.unpackb(
             data,
             list_hook=count,
@@ -101,14 +101,16 @@ def open_message(data: Buffer, what: str, limits: Limits, has_kind: bool = True)
     return fields
 
 
-def _require_complete(data: Buffer, size: int) -> None:
+def require_complete(data: Buffer, size: int) -> None:
+    """Raise an error of msgpack, or ValueError, unless all items are there that the headers declare."""
     # unpackb allocates lists of the length that the header declares; skipping first proves that the items exist
     reader = msgpack.Unpacker(max_buffer_size=size)
     reader.feed(data)
     reader.skip()
 
 
-def _make_item_counter(what: str, max_items: int) -> Callable[[Any], Any]:
+def make_item_counter(what: str, max_items: int) -> Callable[[Any], Any]:
+    """Return a hook of msgpack that raises WireError once lists and maps have more than `max_items` items in all."""
     items = 0
 
     def count_items(container: Any) -> Any:

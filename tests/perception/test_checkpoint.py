@@ -2,17 +2,23 @@
 
 import hashlib
 import math
+import random
 import struct
 import tracemalloc
+from contextlib import suppress
 
+import msgpack
 import pytest
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
 from sam3_node.errors import ReplayError
-from sam3_node.perception.checkpoint import FREE_BYTES, MAGIC, pack_state, unpack_state
+from sam3_node.perception import checkpoint
+from sam3_node.perception.checkpoint import FREE_BYTES, MAGIC, PLAIN, TENSOR, pack_state, unpack_state
 from sam3_node.schema.state import State
 from sam3_node.wire.codec import compress
+from tests.support.hostility import damage, limited_memory
 from tests.support.refuses import refuses
 from tests.support.tables import each_row
 
@@ -119,6 +125,63 @@ def test_every_truncation_is_noticed() -> None:
 def test_other_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(ReplayError, match="expected a"):
         unpack_state(data)
+
+
+def sign(plain: bytes, **tensors: Tensor) -> bytes:
+    """Return a checkpoint with a right digest, whose plain values are these bytes."""
+    body = save({PLAIN: torch.frombuffer(bytearray(plain), dtype=torch.uint8), **tensors})
+    content = struct.pack("<Q", len(body)) + compress(body)
+    return MAGIC + hashlib.sha256(content).digest() + content
+
+
+def tensor(key_and_strides: bytes) -> bytes:
+    """Return msgpack of a state that is one tensor."""
+    return b"\x81\xa1t" + msgpack.packb(msgpack.ExtType(TENSOR, key_and_strides))
+
+
+SIGNED = {
+    "4e9 items in an array": b"\xdd\xee\x6b\x28\x00",
+    "4e9 items in a map": b"\xdf\xee\x6b\x28\x00",
+    "4 GB of text": b"\xdb\xff\xff\xff\xff",
+    "4 GB of a tensor's place": b"\xc9\xff\xff\xff\xff\x01",
+    "items declared at each of many levels": b"\xdd\x00\x10\x00\x00" * 1000 + bytes(1 << 20),
+    "100,000 levels": b"\x91" * 100_000 + b"\xc0",
+    "many maps in maps": b"\xdc\xff\xff" + b"\xdc\x00\x20" * 65535 + b"\x90" * (32 * 65535),
+    "two values": b"\x01\x02",
+    "no tensor of the name": tensor(msgpack.packb(["1", [1]])),
+    "strides of another tensor": tensor(msgpack.packb(["0", [1 << 40, 1]])),
+    "NaN as a stride": tensor(msgpack.packb(["0", [math.nan, 1]])),
+    "a flag as a stride": tensor(msgpack.packb(["0", [True, "1"]])),
+    "lists as strides": tensor(b"\x92\xa10" + b"\xdc\x04\x00" * 300),
+    "another extension": b"\x81\xa1t\xc7\x00\x05",
+}
+
+
+@pytest.mark.parametrize("kind", SIGNED)
+def test_a_state_that_was_made_up_is_refused_within_bounded_memory(kind: str) -> None:
+    data = sign(SIGNED[kind], **{"0": torch.zeros(3, 4)})
+    with limited_memory(128), pytest.raises(ReplayError, match="expected a checkpoint of this version"):
+        unpack_state(data)
+
+
+def test_the_items_of_a_state_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty map takes one byte in the file, and 64 in memory."""
+    monkeypatch.setattr(checkpoint, "MAX_STATE_ITEMS", 4096)
+    for inner in (b"\x80", b"\x90", b"\x81\x01\x90"):
+        with pytest.raises(ReplayError, match="at most 4096 items"):
+            unpack_state(sign(b"\xdc\x10\x00" + inner * 4096))
+
+
+def test_any_plain_bytes_are_a_state_or_refused() -> None:
+    good = pack_state({"a": torch.zeros(2, 3), "b": [1, 2.5, {"c": None}], ("d", 1): "text"})
+    assert unpack_state(good)
+    plain = b"\x82\xa1a\xc7\x05\x01\x92\xa10\x92\x03\xa1b\x93\x01\xcb\x40\x04\x00\x00\x00\x00\x00\x00\x81\xa1c\xc0"
+    rng = random.Random(8)
+    with limited_memory(16):
+        for _ in range(400):
+            data = sign(damage(plain, rng) or b"\xc0", **{"0": torch.zeros(2, 3)})
+            with suppress(ReplayError):
+                unpack_state(data)
 
 
 def test_a_small_file_of_a_large_state_is_refused_before_it_is_unpacked() -> None:
