@@ -1,10 +1,12 @@
 """Atomic writes, and temporary folders that no killed process leaves behind."""
 
+import errno
 import os
 import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -206,3 +208,97 @@ def test_what_blocks_or_never_ends_is_not_read(kind: str, tmp_path: Path) -> Non
         pytest.raises(files.IrregularFileError, match=f"expected a regular file, found {kind}"),
     ):
         files.check_regular(path, 1000)
+
+
+@pytest.fixture
+def linked(tmp_path: Path) -> tuple[Path, Path]:
+    """A folder that others have made, in which `link` leads to a folder outside, and that folder with a file."""
+    folder, outside = tmp_path / "folder", tmp_path / "outside"
+    folder.mkdir()
+    outside.mkdir()
+    (outside / "kept").write_text("kept")
+    (folder / "link").symlink_to(outside)
+    (folder / "file").symlink_to(outside / "kept")
+    return folder, outside
+
+
+Change = Callable[[Path], object]
+CHANGES: list[Change] = [
+    lambda folder: files.remove_inside(folder, folder / "link" / "kept"),
+    lambda folder: files.remove_inside(folder, folder / ".." / "outside" / "kept"),
+    lambda folder: files.remove_folder_inside(folder, folder / "link" / "below"),
+    lambda folder: files.move_inside(folder, folder / "new", folder / "link" / "kept"),
+    lambda folder: files.open_lock(folder, folder / "file"),
+    lambda folder: files.open_lock(folder, folder / "link" / "kept"),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_no_change_leaves_its_folder(linked: tuple[Path, Path], change: Change) -> None:
+    folder, outside = linked
+    (folder / "new").write_text("new")
+    with pytest.raises(OutputError, match="expected"):
+        change(folder)
+    assert (outside / "kept").read_text() == "kept"
+
+
+def test_a_link_itself_is_removed_or_replaced(linked: tuple[Path, Path]) -> None:
+    folder, outside = linked
+    with pytest.raises(FileExistsError):
+        files.write_new(folder / "file", "other")
+    with pytest.raises(FileExistsError):
+        files.link_or_copy(outside / "kept", folder / "file")
+    (folder / "new").write_text("new")
+    files.move_inside(folder, folder / "new", folder / "file")
+    assert (folder / "file").read_text() == "new"
+    files.remove_folder_inside(folder, folder / "link")
+    files.remove_inside(folder, folder / "file")
+    files.remove_inside(folder, folder / "absent")
+    assert not list(folder.iterdir())
+    assert (outside / "kept").read_text() == "kept"
+
+
+def test_a_file_is_linked_or_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").write_text("content")
+    files.link_or_copy(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b").samefile(tmp_path / "a")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EXDEV, "another file system")
+
+    monkeypatch.setattr(os, "link", fail)
+    files.link_or_copy(tmp_path / "a", tmp_path / "c")
+    assert (tmp_path / "c").read_text() == "content"
+    assert not (tmp_path / "c").samefile(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"a":' * 65 + "1" + "}" * 65,
+        "[" * 65 + "]" * 65,
+        "NaN",
+        "[1e5, -Infinity]",
+        "9" * 5000,
+        "{",
+        "\xff",
+    ],
+)
+def test_json_beyond_its_limits_is_one_kind_of_error(text: str) -> None:
+    with pytest.raises(ValueError, match="."):
+        files.parse_json(text.encode("latin-1"))
+
+
+def test_json_within_its_limits_is_read() -> None:
+    assert files.parse_json("[" * 64 + "]" * 64)
+    assert files.parse_json(b'{"a": [1, 2.5, null]}') == {"a": [1, 2.5, None]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a = " + "[" * 100_000, "[" + "a." * 70 + "a]", "a = " + "9" * 5000, "a = " + "{b=" * 70, "a = \xff"],
+)
+def test_toml_beyond_its_limits_is_one_kind_of_error(text: str) -> None:
+    with pytest.raises(ValueError, match="."):
+        files.parse_toml(text.encode("latin-1"))

@@ -64,6 +64,29 @@ FORBIDDEN = {
 }
 
 
+CHANGE_FILES = {
+    "cli/doctor.py": "the socket that it has just bound",
+    "processes/notify.py": "the socket that it has bound, in a private folder",
+    "engines/engine_store.py": "a folder that `describe_exposure` has found to be private",
+    "engines/inductor.py": "the same",
+    "engines/tune.py": "the same: a file of `keep`",
+    "transport/security.py": "the same: keys",
+}
+"""Modules that rename or delete files themselves, and what they change."""
+PATH_METHODS = {
+    "unlink",
+    "write_text",
+    "write_bytes",
+    "rename",
+    "replace",
+    "rmdir",
+    "symlink_to",
+    "hardlink_to",
+}
+OS_FUNCTIONS = {"remove", "unlink", "rename", "renames", "replace", "rmdir", "truncate", "symlink", "link"}
+SHUTIL_QUESTIONS = {"disk_usage", "which", "get_terminal_size"}
+
+
 class Import(NamedTuple):
     """One imported module, by its full name; `deferred` when not at import time."""
 
@@ -84,6 +107,8 @@ class Source(NamedTuple):
     """Modules that a module of the package names in any import, also for types alone."""
     packages: frozenset[str]
     """Top-level packages of all imports."""
+    changes: tuple[str, ...]
+    """Calls that write over, rename or delete a file; those of a new file, opened with "x", are none."""
 
 
 @cache
@@ -118,7 +143,38 @@ def read_source(path: Path) -> Source:
         tuple(walk(tree, module, deferred=False)) if module else (),
         frozenset(name for node in froms for name in targets(node, module)) if module else frozenset(),
         frozenset(name.split(".")[0] for name in imported),
+        tuple(
+            f"line {node.lineno}: {ast.unparse(node)}"
+            for node in nodes
+            if module and isinstance(node, ast.Call) and changes_file(node)
+        ),
     )
+
+
+def changes_file(call: ast.Call) -> bool:
+    function = call.func
+    if isinstance(function, ast.Name):
+        return function.id == "open" and is_writing(call.args[1:2], call.keywords)
+    if not isinstance(function, ast.Attribute):
+        return False
+    owner = ast.unparse(function.value)
+    if owner == "shutil":
+        return function.attr not in SHUTIL_QUESTIONS
+    if owner == "os":
+        return function.attr in OS_FUNCTIONS
+    # of texts and other values, these methods have other arguments
+    if function.attr in ("rename", "replace"):
+        return len(call.args) == 1 and not call.keywords
+    return function.attr in PATH_METHODS or (
+        function.attr == "open" and is_writing(call.args[:1], call.keywords)
+    )
+
+
+def is_writing(arguments: list[ast.expr], keywords: list[ast.keyword]) -> bool:
+    """Whether a call of `open` with these arguments from the mode on may change what is there."""
+    modes = [*arguments, *(keyword.value for keyword in keywords if keyword.arg == "mode")]
+    texts = [mode.value for mode in modes if isinstance(mode, ast.Constant) and isinstance(mode.value, str)]
+    return any(re.fullmatch(r"[rwabt+]{1,3}", text) and set(text) & set("wa+") for text in texts)
 
 
 def list_imports(module: str) -> tuple[Import, ...]:
@@ -321,6 +377,19 @@ def test_the_command_line_starts_light() -> None:
 
 def test_forbidden_packages_are_not_imported() -> None:
     assert not importers(*FORBIDDEN)
+
+
+def test_only_files_and_private_folders_are_changed_in_place() -> None:
+    """Other modules write, rename and delete by `files`, which follows no link and leaves no half of a file."""
+    found = {
+        path.relative_to(PACKAGE).as_posix(): read_source(path).changes
+        for path in modules().values()
+        if read_source(path).changes
+    }
+    del found["files.py"]
+    unexpected = {path: changes for path, changes in found.items() if path not in CHANGE_FILES}
+    assert not unexpected, f"use the functions of files.py: {unexpected}"
+    assert not set(CHANGE_FILES) - set(found), "these change no files: remove them from CHANGE_FILES"
 
 
 def test_nothing_imports_the_laboratory() -> None:

@@ -34,6 +34,7 @@ from ..files import (
     read_regular,
     write_atomically,
 )
+from ..schema.fields import Share
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -250,7 +251,7 @@ PREPROCESSING = "preprocessor_config.json"
 class Normalisation(NamedTuple):
     """Mean and standard deviation of red, green and blue, for pixels in 0..1."""
 
-    mean: Annotated[list[Annotated[float, Meta(ge=0, le=1)]], Meta(min_length=3, max_length=3)]
+    mean: Annotated[list[Share], Meta(min_length=3, max_length=3)]
     std: Annotated[list[Annotated[float, Meta(ge=1e-3, le=10)]], Meta(min_length=3, max_length=3)]
 
     def to_tensors(self, device: torch.device | None = None) -> tuple[torch.Tensor, torch.Tensor]:

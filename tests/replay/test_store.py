@@ -373,3 +373,18 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with refuses(OutputError, field="file/out"):
         FolderStore(tmp_path / "file/out")
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("linked", [".replay", ".replay/lock", "summary.json"])
+def test_a_store_changes_nothing_behind_links(tmp_path: Path, linked: str) -> None:
+    """A folder that somebody else has made may hold links to files of its reader."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("kept")
+    link = tmp_path / "store" / linked
+    link.parent.mkdir(parents=True)
+    link.symlink_to(outside if linked == ".replay" else outside / "kept")
+    store = FolderStore(tmp_path / "store")
+    with pytest.raises(OutputError, match="symbolic link"), store.held():
+        store.write("summary.json", b"new")
+    assert [path.read_text() for path in outside.iterdir()] == ["kept"]

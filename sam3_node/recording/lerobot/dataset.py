@@ -22,6 +22,7 @@ from ...files import (
     check_inside,
     explain_os_error,
     make_folder,
+    move_inside,
     read_regular,
     remove_inside,
     write_atomically,
@@ -351,6 +352,7 @@ class EpisodeFiles(Closeable):
         self._parquet = require("pyarrow.parquet", EXTRA)
         self._arrow = require("pyarrow", EXTRA)
         self.number = number
+        self._folder = folder
         place = FileNumber.of(number)._asdict()
         self._data = folder / DATA.format(**place)
         self._partial = self._data.with_name(self._data.name + PARTIAL)
@@ -380,7 +382,7 @@ class EpisodeFiles(Closeable):
         self._table.close()
         for video in self._videos.values():
             video.close()
-        self._partial.rename(self._data)
+        move_inside(self._folder, self._partial, self._data)
         self._is_published = True
 
     def close(self) -> None:
@@ -388,11 +390,11 @@ class EpisodeFiles(Closeable):
         if self._is_published:
             return
         self._table.close()
-        self._partial.unlink(missing_ok=True)
+        remove_inside(self._folder, self._partial)
         for video in self._videos.values():
             with suppress(OutputError):
                 video.close()
-            video.path.unlink(missing_ok=True)
+            remove_inside(self._folder, video.path)
 
     def _flush(self) -> None:
         if self._waiting:
