@@ -210,7 +210,10 @@ INPUTS: tuple[Input, ...] = (
     Input(
         "snapshot",
         AUTHOR,
-        (Bound("perception.snapshot.MAX_BYTES", _megabytes),),
+        (
+            Bound("perception.snapshot.MAX_BYTES", _megabytes),
+            Bound("perception.checkpoint.MAX_STATE_ITEMS", _unit("items")),
+        ),
         "refused before anything changes; at a start it is put aside. Each value is checked",
         (
             "perception/test_hostile_states.py::test_each_value_is_right_or_refused",
@@ -220,9 +223,12 @@ INPUTS: tuple[Input, ...] = (
     Input(
         "state of a replay",
         AUTHOR,
-        (Bound("perception.checkpoint.MAX_RATIO", lambda value: f"unpacked, {value:g} times its bytes"),),
+        (
+            Bound("perception.checkpoint.MAX_RATIO", lambda value: f"unpacked, {value:g} times its bytes"),
+            Bound("perception.checkpoint.MAX_STATE_ITEMS", _unit("items")),
+        ),
         "the replay ends with the reason",
-        ("perception/test_checkpoint.py",),
+        ("perception/test_checkpoint.py::test_a_state_that_was_made_up_is_refused_within_bounded_memory",),
     ),
     Input(
         "settings, calibration, job, prompts, scales",
@@ -235,6 +241,56 @@ INPUTS: tuple[Input, ...] = (
         ),
         "an error that names the file; pipes, devices and folders in its place likewise",
         ("test_hostile_files.py::test_what_is_no_file_is_refused_at_once",),
+    ),
+    Input(
+        "configuration beside weights",
+        AUTHOR,
+        (
+            Bound("models.weight_files.MAX_JSON_BYTES", _megabytes),
+            Bound("models.weight_files.MAX_LAYERS", lambda value: f"{value:g} layers of a kind"),
+            Bound("models.weight_files.MAX_CONFIG_NUMBER", lambda value: f"numbers up to {value:,.0f}"),
+            Bound(
+                "models.weight_files.SPARE_ELEMENTS",
+                lambda value: f"elements of the model: the bytes of its files and {value / 1e6:.0f} million",
+            ),
+        ),
+        "the weights are refused before the model is built; so are normalisations that make no pixels",
+        (
+            "models/test_hostile_weights.py::test_the_numbers_of_a_configuration_are_bounded",
+            "models/test_hostile_weights.py::test_a_configuration_of_a_larger_model_takes_no_memory",
+            "models/test_hostile_weights.py::test_a_normalisation_that_makes_no_pixels_is_refused",
+        ),
+    ),
+    Input(
+        "tensors of SAM 3.1",
+        AUTHOR,
+        (
+            Bound("models.weight_files.MAX_LAYERS", lambda value: f"{value:g} layers of a kind"),
+            Bound("models.sam31.checkpoint.MAX_GRID", lambda value: f"{value:g} tokens along a side"),
+        ),
+        "the weights are refused before the model is built; so are empty tensors",
+        ("models/test_hostile_weights.py::test_the_sizes_of_sam31_are_bounded",),
+    ),
+    Input(
+        "weights in torch's format",
+        AUTHOR,
+        (
+            Bound("models.torch_files.MAX_PICKLE_BYTES", lambda value: f"pickle {_megabytes(value)}"),
+            Bound("models.torch_files.MAX_MEMBERS", _unit("members")),
+            Bound("models.torch_files.MAX_GROWTH", lambda value: f"tensors {value:g} times the file's bytes"),
+        ),
+        "refused before torch opens it; so are compressed members, and calls that allocate what the file says",
+        ("models/test_hostile_weights.py::test_a_file_in_torchs_format_is_checked_before_it_grows",),
+    ),
+    Input(
+        "JSON and TOML of a file",
+        AUTHOR,
+        (Bound("files.MAX_JSON_DEPTH", _unit("levels")),),
+        "an error that names the file; so are NaN in JSON, and numbers of thousands of digits",
+        (
+            "test_files.py::test_json_beyond_its_limits_is_one_kind_of_error",
+            "test_file_fuzz.py::test_mutated_files_are_read_or_refused",
+        ),
     ),
     Input(
         "answer of an OpenTelemetry collector",
