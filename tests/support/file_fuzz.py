@@ -5,12 +5,13 @@ text or a bracket in the place of another: what fits the syntax reaches further.
 """
 
 import gc
+import hashlib
 import json
 import random
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -30,12 +31,15 @@ from sam3_node.detection.vocabulary import Vocabulary, read_phrases, read_source
 from sam3_node.engines import engine_store, fast_torch
 from sam3_node.engines.options import COMPILE, Trial, Tuning
 from sam3_node.engines.quantize import Scales, load_recipe
+from sam3_node.engines.validation import Report
 from sam3_node.errors import Sam3NodeError
 from sam3_node.models import checkpoints, registry, weight_files
 from sam3_node.models.locating import locate_weights
 from sam3_node.models.sam31.loading import read_tensors
 from sam3_node.models.sam31.random_weights import random_tensors, small_sizes
 from sam3_node.models.yolo.network import _read_config
+from sam3_node.node.saved_state import Saved
+from sam3_node.perception.snapshot import _HEADER, MAGIC, VERSION, Snapshot, Uptime
 from sam3_node.processes.helpers import ENDED_HELPERS, read_ended
 from sam3_node.recording.lerobot.dataset import EpisodeRecord, _read_records
 from sam3_node.replay.cluster.bill import BILL, BagResult, UsageReport, read_bill
@@ -59,6 +63,9 @@ MAX_MIB = 200
 """Memory in MiB that a reader may take for one file."""
 MAX_WAIT_S = 30.0
 """Seconds after which a reader counts as one that never ends, on a machine with other work."""
+
+MAX_TEXT = 200_000
+"""Bytes at the beginning of a file in which texts are looked for."""
 
 _TOKEN = re.compile(
     r'-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|"[^"\n]{0,200}"|\btrue\b|\bfalse\b|\bnull\b|[\[\]{}<>:,=]'
@@ -108,16 +115,14 @@ class Fault(NamedTuple):
     found: str
 
 
-def mutate(data: bytes, rng: random.Random) -> bytes:
-    """Return the bytes of a file with some harm."""
-    if rng.random() < 0.3:
+def mutate(data: bytes, tokens: Sequence[re.Match[str]], rng: random.Random) -> bytes:
+    """Return the bytes of a file with some harm; `tokens` are the parts of its text."""
+    if not tokens or rng.random() < 0.3:
         return damage(data, rng)
     text = data.decode("latin-1")
-    for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        tokens = list(_TOKEN.finditer(text[:200_000]))
-        if not tokens:
-            return damage(data, rng)
-        token = rng.choice(tokens)
+    chosen = rng.sample(tokens, min(len(tokens), rng.choice((1, 1, 1, 2, 3))))
+    # from the end, so that the places of the others stay
+    for token in sorted(chosen, key=lambda token: -token.start()):
         # a value of the file itself has the right type, and another meaning
         other = rng.choice(tokens)[0] if rng.random() < 0.2 else rng.choice(_HOSTILE)
         text = text[: token.start()] + other + text[token.end() :]
@@ -130,9 +135,10 @@ def fuzz(kind: FuzzedFile, folder: Path, count: int, first: int = 0) -> Iterator
     path.parent.mkdir(parents=True, exist_ok=True)
     kind.make(path)
     good = path.read_bytes()
+    tokens = list(_TOKEN.finditer(good.decode("latin-1")[:MAX_TEXT]))
     kind.read(path)
     for seed in range(first, first + count):
-        path.write_bytes(mutate(good, random.Random(f"{kind.name} {seed}")))
+        path.write_bytes(mutate(good, tokens, random.Random(f"{kind.name} {seed}")))
         if found := judge(kind.read, path):
             yield Fault(kind.name, seed, found)
 
@@ -227,6 +233,23 @@ def _read_tracker(path: Path) -> object:
     name = str(path.parent)
     _, weights = registry.find_reader(weight_files.read_kind(name), name)
     return weights.read(name, lambda config: config)
+
+
+def _make_snapshot(path: Path) -> None:
+    state = {"cameras": {"cam0": {"image": torch.zeros(2, 3), "ids": [1, 2], "age": 0.5}}, "prompts": ["mug"]}
+    snapshot = Snapshot("named", 1, {"model": "nano"}, state, {"cam0": {"frames": 3}}, {}, Uptime("boot", 5))
+    path.write_bytes(snapshot.pack())
+
+
+def _read_snapshot(path: Path) -> object:
+    """Read a snapshot as one whose author has also written its digest."""
+    body = path.read_bytes()[_HEADER.size :]
+    path.write_bytes(_HEADER.pack(MAGIC, VERSION, hashlib.sha256(body).digest()) + body)
+    return Saved.read(path)
+
+
+def _make_report(path: Path) -> None:
+    path.write_text(Report(0.99, 0.97, 8, (), None, faults=("one",), plans={"encode": "0" * 64}).to_json())
 
 
 def _save_in_torchs_format(path: Path) -> None:
@@ -341,6 +364,8 @@ FILES = (
     FuzzedFile("authorised/node.pub", _read_key, _make_key),
     FuzzedFile("robot.urdf", read_robot, _text(URDF)),
     FuzzedFile("tuning.json", Tuning.load, _make_tuning),
+    FuzzedFile("node.snapshot", _read_snapshot, _make_snapshot),
+    FuzzedFile("report.json", Report.load, _make_report),
     FuzzedFile("launch.json", _read_launch, _json([128, 64, 8, 3])),
     FuzzedFile("engine/manifest.json", engine_store._read, _make_manifest),
     FuzzedFile(
