@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from .errors import ModelError, OutputError, Sam3NodeError, did_you_mean
+from .types import Buffer
 
 _log = logging.getLogger(__name__)
 
@@ -303,7 +304,7 @@ def check_inside(folder: Path, path: Path) -> Path:
     return path
 
 
-def write_new(path: Path, data: bytes | str) -> None:
+def write_new(path: Path, data: Buffer | str) -> None:
     """Write a new file, text in UTF-8. Raises OSError, also if there is anything of its name, such as a link."""
     with path.open("xb") as file:
         file.write(data.encode() if isinstance(data, str) else data)

@@ -389,9 +389,10 @@ def read_launch(data: bytes) -> tuple[int, int, int, int] | None:
     None for other bytes.
     """
     try:
-        return msgspec.json.decode(data, type=_KeptLaunch)
+        launch: tuple[int, int, int, int] = msgspec.json.decode(data, type=_KeptLaunch)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
+    return launch
 
 
 def keep_launch(device: torch.device, folder: Path) -> None:
