@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.file_fuzz import FILES, FuzzedFile, fuzz
+from tests.support.repeats import repetitions
 
-COUNT = int(os.environ.get("FUZZ_FILES", len(FILES) * 10))
+COUNT = int(os.environ.get("FUZZ_FILES", len(FILES) * repetitions(8, 40)))
 """Files of all kinds together."""
 
 pytestmark = pytest.mark.timeout(60 + COUNT)
