@@ -172,13 +172,19 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
 def parse_json(data: bytes | str) -> Any:
     """Return what JSON holds, of at most MAX_JSON_DEPTH levels.
 
-    Raises ValueError for anything else, also for text that is no UTF-8 and for NaN, which is no JSON.
+    Raises ValueError for anything else, also for text that is no UTF-8 or could not be written as such, and for NaN,
+    which is no JSON.
     """
+    # a mark at the beginning, as some editors write it, is no part of the text
+    text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
     try:
-        value = json.loads(data, parse_constant=_refuse_constant)
+        value = json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
         raise ValueError(f"more than {MAX_JSON_DEPTH} levels") from None
     _check_depth(value)
+    # half of a pair of escapes is a character that no text in UTF-8 can have
+    if "\\ud" in text.lower():
+        json.dumps(value, ensure_ascii=False).encode()
     return value
 
 

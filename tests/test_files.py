@@ -283,17 +283,20 @@ def test_a_file_is_linked_or_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "9" * 5000,
         "{",
         "\xff",
+        r'{"\ud800": 1}',
+        r'["\uDFFF"]',
     ],
 )
 def test_json_beyond_its_limits_is_one_kind_of_error(text: str) -> None:
     with pytest.raises(
-        ValueError, match=r"levels|NaN|Infinity|digits|Expect|decode|Invalid|JSON|Cannot|Unclosed"
+        ValueError, match=r"levels|NaN|Infinity|digits|Expect|decode|Invalid|JSON|Cannot|Unclosed|surrogates"
     ):
         files.parse_json(text.encode("latin-1"))
 
 
 def test_json_within_its_limits_is_read() -> None:
     assert files.parse_json("[" * 64 + "]" * 64)
+    assert files.parse_json(r'"\ud83d\ude00"') == "\U0001f600"
     assert files.parse_json(b'{"a": [1, 2.5, null]}') == {"a": [1, 2.5, None]}
 
 
@@ -303,6 +306,6 @@ def test_json_within_its_limits_is_read() -> None:
 )
 def test_toml_beyond_its_limits_is_one_kind_of_error(text: str) -> None:
     with pytest.raises(
-        ValueError, match=r"levels|NaN|Infinity|digits|Expect|decode|Invalid|JSON|Cannot|Unclosed"
+        ValueError, match=r"levels|NaN|Infinity|digits|Expect|decode|Invalid|JSON|Cannot|Unclosed|surrogates"
     ):
         files.parse_toml(text.encode("latin-1"))
