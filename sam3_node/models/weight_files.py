@@ -315,7 +315,7 @@ def read_normalisation(name: str, default: Normalisation) -> Normalisation:
 
 
 @contextmanager
-def explain_sizes(what: str) -> Iterator[None]:
+def explain_sizes(what: str, advice: str = "take the whole checkpoint") -> Iterator[None]:
     """Raise ModelError, which begins with `what`, where tensors lack or sizes do not fit together in the block."""
     try:
         yield
@@ -323,7 +323,7 @@ def explain_sizes(what: str) -> Iterator[None]:
         raise
     # of tensors that lack, of other numbers of axes, and of sizes that do not divide each other
     except (LookupError, ValueError, TypeError, ArithmeticError, RuntimeError) as error:
-        raise ModelError(f"{what} {summarize_error(error)}; take the original files") from error
+        raise ModelError(f"{what} {summarize_error(error)}; {advice}") from error
 
 
 @contextmanager
