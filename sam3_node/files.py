@@ -5,18 +5,19 @@ Temporary folders lie in one that all users may write to, so no path there is fo
 
 import errno
 import fcntl
-import json
 import logging
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
-from .errors import ModelError, OutputError, Sam3NodeError, did_you_mean
+from .errors import ModelError, OutputError, Sam3NodeError, WireError, did_you_mean
+from .schema.fields import MAX_LEVELS, count_levels
+from .schema.fields import read_json as read_text
 from .types import Buffer
 
 _log = logging.getLogger(__name__)
@@ -43,9 +44,6 @@ _KINDS = {
 
 ANY_SIZE = (1 << 63) - 1
 """Bound for `open_regular` of files that may be of any size, such as recordings: they are read in pieces."""
-
-MAX_JSON_DEPTH = 64
-"""Levels of lists and maps in JSON or TOML that is read. Deeper values fail in what walks them."""
 
 UNFINISHED = ".unfinished"
 """Suffix of a file that is still being written."""
@@ -170,33 +168,23 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
 
 
 def parse_json(data: bytes | str) -> Any:
-    """Return what JSON holds, of at most MAX_JSON_DEPTH levels.
-
-    Raises ValueError for anything else, also for text that is no UTF-8 or could not be written as such, and for NaN,
-    which is no JSON.
-    """
-    # a mark at the beginning, as some editors write it, is no part of the text
-    text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
+    """Return what JSON holds, without NaN, which is no JSON. Raises ValueError, as `read_json` of the schema."""
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise ValueError(f"more than {MAX_JSON_DEPTH} levels") from None
-    _check_depth(value)
-    # half of a pair of escapes is a character that no text in UTF-8 can have
-    if "\\ud" in text.lower():
-        json.dumps(value, ensure_ascii=False).encode()
-    return value
+        return read_text(data, "the text", has_nan=False)
+    except WireError as error:
+        raise ValueError(str(error)) from None
 
 
 def parse_toml(data: bytes) -> dict[str, Any]:
-    """Return what TOML holds, of at most MAX_JSON_DEPTH levels. Raises ValueError for anything else."""
+    """Return what TOML holds, of at most MAX_LEVELS levels. Raises ValueError for anything else."""
     import tomllib  # here, because it slows the start of a client
 
     try:
         content = tomllib.loads(data.decode())
     except RecursionError:
-        raise ValueError(f"more than {MAX_JSON_DEPTH} levels") from None
-    _check_depth(content)
+        content = None
+    if content is None or count_levels(content) > MAX_LEVELS:
+        raise ValueError(f"more than {MAX_LEVELS} levels")
     return content
 
 
@@ -212,26 +200,6 @@ def read_json(path: Path, max_bytes: int, error: type[Sam3NodeError], expected: 
     if not isinstance(content, dict):
         raise error(f"cannot read {path}: expected {expected}, found a {type(content).__name__}")
     return content
-
-
-def _check_depth(value: object) -> None:
-    """Raise ValueError for a value of more than MAX_JSON_DEPTH levels of lists and maps."""
-    level = [value]
-    for _ in range(MAX_JSON_DEPTH):
-        level = [child for item in level for child in _children(item)]
-        if not level:
-            return
-    raise ValueError(f"more than {MAX_JSON_DEPTH} levels")
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name}, which is no number of JSON")
-
-
-def _children(item: object) -> Iterable[object]:
-    if isinstance(item, dict):
-        return item.values()
-    return item if isinstance(item, list) else ()
 
 
 def check_regular(path: Path, max_bytes: int) -> None:

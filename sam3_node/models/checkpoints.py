@@ -73,9 +73,8 @@ def _load_transformers(name: str, options: LoadOptions) -> TrackerModel:
     weights.fold(source)
     normalisation = weight_files.read_normalisation(files, weights.normalisation)
     cast = weight_files.cast_source(source, options.device, options.dtype)
-    with weight_files.explain_sizes(
-        f"{name}: expected sizes that fit together in {weight_files.CONFIG}, found"
-    ):
+    what = f"{name}: expected sizes that fit together in {weight_files.CONFIG}, found"
+    with weight_files.explain_sizes(what, "take the original files"):
         model = weights.build(
             cast,
             name=weight_files.name_weights(name),

@@ -106,23 +106,35 @@ def convert(
         raise WireError(f"{what}: expected fewer levels of nesting, found more") from error
 
 
-def read_json(text: bytes | str, what: str) -> Any:
-    """Return the value of a JSON file, unchecked but for its nesting. Raises WireError that names `what`."""
+def read_json(text: bytes | str, what: str, has_nan: bool = True) -> Any:
+    """Return the value of a JSON file, unchecked but for its nesting and its characters.
+
+    has_nan: whether NaN and infinity may be in it, which are no JSON. Raises WireError that names `what`.
+    """
     try:
-        value = json.loads(text)
+        # a mark at the beginning, as some editors write it, is no part of the text
+        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+        value = json.loads(text, parse_constant=None if has_nan else _refuse_constant)
+        # half of a pair of escapes is a character that no text in UTF-8 can have
+        if "\\ud" in text.lower():
+            json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         value = None
         is_deep = True
     except ValueError as error:
         raise WireError(f"{what}: expected JSON, found {str(error)[:MAX_DESCRIBED]}") from error
     else:
-        is_deep = _count_levels(value) > MAX_LEVELS
+        is_deep = count_levels(value) > MAX_LEVELS
     if is_deep:
         raise WireError(f"{what}: expected at most {MAX_LEVELS} levels of nesting, found more")
     return value
 
 
-def _count_levels(value: object) -> int:
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name}, which is no number of JSON")
+
+
+def count_levels(value: object) -> int:
     """Return the number of levels of lists and maps, up to one more than allowed."""
     level = [value]
     for count in range(MAX_LEVELS + 1):

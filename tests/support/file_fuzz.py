@@ -40,7 +40,7 @@ from sam3_node.models.sam31.random_weights import random_tensors, small_sizes
 from sam3_node.models.yolo.network import _read_config
 from sam3_node.node.saved_state import Saved
 from sam3_node.perception.snapshot import _HEADER, MAGIC, VERSION, Snapshot, Uptime
-from sam3_node.processes.helpers import ENDED_HELPERS, read_ended
+from sam3_node.processes.helpers import HELPERS_FILE, read_helpers
 from sam3_node.recording.lerobot.dataset import EpisodeRecord, _read_records
 from sam3_node.replay.cluster.bill import BILL, BagResult, UsageReport, read_bill
 from sam3_node.replay.completion import IDENTITY, read_complete_summary, read_identity
@@ -370,8 +370,8 @@ FILES = (
     FuzzedFile("engine/manifest.json", engine_store._read, _make_manifest),
     FuzzedFile(
         "ended.json",
-        lambda path: read_ended({ENDED_HELPERS: str(path)}),
-        _json({"record": "the disk is full"}),
+        lambda path: read_helpers({HELPERS_FILE: str(path)}),
+        _json({"record": {"restarts": 1, "reason": "the disk is full"}}),
     ),
     FuzzedFile("tum/rgb.txt", lambda path: _read_recording(path.parent), lambda path: write_tum(path.parent)),
     FuzzedFile(

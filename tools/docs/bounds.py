@@ -285,7 +285,7 @@ INPUTS: tuple[Input, ...] = (
     Input(
         "JSON and TOML of a file",
         AUTHOR,
-        (Bound("files.MAX_JSON_DEPTH", _unit("levels")),),
+        (Bound("schema.fields.MAX_LEVELS", _unit("levels")),),
         "an error that names the file; so are NaN in JSON, and numbers of thousands of digits",
         (
             "test_files.py::test_json_beyond_its_limits_is_one_kind_of_error",

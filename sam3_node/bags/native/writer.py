@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import wire
 from ...errors import OutputError, WireError, require
-from ...files import explain_os_error, is_full, make_folder
+from ...files import explain_os_error, is_full, make_folder, remove_inside
 from ...resources import Closeable
 from ...types import Buffer, ColourEncoding, Frame, Intrinsics, MaskFrame
 from .. import native
@@ -201,7 +201,7 @@ class RecordingWriter(Closeable):
             # a file without a message would be left by each restart of a recorder on a full disk
             if not self._has_messages:
                 what = "nothing was recorded, and no file is left"
-                self.path.unlink(missing_ok=True)
+                remove_inside(self.path.parent, self.path)
             ended = OutputError(f"cannot write {self.path}: {error.strerror}; {what}")
             ended.may_pass = is_full(error)
             raise ended from error
