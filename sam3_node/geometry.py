@@ -15,7 +15,7 @@ from typing import NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from .types import Clock, FramePose, Intrinsics, Mask
+from .types import Clock, FramePose, Image, Intrinsics, Mask
 
 Array = npt.NDArray[np.float64]
 Float = npt.NDArray[np.float32]
@@ -27,6 +27,18 @@ _UNDISTORT_CRITERIA = (3, 100, 1e-12)
 # sine of half the angle of a turn, below which it is so small that its axis does not follow
 _MIN_SINE = 1e-12
 _IDENTITY = np.eye(4)
+
+
+def shrink(image: Image, longest_px: int) -> Image:
+    """Return an image whose longer side has at most so many pixels, and each side at least one."""
+    import cv2
+
+    scale = longest_px / max(image.shape[:2])
+    if scale >= 1:
+        return image
+    # a frame of a line-scan camera is so flat that its shorter side would vanish
+    height, width = (max(1, round(side * scale)) for side in image.shape[:2])
+    return np.asarray(cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA), np.uint8)
 
 
 def rigid(rotation: npt.ArrayLike, translation_m: npt.ArrayLike) -> Array:

@@ -232,8 +232,8 @@ def _calibrate(captured: CapturedImage, calibration: Calibration | None) -> Capt
 def _resize(captured: CapturedImage, camera: CameraSettings) -> CapturedImage:
     """Resize to the camera's width and height. If only one is set, keep the aspect ratio."""
     height, width = captured.size
-    new_width = camera.width or round(width * (camera.height or height) / height)
-    new_height = camera.height or round(height * new_width / width)
+    new_width = camera.width or max(1, round(width * (camera.height or height) / height))
+    new_height = camera.height or max(1, round(height * new_width / width))
     if (new_height, new_width) == (height, width):
         return captured
     # averaging avoids patterns in a smaller image

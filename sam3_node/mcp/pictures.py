@@ -6,12 +6,10 @@ It is connected to the cameras only while it looks: frames are large, and an age
 from __future__ import annotations
 
 import time
-from typing import Any, NamedTuple
-
-import cv2
-import numpy as np
+from typing import NamedTuple
 
 from ..errors import TransportError, WireError
+from ..geometry import shrink
 from ..settings import TransportSettings
 from ..transport import Security
 from ..transport.mask_pairing import MaskPair, MaskPairing
@@ -84,15 +82,13 @@ def draw(pair: MaskPair, max_side: int, with_masks: bool = True) -> DrawnPicture
     assert pair.frame is not None
     image = decode_image(pair.frame)
     # first smaller, then the masks: they are drawn on fewer pixels, and their text stays readable
-    longest = max(image.shape[:2])
-    if longest > max_side:
-        image = _resize(image, max_side / longest)
+    image = shrink(image, max_side)
     if with_masks and pair.masks is not None:
         image = overlay(image, pair.masks)
     jpeg = _encode(image)
     # noise may need more bytes at any quality
     while len(jpeg) > MAX_PICTURE_BYTES:
-        image = _resize(image, 0.5)
+        image = shrink(image, max(image.shape[:2]) // 2)
         jpeg = _encode(image)
     height, width = image.shape[:2]
     return DrawnPicture(jpeg, width, height, pair.frame.width / width)
@@ -106,10 +102,3 @@ def _encode(image: Image) -> bytes:
         if len(jpeg) <= MAX_PICTURE_BYTES:
             break
     return jpeg
-
-
-def _resize(image: Image, factor: float) -> Image:
-    height, width = image.shape[:2]
-    size = (max(1, round(width * factor)), max(1, round(height * factor)))
-    resized: Any = cv2.resize(image, size, interpolation=cv2.INTER_AREA)
-    return np.asarray(resized, np.uint8)

@@ -86,6 +86,12 @@ CAMERA_METRICS = (
         "Counter", "objects_recalled", "recalled", "Objects that came back under their ids by their looks."
     ),
     CameraMetric(
+        "Counter",
+        "stage_failures",
+        "stage_failures",
+        "Stages beside the masks that failed, so that a frame went on without them.",
+    ),
+    CameraMetric(
         "Histogram", "frame_age_seconds", "stats.age", "Time from capture to the start of the step."
     ),
     CameraMetric("Histogram", "latency_seconds", "stats.latency", "Time from capture to publication."),

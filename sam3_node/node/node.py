@@ -387,6 +387,7 @@ class Node:
         # recorders need the events before the masks that show their effect
         for event in step.events:
             output.publish_event(event.op, {"camera": frame.camera, "id": event.id, **event.details})
+        stats.note_failures(step.failures)
         if frame.depth is not None or pipeline.finds_robot:
             stats.note_spatial_problem(step, cameras.poses.problem)
         # a robot must not act on masks that are too old by now

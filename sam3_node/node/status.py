@@ -9,7 +9,7 @@ import logging
 import statistics
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -162,6 +162,11 @@ class CameraStats:
         self._ends_s.append(time.monotonic())
         self._steps_s.append(self._ends_s[-1] - self._begin_s)
 
+    def note_failures(self, failures: Sequence[str]) -> None:
+        """Keep why a frame has masks without what optional stages add."""
+        for failure in failures:
+            self._note(describe_error(failure))
+
     def note_spatial_problem(self, step: StepFrame, poses_problem: str | None) -> None:
         """Keep why 3-D fields are missing, and log it once for each kind of problem."""
         problem = step.problem
@@ -275,6 +280,8 @@ class CameraStatus:
     turned_away: int
     recalled: int
     """objects that came back by their looks"""
+    stage_failures: int
+    """see `Pipeline.stage_failures`"""
     cache: Mapping[str, int]
     """`Prompting.cache_usage`"""
     tracks: Mapping[TrackState, int]
@@ -289,6 +296,7 @@ class CameraStatus:
             pipeline.epoch,
             pipeline.turned_away,
             pipeline.memory.reidentifications,
+            pipeline.stage_failures.total(),
             pipeline.prompting.cache_usage,
             tracks,
         )

@@ -17,6 +17,7 @@ from msgspec import Meta, field
 from msgspec.structs import replace
 from torch import Tensor
 
+from ..geometry import shrink
 from ..schema.replies import ObjectPlace
 from ..schema.state import Count, Id, Label, SavedPart, SavedState, Time
 from ..settings import TrackerSettings
@@ -548,10 +549,7 @@ def take_picture(image: Image, box: Box, seq: int, capture_ns: int) -> ObjectPic
     top = max(0, y0 - margin)
     right = min(width, x1 + margin)
     bottom = min(height, y1 + margin)
-    crop = image[top:bottom, left:right]
-    scale = PICTURE_PX / max(crop.shape[:2])
-    if scale < 1:
-        crop = cv2.resize(crop, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
+    crop = shrink(image[top:bottom, left:right], PICTURE_PX)
     _, jpeg = cv2.imencode(".jpg", crop, [cv2.IMWRITE_JPEG_QUALITY, PICTURE_QUALITY])
     return ObjectPicture(seq, capture_ns, (left, top, right, bottom), jpeg.tobytes())
 

@@ -5,6 +5,8 @@ The tracks of a frame stay on the device until the end of the step, and are then
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
@@ -13,7 +15,8 @@ import torch
 
 from ..calibration import Calibration
 from ..detection.detectors import Detector, ExemplarDetector, PromptSet, restore_prompts
-from ..errors import ReplayError
+from ..engines.oom import find_device_error, is_out_of_memory
+from ..errors import ReplayError, summarize_error
 from ..models import TrackerModel
 from ..robot.body import RobotBody
 from ..schema.replies import ObjectPlace
@@ -43,6 +46,9 @@ from .stages.spatial import MeasuredPoints, MeasureObjects
 from .stages.table import DescribeOnTable, FindTable
 from .stages.track import FollowCrops, TrackObjects
 from .step import StepFrame
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -151,8 +157,10 @@ class Pipeline:
         """The objects that were prompted on an earlier frame"""
         self.finds_robot = surroundings.robot is not None
         self.problem: str | None = None
-        """What is wrong with the 3-D fields of the last frame: why they are missing or not in the base, or why they may
-        be wrong. None if nothing is."""
+        """What is wrong with the last frame beside its masks: which stages failed, why 3-D fields are missing or not in
+        the base, or why they may be wrong. None if nothing is."""
+        self.stage_failures = Counter[str]()
+        """Frames that went on without an optional stage, which failed, by its name, since the start."""
         self._model = model
         self._last_instances: Sequence[Instance] = ()
         self._last_had_depth = False
@@ -239,13 +247,30 @@ class Pipeline:
         step = StepFrame(given) if isinstance(given, Frame) else given
         self._timer.start()
         for stage in self.stages:
-            with self._timer.measure(stage.counts_as or stage.name, stage.clock(step)):
-                stage.run(step)
+            try:
+                with self._timer.measure(stage.counts_as or stage.name, stage.clock(step)):
+                    stage.run(step)
+            except Exception as error:
+                # a failed device fails later stages too; memory that ran out may suffice in a replay, whose masks differ
+                if not stage.is_optional or find_device_error(error) or is_out_of_memory(error):
+                    raise
+                step.failures.append(self._give_up(stage, error))
+        # first what went wrong in this program
+        step.problem = "; ".join([*step.failures, *([step.problem] if step.problem else [])]) or None
         self.problem = step.problem
         self._last_instances = step.instances
         self._last_capture_ns = step.frame.capture_ns
         self._last_had_depth = step.frame.depth is not None
         return make_masks(step, self._model.name, self.prompts, self._timer.read())
+
+    def _give_up(self, stage: Stage, error: Exception) -> str:
+        """Count and log that an optional stage has failed; return what the frame's `problem` says of it."""
+        stage.give_up()
+        # the first one tells where it failed; more would fill the log with each frame
+        if stage.name not in self.stage_failures:
+            log.warning("%s: the frame goes on without %s, which failed", self.camera, stage.name, exc_info=error)
+        self.stage_failures[stage.name] += 1
+        return f"the stage {stage.name} failed: the frame has masks without what it adds: {summarize_error(error)}"
 
     @property
     def prompts(self) -> tuple[str, ...]:

@@ -34,10 +34,15 @@ class Stage(SavedPart[Any]):
     """Name in `stages_us` of several stages together. Empty: `name`."""
     needs_depth: ClassVar[bool] = False
     """True: the stage's time counts on frames with depth only."""
+    is_optional: ClassVar[bool] = False
+    """True: a frame has masks without it. If it fails, the step goes on, and the frame's `problem` says so."""
 
     def run(self, step: StepFrame) -> None:
         """Do the stage's part of a step."""
         raise NotImplementedError
+
+    def give_up(self) -> None:
+        """Forget what `run` has left half done, as it has failed and is optional."""
 
     def clock(self, step: StepFrame) -> Clock | None:
         """Return the clock of this step's time. None: it is not counted on this frame."""

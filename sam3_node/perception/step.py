@@ -86,6 +86,9 @@ class StepFrame:
     prepared: PreparedFrame | None = None
     """this frame, if a thread has decoded it already"""
 
+    failures: list[str] = field(default_factory=list)
+    """which optional stages have failed on this frame, and why"""
+
     # filled by encode
     image: Image = field(init=False)
     scaling: Scaling = field(init=False)

@@ -26,6 +26,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
+from ..geometry import shrink
 from ..models import Features, TrackerModel
 from ..schema.state import Count, Flags, Id, Number, Pixels, SavedPart, SavedState, Size, Time
 from ..types import Image, Mask
@@ -393,11 +394,7 @@ def suits(model: TrackerModel, image: Image) -> bool:
 
 def _make_grey(image: Image) -> Image:
     """Return a grey image of at most FLOW_SIDE pixels a side."""
-    grey = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
-    scale = FLOW_SIDE / max(grey.shape)
-    if scale < 1:
-        grey = cv2.resize(grey, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
-    return np.asarray(grey, np.uint8)
+    return shrink(np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2GRAY), np.uint8), FLOW_SIDE)
 
 
 def _enlarge(logits: Tensor, shape: tuple[int, ...]) -> Logits:

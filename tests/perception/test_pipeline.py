@@ -28,10 +28,17 @@ from sam3_node.models.sam import tracker_model
 from sam3_node.perception import loading
 from sam3_node.perception.loading import load_model, load_models, warm_up
 from sam3_node.perception.perception import Perception
-from sam3_node.perception.pipeline import Pipeline
+from sam3_node.perception.pipeline import Pipeline, Surroundings
 from sam3_node.perception.prompts import to_model
 from sam3_node.perception.step import StepFrame
-from sam3_node.settings import DetectorSettings, EngineSettings, ModelSettings, Settings, TrackerSettings
+from sam3_node.settings import (
+    DetectorSettings,
+    EngineSettings,
+    ModelSettings,
+    Settings,
+    SpatialSettings,
+    TrackerSettings,
+)
 from sam3_node.tracking import ObjectPrompt, Tracker
 from sam3_node.types import Frame, Instance, Intrinsics, Mask, MaskFrame
 from sam3_node.wire import encode_depth, encode_image
@@ -131,7 +138,7 @@ def test_one_reason_is_given_for_an_object_without_points(pipeline: Pipeline) ->
     assert "no depth" in pipeline.explain_no_points(object_id)
 
 
-def with_depth(seq: int, value: int) -> Frame:
+def with_depth(seq: int, value: int = 800) -> Frame:
     """Return a frame with an even depth in millimetres."""
     whole = frame(seq)
     image = np.full((whole.height, whole.width), value, np.uint16)
@@ -359,6 +366,65 @@ def test_a_step_that_fails_loses_what_was_to_enter_and_no_more(
     assert [known.id for known in pipeline.objects] == [1]
     assert ids(pipeline.step(frame(3))) == [1]
     assert pipeline.add(BOX).id == 3
+
+
+def complete(model: TrackerModel) -> Pipeline:
+    """Return a pipeline with all optional stages but the robot's."""
+    settings = TrackerSettings(max_objects=4, window="auto", min_confidence=0.0, hide_below=0.0)
+    return Pipeline(model, settings, "cam0", surroundings=Surroundings(SpatialSettings(table=True)))
+
+
+def test_a_frame_goes_on_without_the_stages_beside_its_masks(
+    model: TrackerModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = complete(model)
+    expected = [stage.name for stage in pipeline.stages if stage.is_optional]
+    assert {"window", "recall", "describe", "depth", "spatial", "table", "held", "remember"} <= {*expected}
+    pipeline.step(with_depth(0))
+    pipeline.add(CENTRE)
+
+    def fail(step: StepFrame) -> None:
+        raise ValueError(f"no luck on {step.frame.seq}")
+
+    for stage in pipeline.stages:
+        if stage.is_optional:
+            monkeypatch.setattr(stage, "run", fail)
+    for seq in (1, 2):
+        assert ids(pipeline.step(with_depth(seq))) == [1]
+        for name in expected:
+            assert f"the stage {name} failed" in str(pipeline.problem)
+    assert "ValueError: no luck on 2" in str(pipeline.problem)
+    assert pipeline.stage_failures == dict.fromkeys(expected, 2)
+    monkeypatch.undo()
+    (instance,) = pipeline.step(with_depth(3)).instances
+    assert (pipeline.problem, instance.position_m is None) == (None, False)
+
+
+def test_memory_that_runs_out_ends_the_step_whichever_stage_asked_for_it(
+    model: TrackerModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a replay, it may suffice, and the masks would be others."""
+
+    def run_out(_: StepFrame) -> None:
+        raise MemoryError
+
+    pipeline = complete(model)
+    pipeline.step(with_depth(0))
+    monkeypatch.setattr(next(stage for stage in pipeline.stages if stage.name == "spatial"), "run", run_out)
+    with pytest.raises(MemoryError):
+        pipeline.step(with_depth(1))
+
+
+@pytest.mark.parametrize("size", [(3000, 1), (3000, 11), (1, 3000)])
+def test_flat_frames_of_line_scan_cameras(model: TrackerModel, size: tuple[int, int]) -> None:
+    pipeline = complete(model)
+    pipeline.step(frame(0, *size))
+    pipeline.add(FramePrompt(mask=Mask.from_full(np.ones(size[::-1], np.bool_))))
+    for seq in (1, 2, 3):
+        assert ids(pipeline.step(frame(seq, *size))) == [1]
+        assert pipeline.problem is None
+    memory = pipeline.memory.require(1)
+    assert memory.picture is not None
 
 
 def test_no_more_objects_than_room(pipeline: Pipeline) -> None:

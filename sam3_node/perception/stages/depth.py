@@ -41,6 +41,7 @@ class ReadDepth(Stage):
 
     name = "depth"
     timed = "host"
+    is_optional = True
 
     def __init__(
         self,

@@ -313,6 +313,7 @@ class FindHeld(Stage):
     name = "held"
     timed = "host"
     needs_depth = True
+    is_optional = True
     counts_as = "spatial"
 
     def __init__(self, objects: Objects) -> None:

@@ -59,6 +59,7 @@ class DescribeAppearance(Stage):
     """
 
     name = "describe"
+    is_optional = True
 
     def __init__(self, memory: ObjectMemory) -> None:
         self._memory = memory
@@ -84,6 +85,7 @@ class UpdateObjectMemory(Stage):
 
     name = "remember"
     timed = "host"
+    is_optional = True
     STATE = ObjectMemoryState
 
     def __init__(self, memory: ObjectMemory) -> None:
@@ -118,6 +120,7 @@ class ReidentifyObjects(Stage):
 
     name = "recall"
     timed = "device"
+    is_optional = True
     STATE = ReidentifyState
 
     def __init__(

@@ -114,6 +114,7 @@ class FindRobot(Stage):
 
     name = "robot"
     timed = "host"
+    is_optional = True
 
     def __init__(
         self, body: RobotBody, settings: RobotSettings, model: TrackerModel, places: Places, exclude: bool

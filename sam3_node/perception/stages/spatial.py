@@ -73,6 +73,7 @@ class MeasureObjects(Stage):
     name = "spatial"
     timed = "host"
     needs_depth = True
+    is_optional = True
 
     def __init__(self, objects: Objects, settings: SpatialSettings, calibration: Calibration | None) -> None:
         self._points = settings.points

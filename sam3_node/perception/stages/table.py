@@ -159,6 +159,7 @@ class FindTable(Stage):
     name = "table"
     timed = "host"
     needs_depth = True
+    is_optional = True
     counts_as = "spatial"
     STATE = TableState
 
@@ -221,6 +222,7 @@ class DescribeOnTable(Stage):
     name = "on_table"
     timed = "host"
     needs_depth = True
+    is_optional = True
     counts_as = "spatial"
 
     def run(self, step: StepFrame) -> None:

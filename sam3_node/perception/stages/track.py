@@ -90,6 +90,7 @@ class FollowCrops(Stage):
 
     name = "window"
     timed = "device"
+    is_optional = True
     counts_as = "track"
     STATE = CropState
 
@@ -97,6 +98,10 @@ class FollowCrops(Stage):
         self._model = model
         self._tracker = tracker
         self._crops = crops
+
+    def give_up(self) -> None:
+        """Close all crops; new ones begin with the next masks."""
+        self._crops.forget_all()
 
     def run(self, step: StepFrame) -> None:
         """Replace `tracks`, and fill `crop_masks`."""

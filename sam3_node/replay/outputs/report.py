@@ -12,7 +12,7 @@ import cv2
 
 from ...errors import WireError
 from ...files import write_new
-from ...geometry import mask_iou
+from ...geometry import mask_iou, shrink
 from ...types import NANOSECONDS, Frame, Instance, MaskFrame
 from ...visualization import PALETTE, overlay
 from ...wire import decode_image
@@ -22,7 +22,7 @@ from .pairs import join_frames
 REPORT_PICTURES = 12
 """Number of pictures in a report, evenly chosen."""
 REPORT_PICTURE_PX = 480
-"""Width of these pictures, at most."""
+"""Longer side of these pictures in pixels, at most."""
 REPORT_POINTS = 4000
 """Number of frames in a report's graphs, at most. More would slow a browser down."""
 
@@ -109,8 +109,7 @@ def _draw_picture(masks: MaskFrame, frame: Frame) -> str | None:
     # the page holds its pictures itself: keep them small
     with suppress(WireError):
         image = overlay(decode_image(frame), masks)
-        scale = min(1.0, REPORT_PICTURE_PX / image.shape[1])
-        small = cv2.resize(image, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
+        small = shrink(image, REPORT_PICTURE_PX)
         return base64.b64encode(cv2.imencode(".jpg", small)[1].tobytes()).decode()
     return None
 

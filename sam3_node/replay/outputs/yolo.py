@@ -396,9 +396,8 @@ def draw_contact_sheet(folder: Path, classes: Sequence[str]) -> Image | None:
             except WireError:
                 continue
             labels = _read_labels(_label_path(path), image.shape[:2], classes)
-            scale = SHEET_PICTURE_PX / image.shape[1]
-            drawn = draw_labels(image, labels)
-            pictures.append(cv2.resize(drawn, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA))
+            size = (SHEET_PICTURE_PX, max(1, round(image.shape[0] * SHEET_PICTURE_PX / image.shape[1])))
+            pictures.append(cv2.resize(draw_labels(image, labels), size, interpolation=cv2.INTER_AREA))
             captions.append(f"{part} {path.stem}")
     if not pictures:
         return None
