@@ -18,11 +18,13 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from ..geometry import shrink
+from ..schema.fields import Natural, NotNegative, PixelBox, Share, Text, Vector3, Vector6
 from ..schema.replies import ObjectPlace
 from ..schema.state import Count, Id, Label, SavedPart, SavedState, Time
 from ..settings import TrackerSettings
 from ..tracking.appearance import Gallery
 from ..types import NANOSECONDS, Box, FramePose, Image, Instance, Priority
+from ..wire.images import read_jpeg_header
 from .objects import Objects
 from .stage import PerObject
 from .step import BASE
@@ -33,6 +35,8 @@ PICTURE_MARGIN = 0.2
 """Border that a picture shows around its object, as a share of the object's longer side."""
 PICTURE_QUALITY = 80
 """JPEG quality of pictures; a picture has 2 to 6 kB."""
+MAX_PICTURE_BYTES = 32 << 10
+"""Bytes of a picture in a state at most. Noise of PICTURE_PX a side has less than half of it."""
 MARGIN = 0.12
 """Lead in similarity (0 to 2, the sum of two cosines) that the best match must have over every other object. With a
 smaller lead, the match is ambiguous."""
@@ -95,19 +99,19 @@ nano's."""
 class LastSighting(NamedTuple):
     """Where an object was seen last, by a mask that was not doubtful."""
 
-    seq: int
-    capture_ns: int
-    box: Box
+    seq: Natural
+    capture_ns: Natural
+    box: PixelBox
     """in pixels of the frame"""
-    confidence: float | None
+    confidence: Share | None
     """of the mask"""
-    frame: str | None = None
+    frame: Text | None = None
     """of the position: "camera" or "base"; None: there is no position"""
-    position_m: tuple[float, float, float] | None = None
-    camera_position_m: tuple[float, float, float] | None = None
+    position_m: Vector3 | None = None
+    camera_position_m: Vector3 | None = None
     """in the camera's frame at that time"""
-    covariance_m2: tuple[float, ...] | None = None
-    size_m: float | None = None
+    covariance_m2: Vector6 | None = None
+    size_m: NotNegative | None = None
     """longest side"""
     camera_pose: FramePose | None = None
     """the camera in the base at that time"""
@@ -118,11 +122,11 @@ class LastSighting(NamedTuple):
 class ObjectPicture(NamedTuple):
     """A crop of a frame around an object."""
 
-    seq: int
-    capture_ns: int
-    box: Box
+    seq: Natural
+    capture_ns: Natural
+    box: PixelBox
     """that it shows, in pixels of the frame"""
-    jpeg: bytes
+    jpeg: Annotated[bytes, Meta(max_length=MAX_PICTURE_BYTES)]
 
 
 class Memory(SavedState):
@@ -149,6 +153,15 @@ class Memory(SavedState):
     """rounds for which a detection that may be this object has started no new one"""
     mismatches: Count = 0
     """comparisons in a row in which its mask showed something else"""
+
+    def __post_init__(self) -> None:
+        # a saved state may come from a file, and its picture is shown to agents
+        if self.picture is not None:
+            header = read_jpeg_header(self.picture.jpeg, "picture")
+            if max(header.width, header.height) > PICTURE_PX:
+                raise ValueError(
+                    f"expected a picture of at most {PICTURE_PX} pixels a side, found {header.width}x{header.height}"
+                )
 
     @property
     def is_unverified(self) -> bool:

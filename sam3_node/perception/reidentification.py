@@ -17,7 +17,7 @@ from ..geometry import DepthMap, Scaling, matrix_of, transform_points
 from ..models import Features
 from ..models.sam.stages import Decoded
 from ..tracking import Tracker
-from ..tracking.appearance import Gallery, describe_colours, describe_features, make_embeddings
+from ..tracking.appearance import COLOURS, Gallery, describe_colours, describe_features, make_embeddings
 from ..types import NANOSECONDS, Box, FramePose, Image, Mask
 from ..wire import AMBIGUOUS, RECALLED
 from .catch_up import CachedFrame
@@ -101,6 +101,9 @@ class AppearanceFrame(NamedTuple):
         """
         top = self.features.top
         channels, height, width = top.shape[1:]
+        # embeddings of other features are not comparable
+        if gallery.embeddings.shape[1] != channels + COLOURS:
+            return []
         cells = top[0].float().reshape(channels, -1).T
         cells = F.normalize(cells - cells.mean(dim=0), dim=1)
         embeddings = F.normalize(gallery.embeddings[:, :channels].to(top.device), dim=1)

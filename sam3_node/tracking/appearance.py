@@ -29,6 +29,8 @@ MAX_PIXELS = 2048
 """Pixels of an object whose colours are counted: a sample, whatever its size."""
 MAX_EMBEDDINGS = 8
 """Embeddings that are kept of an object. A side that is not among them is compared with the most similar one."""
+MAX_COMPONENT = 1.001
+"""Largest component of a half, whose length is 1, with what rounding adds."""
 NEW_EMBEDDING = 1.8
 """Similarity to the nearest embedding from which on an embedding shows nothing new."""
 
@@ -86,10 +88,11 @@ class Gallery(SavedState):
             embeddings.ndim != 2
             or embeddings.dtype != torch.float32
             or len(embeddings) > MAX_EMBEDDINGS
-            or not embeddings.isfinite().all()
+            or (len(embeddings) and not embeddings.shape[1])
+            or not (embeddings.abs() <= MAX_COMPONENT).all()
         ):
             raise ValueError(
-                f"expected at most {MAX_EMBEDDINGS} embeddings of finite numbers, found {list(embeddings.shape)}"
+                f"expected at most {MAX_EMBEDDINGS} embeddings of numbers in -1..1, found {list(embeddings.shape)}"
             )
 
     def __len__(self) -> int:

@@ -8,9 +8,10 @@ into view.
 
 import math
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
-from msgspec import field
+from msgspec import Meta, field
 
 from ..models.pixels import box_iou
 from ..schema.state import Count, Number, SavedState
@@ -21,6 +22,8 @@ FEATURES = ("score", "rival", "other", "look", "thing", "agreement")
 """Logit of the detection's score; its margin to the best detection of the same phrase elsewhere, and to the best of
 another phrase in the same place; its margins to phrases of another look and of another thing (`Detection.margins`);
 and the share of the rounds in view in which a detection gave the object this name."""
+MEASURED = len(FEATURES) - 1
+"""Features that a detection has: all but the agreement."""
 SAME_PLACE = 0.5
 """IoU above which two boxes are of the same thing, so that another name there is a competing name."""
 ELSEWHERE = 0.3
@@ -34,7 +37,9 @@ MEMORY = 10  # detections after which older ones fade
 class NameEvidence(SavedState):
     """Evidence of the detections of one object for one label."""
 
-    means: list[Number] = field(default_factory=list)
+    means: Annotated[list[Number], Meta(min_length=MEASURED, max_length=MEASURED)] = field(
+        default_factory=lambda: [0.0] * MEASURED
+    )
     """of the features, without the agreement; the last MEMORY detections count most"""
     count: Count = 0
     """number of detections"""
@@ -43,8 +48,7 @@ class NameEvidence(SavedState):
         """Add the features of a detection."""
         self.count += 1
         share = 1 / min(self.count, MEMORY)
-        means = self.means or [0.0] * len(features)
-        self.means = [mean + share * (new - mean) for mean, new in zip(means, features, strict=True)]
+        self.means = [mean + share * (new - mean) for mean, new in zip(self.means, features, strict=True)]
 
 
 def is_calibrated(detector_name: str) -> bool:

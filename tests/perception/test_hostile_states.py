@@ -14,16 +14,23 @@ from msgspec.structs import replace
 from sam3_node.calibration import Calibration
 from sam3_node.errors import ReplayError, SnapshotError
 from sam3_node.models import TrackerModel
+from sam3_node.node.operations import carry_out
 from sam3_node.perception.checkpoint import pack_tensors
 from sam3_node.perception.identity import LiveIdentity
+from sam3_node.perception.object_memory import PICTURE_PX
 from sam3_node.perception.perception import Perception
 from sam3_node.perception.saved import check_state
 from sam3_node.perception.snapshot import Snapshot, restore_snapshot
 from sam3_node.perception.step import StepFrame
+from sam3_node.schema.fields import convert
+from sam3_node.schema.operations import FindObjects, ReadPicture
+from sam3_node.schema.replies import PictureReply, PlacesReply
 from sam3_node.settings import DetectorSettings, Settings, SpatialSettings, TrackerSettings
+from sam3_node.tracking.appearance import COLOURS
 from sam3_node.types import Frame, Intrinsics
-from sam3_node.wire import encode_depth, pack_masks, unpack_masks
+from sam3_node.wire import encode_depth, encode_image, pack_masks, unpack_masks
 from sam3_node.wire.frame_prompt import FramePrompt
+from sam3_node.wire.images import check_photo
 from tests.support import coloured_blocks
 from tests.support.coloured_blocks import ColourDetector
 from tests.support.repeats import repetitions
@@ -51,6 +58,8 @@ STEPS = 9
 DIGESTS: dict[str, str] = {}
 """Those of the files of the weights, which are read once: all perceptions of these tests have the same."""
 Place = tuple[Any, ...]
+MEMORY: Place = ("cameras", "cam0", "prompting", "registry", "values", "memories", 1)
+"""What is remembered of an object."""
 
 
 def draw(seq: int) -> Frame:
@@ -136,9 +145,18 @@ def put(state: Any, place: Place, value: object) -> Any:
 
 
 def go_on(perception: Perception) -> None:
-    """Do what a node does after it has restored: steps with a detection and without, status, its own snapshot."""
+    """Do what a node does after it has restored: steps with a detection and without, replies, its own snapshot."""
     for seq in range(STEPS, STEPS + 2):
         step(perception, seq)
+    pipeline = perception.pipelines["cam0"]
+    assert not pipeline.stage_failures
+    places = carry_out(perception, FindObjects())
+    convert(places.to_result(), PlacesReply, "where")
+    for place in places.objects:
+        if place.has_picture:
+            picture = carry_out(perception, ReadPicture(id=place.id))
+            convert(picture.to_result(), PictureReply, "picture")
+            assert check_photo(picture.jpeg).width <= PICTURE_PX
     perception.status()
     perception.describe()
     Snapshot.take(perception, "automatic").pack()
@@ -197,6 +215,17 @@ def test_each_value_is_right_or_refused(model: TrackerModel, snapshot: Snapshot)
         (("cameras", "cam0", "stages", "detect", "lifecycle", "track_states"), {99: {}}),
         (("cameras", "cam0", "prompting", "tracker", "frame_number"), 1),
         (("cameras", "cam0", "prompting", "confidence", "free", 0), 99),
+        (("cameras", "cam0", "stages", "detect", "lifecycle", "track_states", 1, "names", "red", "means"), []),
+        ((*MEMORY, "gallery", "embeddings"), torch.zeros(1, 0)),
+        ((*MEMORY, "gallery", "embeddings"), torch.full((1, 2 * COLOURS), 1e30)),
+        ((*MEMORY, "picture", 0), -7),
+        ((*MEMORY, "picture", 2, 0), 2**40),
+        ((*MEMORY, "picture", 3), b""),
+        ((*MEMORY, "picture", 3), b"<html><script>"),
+        ((*MEMORY, "picture", 3), b"\xff\xd8" + bytes(1 << 22)),
+        ((*MEMORY, "picture", 3), bytes(encode_image(np.zeros((300, 300, 3), np.uint8), "jpeg"))),
+        ((*MEMORY, "sighting", 2, 0), -7),
+        ((*MEMORY, "sighting", 3), 7.0),
         (("links", "things", 1, "id"), 99),
         (("epochs",), {}),
         (("paused",), "x"),

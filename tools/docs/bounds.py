@@ -221,6 +221,16 @@ INPUTS: tuple[Input, ...] = (
         ),
     ),
     Input(
+        "picture of an object in a snapshot",
+        AUTHOR,
+        (Bound("perception.object_memory.MAX_PICTURE_BYTES", _megabytes),),
+        "the snapshot is refused; so are other bytes than a small JPEG",
+        (
+            "perception/test_hostile_states.py::"
+            "test_a_wrong_value_that_each_step_would_stumble_over_is_refused",
+        ),
+    ),
+    Input(
         "state of a replay",
         AUTHOR,
         (
