@@ -268,7 +268,9 @@ class Pipeline:
         stage.give_up()
         # the first one tells where it failed; more would fill the log with each frame
         if stage.name not in self.stage_failures:
-            log.warning("%s: the frame goes on without %s, which failed", self.camera, stage.name, exc_info=error)
+            log.warning(
+                "%s: the frame goes on without %s, which failed", self.camera, stage.name, exc_info=error
+            )
         self.stage_failures[stage.name] += 1
         return f"the stage {stage.name} failed: the frame has masks without what it adds: {summarize_error(error)}"
 

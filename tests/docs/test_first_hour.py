@@ -116,8 +116,8 @@ def test_the_grasp_pose(tmp_path: Path) -> None:
     middle = (load_calibration(tmp_path / "table.toml").base_from_camera() @ seen).mean(axis=1)[:3]
     assert np.linalg.norm(pose[:3, 3] - middle) < 0.05
     assert pose[:3, :3] @ pose[:3, :3].T == pytest.approx(np.eye(3), abs=0.01)
-    assert pose[:3, 2] == pytest.approx([0, 0, -1])
-    assert 0.05 < float(width.split()[1]) < 0.2
+    assert pose[:3, 2] == pytest.approx([0, 0, -1], abs=0.05)  # against the normal of the table
+    assert 0.05 < float(width.split()[-2]) < 0.2
 
 
 def example(name: str, *arguments: object) -> str:
@@ -155,14 +155,16 @@ def plan_at_the_middle(message: bytes) -> bytes:
 
 def test_the_examples_of_a_live_node(tmp_path: Path) -> None:
     with Rig(tmp_path) as rig:
-        rig.node(MODEL__NAME="nano", SPATIAL__CALIBRATION=str(ROOT / "examples/table.toml"))
+        rig.node(
+            MODEL__NAME="nano", SPATIAL__CALIBRATION=str(ROOT / "examples/table.toml"), SPATIAL__TABLE="true"
+        )
         rig.start("camera", "scene:tabletop", CAMERA__LOOP="true", CAMERA__ENCODING="jpeg")
         added = example("add_object", rig.masks, rig.control)
         assert re.fullmatch(r"object 1: [1-9]\d+ pixels on frame \d+, doubtful: (True|False)\n", added)
         assert "  1 red mug tracked" in example("subscribe", rig.masks, rig.control)
         grasp = example("grasp_point", "red mug", rig.masks, rig.control)
         place = [float(number) for number in re.findall(r"[xyz] (-?\d\.\d+)", grasp)]
-        assert place == pytest.approx([0.186, 0.035, 0.052], abs=0.03)  # as docs/grasp-pose.md
+        assert place == pytest.approx([0.162, 0.039, 0.055], abs=0.03)  # as docs/grasp-pose.md
         with serve(plan_at_the_middle) as server, rig.client() as client:
             found = client.grasps(1, server=server, max_age_ms=PATIENCE_S * 1000)
         assert found.base_from_gripper[0, :3, 3] == pytest.approx(place, abs=0.05)

@@ -215,7 +215,10 @@ def test_each_value_is_right_or_refused(model: TrackerModel, snapshot: Snapshot)
         (("cameras", "cam0", "stages", "detect", "lifecycle", "track_states"), {99: {}}),
         (("cameras", "cam0", "prompting", "tracker", "frame_number"), 1),
         (("cameras", "cam0", "prompting", "confidence", "free", 0), 99),
-        (("cameras", "cam0", "stages", "detect", "lifecycle", "track_states", 1, "names", "red", "means"), []),
+        (
+            ("cameras", "cam0", "stages", "detect", "lifecycle", "track_states", 1, "names", "red", "means"),
+            [],
+        ),
         ((*MEMORY, "gallery", "embeddings"), torch.zeros(1, 0)),
         ((*MEMORY, "gallery", "embeddings"), torch.full((1, 2 * COLOURS), 1e30)),
         ((*MEMORY, "picture", 0), -7),
