@@ -182,7 +182,7 @@ def resume(client: PerceptionClient, args: Namespace) -> None:
 
 def _add_episodes(commands: Commands) -> None:
     group = commands.add_group("episode", "mark the episodes of a dataset in a running recording")
-    begin = _add(group, "begin", episode_begin)
+    begin = _add(group, "begin", episode_begin, takes_long=True)
     begin.add_field("task TASK", ops.BeginEpisode, nargs="?")
     _add(group, "end", episode_end)
     _add(group, "discard", episode_discard)
@@ -190,7 +190,8 @@ def _add_episodes(commands: Commands) -> None:
 
 def episode_begin(client: PerceptionClient, args: Namespace) -> Iterator[str]:
     """Begin an episode, for `record --lerobot` and `convert`."""
-    begun = client.begin_episode(args.task)
+    options = {} if args.timeout is None else {"timeout_ms": round(1000 * args.timeout)}
+    begun = client.begin_episode(args.task, **options)
     yield f"episode {begun['episode']} has begun: {printable(begun['task']) or 'named by what is looked for'}"
 
 
@@ -282,7 +283,7 @@ def object_add(client: PerceptionClient, args: Namespace) -> Iterator[str]:
     try:
         added = add()
     except NoCameraError:
-        # a script starts camera, node and objects at once
+        # a script starts camera, node and objects at once, and the client has waited for its own time alone
         client.wait_for_camera(FIRST_FRAME_MS)
         added = add()
     yield str(added.id)

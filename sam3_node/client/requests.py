@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from msgspec.structs import replace
 
-from ..errors import NodeRestarted, RequestError
+from ..errors import NoCameraError, NodeRestarted, RequestError, TransportError
 from ..schema import operations as ops
 from ..schema import replies
 from ..schema.operations import Operation
@@ -29,6 +29,8 @@ GRASP_POINTS = 2000
 """Points of an object's surface that a GraspGen server gets."""
 EVERYTHING_MS = 60_000
 """Time that a node has to segment everything: the default grid takes several seconds on a CPU that steps frames."""
+LOADING_MS = 60_000
+"""Time that a node which is connected has to load its model, before it answers the first request."""
 POINTS_FRAME_MS = 1000
 """Longest time to wait for the masks of the frame that points are of."""
 
@@ -96,6 +98,9 @@ class ClientRequests(SocketOwner):
         In the place of a prompt, `like` is the id of an object of camera `like_camera`, also of one that was lost: what
         looks like it on the latest frame of `camera` is tracked. `label` is then that of the object, unless another is
         given. Where no place or several places on that frame look like it, it raises RequestError.
+
+        While no camera has sent a frame yet, it waits for the first one, up to the client's `timeout_ms`. Then it
+        raises NoCameraError.
         """
         add: ops.AddObject | ops.AddLike
         prompt: FramePrompt | None = None
@@ -112,7 +117,7 @@ class ClientRequests(SocketOwner):
             )
         deadline = Deadline(self._timeout_ms)
         try:
-            result = self._ask_with_epoch(add)
+            result = self._ask_once_a_camera_sends(add, deadline)
         except NodeRestarted:
             # with `on_restart`, which was called, a new object has no old id: add it to the new epoch
             if self._on_restart is None:
@@ -130,6 +135,22 @@ class ClientRequests(SocketOwner):
         elif newest is not None:
             size = (newest.height, newest.width)
         return values.add_note(added, prompt, box, size)
+
+    def _ask_once_a_camera_sends(self, add: ops.AddObject | ops.AddLike, deadline: Deadline) -> object:
+        """Send a request for an object; where no camera has sent yet, send it again after the first frame."""
+        try:
+            return self._ask_with_epoch(add)
+        except NoCameraError as error:
+            # a program starts camera, node and objects at once
+            try:
+                self.wait_for_camera(deadline.limit_ms(self._timeout_ms))
+            except TransportError:
+                raise error from None
+        return self._ask_with_epoch(add)
+
+    def wait_for_camera(self, timeout_ms: int | None = 30_000) -> str:
+        """Wait until a camera sends and its frame was processed."""
+        raise NotImplementedError
 
     def refine_object(
         self,
@@ -409,13 +430,19 @@ class ClientRequests(SocketOwner):
         """Process frames again."""
         self._ask(ops.Resume())
 
-    def begin_episode(self, task: str | None = None) -> dict[str, Any]:
+    def begin_episode(self, task: str | None = None, *, timeout_ms: int | None = None) -> dict[str, Any]:
         """Begin an episode of a dataset, for recorders: `sam3-node record --lerobot` and `sam3-node convert`.
 
         `task` says in words what is done. None: the names that are looked for. Return `episode`, `task` and `begun_ns`.
+        `timeout_ms` is for the answer of a node that is connected, LOADING_MS by default: it may still load its model.
         Raises RequestError if an episode is open.
         """
-        return cast(dict[str, Any], self._ask(ops.BeginEpisode(task=task)))
+        begin = ops.BeginEpisode(task=task)
+        self._require_open()
+        if timeout_ms is None:
+            timeout_ms = max(LOADING_MS, self._timeout_ms)
+        result = self._control.call_long(self._timeout_ms, timeout_ms, begin.op, **begin.to_args())
+        return cast(dict[str, Any], result)
 
     def end_episode(self, *, keep: bool = True) -> dict[str, Any]:
         """End the episode. Without `keep`, recorders discard it.

@@ -97,7 +97,8 @@ class ToolArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                         f"{tool}: expected '{name}' to be 1 to {MAX_TEXT} characters, found {len(text)}"
                     )
         try:
-            return convert(dict(given), cls, tool)
+            # models often write "3" for 3
+            return convert(dict(given), cls, tool, strict=False)
         except WireError as error:
             raise RequestError(str(error)) from None
 
@@ -144,8 +145,8 @@ class FindArguments(ToolArguments, frozen=True, kw_only=True):
 
 class LookArguments(ToolArguments, frozen=True, kw_only=True):
     """Return a camera's newest picture with the masks of exactly that frame drawn on it, their ids and labels. A
-    doubtful mask has a dashed outline. The text beside the picture has its age, its frame's `seq`, and the `scale` from
-    pixels of the picture to pixels of the camera's frame."""
+    doubtful mask has a dashed outline. The text beside the picture has its age, its frame's `seq`, the objects with
+    their boxes in pixels of the picture, and the `scale` from these to pixels of the camera's frame."""
 
     camera: Text | None = None
     """name of the camera; needed only if the node serves several"""
@@ -187,7 +188,8 @@ class WhereArguments(FindObjects, ToolArguments, frozen=True, kw_only=True):
 
 class AddArguments(AddObject, ToolArguments, frozen=True, kw_only=True):
     """Track a new object, marked by points or a box in pixels. Without `seq` the marks are those of the next frame that
-    arrives, so use the `seq` of the picture in which you have read them."""
+    arrives, so use the `seq` of the picture in which you have read them. A note says if the thing was tracked
+    already."""
 
     left_out = frozenset({"mask", "priority", "choice", "stride", "epoch"})
 

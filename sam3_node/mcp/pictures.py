@@ -6,7 +6,7 @@ It is connected to the cameras only while it looks: frames are large, and an age
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import TransportError, WireError
 from ..geometry import shrink
@@ -38,6 +38,11 @@ class DrawnPicture(NamedTuple):
     height: int
     scale: float
     """Pixels of the frame for each pixel of the picture, 1 or more."""
+
+    def scale_box(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """Return the facts of an object with its `box` in pixels of the picture."""
+        box = facts.get("box")
+        return facts if box is None else facts | {"box": [round(side / self.scale) for side in box]}
 
 
 def take_pair(transport: TransportSettings, camera: str) -> MaskPair:

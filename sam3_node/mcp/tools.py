@@ -24,6 +24,7 @@ from ..errors import (
     UnknownObjectError,
     did_you_mean,
 )
+from ..geometry import mask_iou
 from ..resources import Closeable
 from ..schema.operations import FOR_AGENTS, Operation
 from ..settings import Settings
@@ -65,6 +66,8 @@ POLL_MS = 100
 """Longest wait for one message of masks, in milliseconds."""
 MAX_NOTES = 16
 """Restarts that wait to be told. Beyond them, the oldest is forgotten."""
+SAME_IOU = 0.7
+"""IoU from which on two masks are taken to show the same thing."""
 MAX_LISTED = 20
 """Labels or names that an error or a note lists."""
 
@@ -215,7 +218,9 @@ class AgentTools(Closeable):
             if pair.frame.clock == "system":
                 facts["age_ms"] = round((time.time_ns() - pair.frame.capture_ns) / 1e6)
             return Answer(facts, drawn.jpeg)
-        objects = [describe_object(masks, instance) for instance in masks.instances[:MAX_OBJECTS]]
+        objects = [
+            drawn.scale_box(describe_object(masks, instance)) for instance in masks.instances[:MAX_OBJECTS]
+        ]
         facts |= describe_frame(masks) | {"objects": objects}
         if isinstance(given, KeepingLookArguments) and given.keep_s:
             facts |= self._keep(masks, given.keep_s)
@@ -312,6 +317,11 @@ class AgentTools(Closeable):
             for instance in instances:
                 if instance.id == added.id:
                     assert masks is not None
+                    if same := _find_same(masks, instance):
+                        facts["notes"].append(
+                            f"this is object {same.id}, {same.label!r}, which was tracked already: both have about the "
+                            f"same mask; remove object {added.id} unless you mean a part of the other"
+                        )
                     return Answer(facts | describe_object(masks, instance))
             self._client.latest(POLL_MS)
         facts["notes"].append("the object has no mask yet: find shows it once a frame was processed")
@@ -407,6 +417,14 @@ class AgentTools(Closeable):
                 new_epoch=masks.epoch,
             )
         return masks, _find_instance(masks, id)
+
+
+def _find_same(masks: MaskFrame, added: Instance) -> Instance | None:
+    """Return the older object whose mask is about that of an object that was added; None if there is none."""
+    others = [each for each in masks.instances if each.id != added.id and each.area and added.area]
+    ious = {each.id: mask_iou(each.mask, added.mask) for each in others}
+    best = max(others, key=lambda each: ious[each.id], default=None)
+    return best if best is not None and ious[best.id] >= SAME_IOU else None
 
 
 def _find_instance(masks: MaskFrame, id: int) -> Instance:

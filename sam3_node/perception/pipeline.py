@@ -47,7 +47,6 @@ from .stages.table import DescribeOnTable, FindTable
 from .stages.track import FollowCrops, TrackObjects
 from .step import StepFrame
 
-
 log = logging.getLogger(__name__)
 
 
@@ -251,7 +250,7 @@ class Pipeline:
                 with self._timer.measure(stage.counts_as or stage.name, stage.clock(step)):
                     stage.run(step)
             except Exception as error:
-                # a failed device fails later stages too; memory that ran out may suffice in a replay, whose masks differ
+                # a failed device fails later stages, too; memory that ran out may suffice in a replay
                 if not stage.is_optional or find_device_error(error) or is_out_of_memory(error):
                     raise
                 step.failures.append(self._give_up(stage, error))

@@ -84,22 +84,27 @@ class WrongField(NamedTuple):
 
 
 def convert(
-    value: object, kind: type[T], what: str, read_other: Callable[[type, Any], Any] | None = None
+    value: object,
+    kind: type[T],
+    what: str,
+    read_other: Callable[[type, Any], Any] | None = None,
+    strict: bool = True,
 ) -> T:
     """Return plain values as `kind`. In a message, nil in the place of a field that may be left out counts as left out.
 
-    `read_other` returns a value of a type that is not plain; it raises ValueError for one that cannot be read. Raises
-    WireError that names `what`, the field, what was expected and what was found.
+    `read_other` returns a value of a type that is not plain; it raises ValueError for one that cannot be read. Unless
+    `strict`, a text that writes a number or a truth value counts as that where no text is expected. Raises WireError
+    that names `what`, the field, what was expected and what was found.
     """
     try:
-        return msgspec.convert(value, kind, dec_hook=read_other)
+        return msgspec.convert(value, kind, dec_hook=read_other, strict=strict)
     except (msgspec.ValidationError, RecursionError):
         pass  # tried again below without nil, which most values lack; the second error is told
     plain = value
     try:
         # in what this package itself has saved, which has values of other types, nil is a value
         plain = value if read_other else _without_nil(value)
-        return msgspec.convert(plain, kind, dec_hook=read_other)
+        return msgspec.convert(plain, kind, dec_hook=read_other, strict=strict)
     except msgspec.ValidationError as error:
         raise WireError(_explain(error, plain, kind, what)) from None
     except RecursionError as error:

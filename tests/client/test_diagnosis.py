@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -94,11 +95,16 @@ def test_a_policy_may_start_before_its_camera(tmp_path: Path) -> None:
         with rig.client() as client:
             until(lambda: client.connected, "a connection")
             assert mentions(client.diagnosis(), "no camera")
-            with refuses(RequestError, field="sam3-node"):
-                client.add_object(points=[(160, 120)])
-            rig.camera()
+            with (
+                PerceptionClient(rig.masks, rig.control, timeout_ms=500) as hasty,
+                refuses(RequestError, field="sam3-node"),
+            ):
+                hasty.add_object(points=[(160, 120)])
+            with ThreadPoolExecutor(1) as thread:
+                adding = thread.submit(client.add_object, points=[(160, 120)])
+                rig.camera()
+                added = adding.result().id
             assert client.wait_for_camera(PATIENCE_MS) == "cam0"
-            added = client.add_object(points=[(160, 120)]).id
             masks_where(client, lambda masks: [instance.id for instance in masks.instances] == [added], "it")
             assert client.diagnosis().startswith("masks are published for cam0")
             client.pause()

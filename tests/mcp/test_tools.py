@@ -261,8 +261,22 @@ def test_an_operation_for_agents_is_a_tool(node: PlayedNode, monkeypatch: pytest
         facts = tools.call("rename_object", {"id": 1, "label": "blue mug", "epoch": 5}).facts
         assert facts == node.answers["rename_object"]
         assert node.requests[-1].args == {"id": 1, "label": "blue mug", "epoch": 5}
+        tools.call("rename_object", {"id": "1", "label": "2", "epoch": 5})
+        assert node.requests[-1].args == {"id": 1, "label": "2", "epoch": 5}
         with pytest.raises(RequestError, match="expected 'id' to be an integer"):
-            tools.call("rename_object", {"id": "1", "label": "mug"})
+            tools.call("rename_object", {"id": "one", "label": "mug"})
+
+
+def test_an_added_object_that_was_tracked_already_is_named(node: PlayedNode, tools: AgentTools) -> None:
+    node.answers["add_object"] = {"id": 7, "camera": "cam0", "epoch": 5}
+    show(node, tools, masks_of(make_instance(4), make_instance(7, "thing")))
+    given = {"points": [[3, 4]], "label": "thing"}
+    assert "this is object 4, 'cup'" in tools.call("add", given).facts["notes"][0]
+    beside = np.zeros((30, 40), np.bool_)
+    beside[:, 30:] = True
+    other = make_instance(7, "thing", mask=Mask.from_full(beside))
+    show(node, tools, masks_of(make_instance(4), other, seq=2))
+    assert tools.call("add", given).facts["notes"] == []
 
 
 def test_a_reply_is_told_by_its_fields() -> None:
@@ -311,11 +325,11 @@ def test_a_closed_connection_is_an_error_of_ours(node: PlayedNode) -> None:
 
 
 def test_a_frame_is_taken_with_its_own_masks(node: PlayedNode, tools: AgentTools) -> None:
-    frame = replace(make_frame(3, side=40), capture_ns=time.time_ns())
-    full = np.zeros((40, 40), np.bool_)
-    full[5:30, 5:30] = True
+    frame = replace(make_frame(3, side=128), capture_ns=time.time_ns())
+    full = np.zeros((128, 128), np.bool_)
+    full[6:30, 4:40] = True
     instance = replace(make_instance(), mask=Mask.from_full(full))
-    masks = MaskFrame("cam0", 3, frame.capture_ns, 40, 40, instances=(instance,), epoch=5, node="0" * 16)
+    masks = MaskFrame("cam0", 3, frame.capture_ns, 128, 128, instances=(instance,), epoch=5, node="0" * 16)
     stop = threading.Event()
 
     def publish() -> None:
@@ -328,11 +342,15 @@ def test_a_frame_is_taken_with_its_own_masks(node: PlayedNode, tools: AgentTools
     thread.start()
     try:
         answer = tools.call("look", {})
+        small = tools.call("look", {"max_side": "64"})
     finally:
         stop.set()
         thread.join()
     assert (answer.facts["seq"], answer.facts["scale"], answer.facts["epoch"]) == (3, 1, 5)
     assert [item["id"] for item in answer.facts["objects"]] == [1]
+    # in pixels of the picture that is shown
+    boxes = [each.facts["objects"][0]["box"] for each in (answer, small)]
+    assert (small.facts["scale"], boxes) == (2, [[4, 6, 40, 30], [2, 3, 20, 15]])
     assert answer.jpeg is not None
     assert answer.jpeg[:2] == b"\xff\xd8"
 
