@@ -35,8 +35,13 @@ PALETTE = (
 )
 # fmt: on
 """Colours of objects, RGB: the palette of Okabe and Ito without black, then tints and shades of it."""
-FILL_OPACITY = 0.45
-"""Opacity of a mask's colour, 0..1."""
+HATCH_OPACITY = 0.6
+"""Opacity of the lines across a mask, 0..1. Between them, an object keeps its colours, by which people and agents know
+it."""
+HATCH_SPACING = 14
+"""Distance of these lines, in widths of a line."""
+DENSE_SPACING = 5
+"""The same for the robot."""
 FRAMES_FOR_RATE = 10
 """Number of frames whose times give a video its rate."""
 DARK = (24, 24, 24)
@@ -81,9 +86,9 @@ def tag_text(instance: Instance) -> str:
 
 
 def overlay(image: Image, masks: MaskFrame) -> Image:
-    """Return a copy of `image` (BGR uint8 [h, w, 3]) with each instance filled, outlined and tagged.
+    """Return a copy of `image` (BGR uint8 [h, w, 3]) with each instance outlined, lightly hatched and tagged.
 
-    A doubtful instance has a dashed outline. The robot's pixels are grey. A status line at the top shows the camera and
+    A doubtful instance has a dashed outline. The robot's hatch is grey and dense. A status line at the top shows the camera and
     the times. Masks are scaled to the size of the image.
     """
     canvas = image.copy()
@@ -91,11 +96,11 @@ def overlay(image: Image, masks: MaskFrame) -> Image:
     shown = [(instance, _fit(instance.mask, (height, width))) for instance in masks.instances]
     shown = [(instance, mask) for instance, mask in shown if mask.crop.size]
 
-    # all fills, then all outlines, so that no fill covers an outline
+    # all hatches, then all outlines, so that no hatch covers an outline
     if masks.robot_mask is not None and masks.robot_mask.area:
-        _fill(canvas, _fit(masks.robot_mask, (height, width)), GREY)
+        _hatch(canvas, _fit(masks.robot_mask, (height, width)), GREY, DENSE_SPACING)
     for instance, mask in shown:
-        _fill(canvas, mask, pick_colour(instance.id))
+        _hatch(canvas, mask, pick_colour(instance.id), HATCH_SPACING)
     for instance, mask in shown:
         _outline(canvas, mask, pick_colour(instance.id), dashed=instance.doubtful)
 
@@ -114,7 +119,7 @@ def draw_labels(image: Image, labels: Sequence[tuple[str, int, Mask]]) -> Image:
     canvas = image.copy()
     shown = [(name, pick_colour(number), mask) for name, number, mask in labels if mask.crop.size]
     for _, colour, mask in shown:
-        _fill(canvas, mask, colour)
+        _hatch(canvas, mask, colour, HATCH_SPACING)
     occupied: list[Box] = []
     for name, colour, mask in shown:
         _outline(canvas, mask, colour)
@@ -146,11 +151,16 @@ def _fit(mask: Mask, size: tuple[int, int]) -> Mask:
     return Mask.from_full(scaled.astype(np.bool_))
 
 
-def _fill(canvas: Image, mask: Mask, colour: Colour) -> None:
+def _hatch(canvas: Image, mask: Mask, colour: Colour, spacing: int) -> None:
+    """Draw slanted lines across a mask, which leave most of its pixels as they are."""
     x0, y0, x1, y1 = mask.box
+    width = max(1, round(canvas.shape[0] / 500))
+    # by the frame's pixels, so that the lines stand still in a video
+    slant = np.add.outer(np.arange(y0, y1), np.arange(x0, x1)) % (spacing * width)
     region = canvas[y0:y1, x0:x1]
-    tinted = cv2.addWeighted(region, 1.0 - FILL_OPACITY, np.full_like(region, colour), FILL_OPACITY, 0.0)
-    np.copyto(region, tinted, where=mask.crop[..., None])
+    lines = mask.crop & (slant < width)
+    mixed = region[lines] * (1.0 - HATCH_OPACITY) + np.multiply(colour, HATCH_OPACITY)
+    region[lines] = mixed.round().astype(np.uint8)
 
 
 def _outline(canvas: Image, mask: Mask, colour: Colour, dashed: bool = False) -> None:

@@ -1,21 +1,23 @@
-// Drawing of masks: a tint by id, an outline by state. Sure is solid, doubtful dashed with hatching, tentative dotted
-// without a tint, occluded a dotted box where the object was last.
+// Drawing of masks: an outline by state and a light hatch, both in the colour of the id. Between the lines of the hatch,
+// the object keeps its own colours. Sure is solid, doubtful dashed with a dense hatch, tentative dotted without a hatch,
+// occluded a dotted box where the object was last.
 
 import { MARKS, nameState, pickColour, readableOn } from "./palette.js";
 import { unpackBits } from "./wire.js";
 
-const TINT = 0.4;
+const HATCH = 0.6; // opacity of the lines of a hatch
 const LABEL_PX = 12;
 const MAX_LABEL = 20;
 const OTHER = [255, 255, 255];
 const ROBOT = [150, 150, 150];
 const STYLES = {
-  sure: { tint: TINT, dash: 0 },
-  doubtful: { tint: TINT, dash: 9, hatched: true },
-  tentative: { tint: 0.12, dash: 4 },
-  other: { tint: 0, dash: 7 },
-  robot: { tint: 0.25, dash: 2, hatched: true },
-  preview: { tint: 0.14, dash: 0 },
+  // hatch: distance of its lines, dash: length of dashes, both in widths of the outline; 0: none
+  sure: { hatch: 14, dash: 0 },
+  doubtful: { hatch: 6, dash: 9 },
+  tentative: { hatch: 0, dash: 4 },
+  other: { hatch: 0, dash: 7 },
+  robot: { hatch: 6, dash: 2 },
+  preview: { hatch: 14, dash: 0 },
 };
 
 /** Paints views on a canvas. It keeps its buffers, so that a stream of views allocates none. */
@@ -105,16 +107,17 @@ export class Painter {
     const colour = (blue << 16) | (green << 8) | red;
     const line = (0xff000000 | colour) >>> 0;
     const dark = (0xc0000000 | 0x181410) >>> 0;
-    const tint = ((Math.round(255 * style.tint) << 24) | colour) >>> 0;
-    const faint = ((Math.round(110 * style.tint) << 24) | colour) >>> 0;
-    const hatch = 4 * thickness;
+    const faint = ((Math.round(255 * HATCH) << 24) | colour) >>> 0;
+    const hatch = style.hatch * thickness;
+    const stroke = Math.ceil(thickness / 2);
     const [middleX, middleY] = [width / 2, height / 2];
     const turns = (width + height) / (4 * thickness * (style.dash || 1)); // dashes in one radian
     for (let y = 0; y < height; y++) {
       for (let x = 0; x < width; x++) {
         const index = y * width + x;
         if (!inside[index]) continue;
-        let value = style.hatched && (x + y) % (2 * hatch) < hatch ? faint : tint;
+        // by the frame's pixels, so that the lines stand still while the object moves
+        let value = hatch && (x0 + x + y0 + y) % hatch < stroke ? faint : 0;
         const depth = measureDepth(inside, width, height, x, y, thickness);
         if (depth === 1) {
           const gap = style.dash && Math.floor(Math.atan2(y - middleY, x - middleX) * turns) & 1;
