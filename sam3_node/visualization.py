@@ -88,8 +88,8 @@ def tag_text(instance: Instance) -> str:
 def overlay(image: Image, masks: MaskFrame) -> Image:
     """Return a copy of `image` (BGR uint8 [h, w, 3]) with each instance outlined, lightly hatched and tagged.
 
-    A doubtful instance has a dashed outline. The robot's hatch is grey and dense. A status line at the top shows the camera and
-    the times. Masks are scaled to the size of the image.
+    A doubtful instance has a dashed outline. The robot's hatch is grey and dense. A status line at the top shows the
+    camera and the times. Masks are scaled to the size of the image.
     """
     canvas = image.copy()
     height, width = image.shape[:2]

@@ -29,7 +29,7 @@ LAYERS = (
     {"schema"},
     {"types"},
     {"files"},
-    {"settings", "geometry", "gpu_memory"},
+    {"settings", "geometry", "gpu_memory", "unfinished_requests"},
     {"wire", "models", "visualization", "processes"},
     {"transport", "tracking", "detection", "bags", "calibration", "robot"},
     {"client", "cameras", "recording", "engines"},

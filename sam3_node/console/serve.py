@@ -13,6 +13,7 @@ from ..errors import SettingsError, TransportError
 from ..files import explain_os_error
 from ..processes.notify import Watchdog
 from ..settings import Settings
+from ..unfinished_requests import BoundedProtocol
 from .app import AnySource, Binding, Changes, Console, read_binding
 from .controls import Controls
 from .recorded import RecordedViews
@@ -69,6 +70,7 @@ async def _serve(
 ) -> None:
     config = uvicorn.Config(
         console.access,
+        http=BoundedProtocol,
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -30,6 +30,7 @@ from mcp.server.stdio import stdio_server
 from ..addresses import Address
 from ..errors import BusyError, Sam3NodeError, SettingsError, TransportError, find_version
 from ..files import explain_os_error
+from ..unfinished_requests import BoundedProtocol
 from .tools import AgentTool, AgentTools, Answer
 
 MAX_WAITING = 32
@@ -211,6 +212,7 @@ async def _serve_http(server: Server[Any], listener: socket.socket, stop: thread
     )
     config = uvicorn.Config(
         app,
+        http=BoundedProtocol,
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -1,22 +1,33 @@
 """Tests of `sam3-node mcp`: keys, HTTP on loopback, its options, and the extra that it needs."""
 
 import http.client
+import queue
+import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import anyio
 import pytest
 
+from sam3_node import unfinished_requests
 from sam3_node.addresses import Address
 from sam3_node.cli.main import main
 from sam3_node.errors import BusyError, SettingsError
 from sam3_node.mcp import server
-from sam3_node.mcp.server import CallTurns, check_loopback
+from sam3_node.mcp.server import CallTurns, check_loopback, run_http
+from sam3_node.mcp.tools import AgentTools
+from sam3_node.settings import load_settings
 from tests.support.agents import Agent, connect, start_agent
 from tests.support.key_rig import Keys
 from tests.support.node_rig import Rig, until
+from tests.support.patience import PATIENCE_S
+from tests.support.transport_peer import NOBODY
 
 
 class KeyedRig(Rig):
@@ -139,6 +150,53 @@ def test_a_missing_extra_is_named(
     output = capsys.readouterr()
     assert "pip install 'sam3-node[mcp]'" in output.err
     assert output.out == ""
+
+
+@contextmanager
+def serving(monkeypatch: pytest.MonkeyPatch, **bounds: float) -> Iterator[tuple[str, int]]:
+    """Serve tools without a node over HTTP, with these bounds of unfinished requests; yield host and port."""
+    for name, value in bounds.items():
+        monkeypatch.setattr(unfinished_requests, name, value)
+    stop = threading.Event()
+    urls: queue.Queue[str] = queue.Queue()
+    settings = load_settings(overrides={"transport.masks": NOBODY, "transport.control": "tcp://127.0.0.1:7"})
+    with AgentTools(settings) as tools, ThreadPoolExecutor(1) as thread:
+        serving = thread.submit(run_http, tools, Address("127.0.0.1", 0), stop, urls.put)
+        try:
+            yield "127.0.0.1", urlsplit(urls.get(timeout=PATIENCE_S)).port or 0
+        finally:
+            stop.set()
+            serving.result(PATIENCE_S)
+
+
+def has_ended(connection: socket.socket) -> bool:
+    """Wait until a server has closed a connection."""
+    connection.settimeout(PATIENCE_S)
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_requests_without_an_end_are_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n"
+    with serving(monkeypatch, MAX_UNFINISHED=3) as address, ExitStack() as stack:
+        opened = []
+        for part in (b"", begun, begun + b"\r\n{", b"", b""):
+            opened.append(stack.enter_context(socket.create_connection(address, PATIENCE_S)))
+            opened[-1].sendall(part)
+        assert has_ended(opened[0])
+        assert has_ended(opened[1])
+        # a whole request is answered all the same
+        connection = http.client.HTTPConnection(*address, timeout=PATIENCE_S)
+        connection.request("GET", "/elsewhere")
+        assert connection.getresponse().status == 404
+        connection.close()
+    with serving(monkeypatch, MAX_REQUEST_S=0.2) as address, ExitStack() as stack:
+        for part in (b"", begun, begun + b"\r\n{"):
+            late = stack.enter_context(socket.create_connection(address, PATIENCE_S))
+            late.sendall(part)
+            assert has_ended(late)
 
 
 def test_calls_take_turns_and_rest_after_their_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -336,6 +336,16 @@ INPUTS: tuple[Input, ...] = (
         ("console/test_access.py::test_other_hosts_and_origins_are_refused", "test_addresses.py"),
     ),
     Input(
+        "requests to the console and to the tools for agents that are not whole",
+        "a browser, an agent",
+        (
+            Bound("unfinished_requests.MAX_UNFINISHED", _unit("connections")),
+            Bound("unfinished_requests.MAX_REQUEST_S", _unit("s")),
+        ),
+        "the oldest connection ends; so does one that takes longer",
+        ("mcp/test_server.py::test_requests_without_an_end_are_bounded_in_number_and_time",),
+    ),
+    Input(
         "calls of an agent that wait; a request of it over HTTP; its sessions",
         "an agent",
         (
