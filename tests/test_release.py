@@ -241,3 +241,19 @@ def test_what_needs_opencv_names_the_extra(site: Path) -> None:
         "encode_image(np.zeros((4, 4, 3), np.uint8), 'jpeg')"
     )
     assert mentions(fail(site, "-c", code), "MissingExtraError", "cv2", "'cli'")
+
+
+def test_type_checkers_find_an_editable_install(tmp_path: Path) -> None:
+    """They read the paths of .pth files, and run no import hooks."""
+    pytest.importorskip("setuptools")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    package = tmp_path / "sam3_node"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    build = "import sys; from setuptools.build_meta import build_editable; build_editable(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, "."], cwd=tmp_path, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as files:
+        (path,) = (name for name in files.namelist() if name.endswith(".pth"))
+        assert files.read(path).decode().split() == [str(tmp_path)]

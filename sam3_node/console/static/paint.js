@@ -11,13 +11,13 @@ const MAX_LABEL = 20;
 const OTHER = [255, 255, 255];
 const ROBOT = [150, 150, 150];
 const STYLES = {
-  // hatch: distance of its lines, dash: length of dashes, both in widths of the outline; 0: none
+  // hatch: distance of its lines, dash: length of dashes, both in widths of the outline; 0: none. tint: opacity
   sure: { hatch: 14, dash: 0 },
   doubtful: { hatch: 6, dash: 9 },
   tentative: { hatch: 0, dash: 4 },
   other: { hatch: 0, dash: 7 },
   robot: { hatch: 6, dash: 2 },
-  preview: { hatch: 14, dash: 0 },
+  preview: { hatch: 0, dash: 0, tint: 0.14 },
 };
 
 /** Paints views on a canvas. It keeps its buffers, so that a stream of views allocates none. */
@@ -108,6 +108,7 @@ export class Painter {
     const line = (0xff000000 | colour) >>> 0;
     const dark = (0xc0000000 | 0x181410) >>> 0;
     const faint = ((Math.round(255 * HATCH) << 24) | colour) >>> 0;
+    const tint = style.tint ? ((Math.round(255 * style.tint) << 24) | colour) >>> 0 : 0;
     const hatch = style.hatch * thickness;
     const stroke = Math.ceil(thickness / 2);
     const [middleX, middleY] = [width / 2, height / 2];
@@ -117,7 +118,7 @@ export class Painter {
         const index = y * width + x;
         if (!inside[index]) continue;
         // by the frame's pixels, so that the lines stand still while the object moves
-        let value = hatch && (x0 + x + y0 + y) % hatch < stroke ? faint : 0;
+        let value = hatch && (x0 + x + y0 + y) % hatch < stroke ? faint : tint;
         const depth = measureDepth(inside, width, height, x, y, thickness);
         if (depth === 1) {
           const gap = style.dash && Math.floor(Math.atan2(y - middleY, x - middleX) * turns) & 1;
