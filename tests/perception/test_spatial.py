@@ -251,10 +251,18 @@ def test_a_restored_filter_goes_on_bit_for_bit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scale_m", "wrong"), [(0.001, None), (1.0, "depth of 700 m"), (0.00001, "depth of 0.007 m")]
+    ("scale_m", "units", "wrong"),
+    [
+        (0.001, 700, None),
+        (1.0, 700, "depth of 700 m"),
+        (0.00001, 700, "depth of 0.007 m"),
+        # tenths of a millimetre, and whole metres
+        (0.001, 7200, "depth of 7 m"),
+        (1.0, 1, "depth in steps of 1 m"),
+    ],
 )
-def test_a_wrong_unit_of_depth_is_reported(scale_m: float, wrong: str | None) -> None:
-    step = measure_square(scale_m, 120.0)
+def test_a_wrong_unit_of_depth_is_reported(scale_m: float, units: int, wrong: str | None) -> None:
+    step = measure_square(scale_m, 120.0, units)
     assert (step.problem is None) if wrong is None else (wrong in str(step.problem))
     assert wrong is None or "scale_m" in str(step.problem)
     assert step.instances[0].position_m is not None
@@ -264,9 +272,9 @@ def test_an_object_larger_than_a_camera_can_see_is_reported() -> None:
     assert "object 1" in str(measure_square(0.001, 3.0).problem)
 
 
-def measure_square(scale_m: float, focal_px: float) -> StepFrame:
-    """Measure a square mask on an even depth of 700 units."""
-    depth = encode_depth(np.full((120, 160), 700, np.uint16), "z16", scale_m, True)
+def measure_square(scale_m: float, focal_px: float, units: int = 700) -> StepFrame:
+    """Measure a square mask on an even depth."""
+    depth = encode_depth(np.full((120, 160), units, np.uint16), "z16", scale_m, True)
     lens = Intrinsics(focal_px, focal_px, 79.5, 59.5)
     frame = Frame("cam0", 0, 1, 160, 120, "bgr8", b"", depth=depth, intrinsics=lens)
     square = Mask.from_full(np.pad(np.ones((60, 60), bool), ((30, 30), (50, 50))))

@@ -192,6 +192,20 @@ def test_no_box_is_flat_and_none_hangs_from_the_table(top_m: float, side_m: floa
     assert size_m[2] == pytest.approx(side_m, rel=0.03)
 
 
+def test_an_object_metres_below_the_base_is_told_as_a_wrong_unit_of_depth() -> None:
+    block = Instance(1, "block", 0.9, "tracked", 5, 0, SQUARE)
+    step = stage().measure(look(4500), [block], HOME)
+    assert "object 1 about 4 m below it; are scale_m of depth" in str(step.problem)
+
+
+def test_a_line_of_points_has_a_solid_box() -> None:
+    points = np.zeros((500, 3))
+    points[:, 0] = np.linspace(0.0, 0.1, 500)
+    size_m = describe_on(Plane((0.0, 0.0, 1.0), 0.0, 0.001), points)["upright_size_m"]
+    assert min(size_m) == pytest.approx(0.001, abs=1e-5)
+    assert max(size_m) == pytest.approx(0.1, rel=0.03)
+
+
 def look_at_box(yaw: float, noise_m: float) -> tuple[Frame, Mask, Calibration]:
     """A fixed camera half a metre away looks down at a box of 60 x 60 mm on the table z = 0, turned by `yaw`."""
     height, width = size = (480, 640)

@@ -23,8 +23,10 @@ OUTSIDE = 0.95
 """Share of a side beyond which the principal point is that of a larger image."""
 MIDDLE_TOLERANCE = 0.15
 """Largest difference of the principal point's shares of the two sides from each other, for the middle of an image."""
-FARTHEST_M = 20.0
+FARTHEST_M = 6.0
 """Median depth beyond which the unit of depth is doubted. Depth cameras of robots see less far."""
+COARSEST_M = 0.01
+"""Largest unit of depth that is not doubted. With a larger one, positions are in steps of it."""
 NEAREST_M = 0.02
 """Median depth below which the unit of depth is doubted. Depth cameras see nothing so near."""
 UNIT_STRIDE = 16
@@ -159,6 +161,11 @@ def _doubt_unit(image: DepthImage, scale_m: float) -> str | None:
     if not units.size:
         return None
     depth_m = float(np.median(units)) * scale_m
+    if NEAREST_M <= depth_m <= FARTHEST_M and scale_m > COARSEST_M:
+        return (
+            f"depth in steps of {scale_m:g} m: expected steps of {COARSEST_M:g} m at most; is scale_m right, or is depth "
+            "sent in whole metres? Send millimetres, with scale_m 0.001"
+        )
     if NEAREST_M <= depth_m <= FARTHEST_M:
         return None
     # one digit, because a replay counts each text for itself

@@ -36,6 +36,9 @@ FARTHEST_M = 20.0
 WIDEST = 5.0
 """Largest ratio of an object's longest side to its distance. A camera with a field of view of 136 degrees sees no
 larger one."""
+LOWEST_M = 3.0
+"""Distance below or above the base from which on an object is out of any robot's reach, and the unit of depth is
+doubted."""
 MIN_POSITIONS = 3
 """Positions that a velocity needs."""
 DIGITS = 6
@@ -131,6 +134,7 @@ class MeasureObjects(Stage):
             for object_id, surface, points_m in zip(ids, placed, surfaces.points_m, strict=True):
                 fields[object_id] |= surface
                 step.surfaces[object_id] = points_m
+                step.problem = step.problem or _doubt_height(object_id, surface)
         return fields
 
     def _describe_surfaces(
@@ -228,6 +232,20 @@ def _doubt_sizes(ids: Sequence[int], surfaces: Surfaces) -> str | None:
         f"an object too far or too large: expected one within {FARTHEST_M:g} m that the camera can see, found object "
         f"{ids[first]}, about {away_m:g} m away, with a side of {side_m:g} m; are scale_m of depth "
         "and the intrinsics right?"
+    )
+
+
+def _doubt_height(object_id: int, surface: _Fields) -> str | None:
+    """Return that an object lies metres below or above the base, None if it does not."""
+    height_m = surface["position_m"][2]
+    if surface["frame"] != BASE or abs(height_m) <= LOWEST_M:
+        return None
+    # one digit, because a replay counts each text for itself
+    side = "below" if height_m < 0 else "above"
+    return (
+        f"an object out of reach: expected one within {LOWEST_M:g} m of the base's height, found object {object_id} about "
+        f"{float(f'{abs(height_m):.1g}'):g} m {side} it; are scale_m of depth and [hand_eye] right? Depth in 0.1 mm has "
+        "scale_m 0.0001"
     )
 
 

@@ -49,7 +49,7 @@ TILTED_SHARE = 0.5
 UNIT_TOLERANCE = 1e-3
 """How far the length of a saved normal may be from 1."""
 LEAST_SIDE_M = 0.001
-"""Least height of an upright box. A box without height is no solid for a planner."""
+"""Least side of an upright box. A flat box is no solid for a planner."""
 
 
 class FoundPlane(NamedTuple):
@@ -128,6 +128,9 @@ def describe_on(table: Plane, points_m: Array, is_held: bool = False) -> dict[st
     if not is_held and table.offset_m < high[2]:
         low[2] = table.offset_m
     low[2] = min(low[2], high[2] - LEAST_SIDE_M)
+    # an edge seen along itself, or a line of points
+    missing = np.maximum(LEAST_SIDE_M - (high - low), 0)
+    low, high = low - missing / 2, high + missing / 2
     fields = {
         "heights_m": heights,
         "upright_centre_m": axes @ (low + high) / 2,
