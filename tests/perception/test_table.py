@@ -139,6 +139,41 @@ def test_the_table_stays_while_the_camera_stands_and_is_measured_each_second() -
     assert table.offset_m == pytest.approx(0.2)
 
 
+def tilted(angle_deg: float) -> np.ndarray:
+    """Depth in mm of a plane that is turned about the image's vertical, 0.8 m away in the middle."""
+    slope = np.tan(np.radians(angle_deg)) * (np.arange(SIZE[1]) - 79.5) / 150.0
+    return np.broadcast_to(800.0 / (1.0 - slope), SIZE)
+
+
+def test_a_fixed_camera_that_was_knocked_is_told_by_its_table() -> None:
+    fixed = Measuring(SpatialSettings(table=True), calibrated(SIZE, 150.0, "eye_to_hand", LOOKS_DOWN))
+
+    def problem_of(rig: Measuring, depth_mm: Any, at_s: float) -> str | None:
+        step = rig.measure(look(depth_mm, at_s, noise=1), [], None)
+        assert step.table is not None
+        return step.problem
+
+    assert problem_of(fixed, 800, 1) is None
+    assert "turned by about 4 degrees" in str(problem_of(fixed, tilted(4), 3))
+    # what is kept of the time before goes on after a restart
+    restarted = Measuring(SpatialSettings(table=True), calibrated(SIZE, 150.0, "eye_to_hand", LOOKS_DOWN))
+    restarted.restore(fixed.state())
+    assert "turned by about 4 degrees" in str(problem_of(restarted, tilted(4), 5))
+    assert problem_of(restarted, 800, 7) is None
+    # nothing level is in view: the last one stays, but not without a word
+    wall = tilted(60)
+    assert problem_of(restarted, wall, 9) is None
+    assert "found none for more than 5 s" in str(problem_of(restarted, wall, 13))
+    assert problem_of(restarted, 800, 15) is None
+
+
+@pytest.mark.parametrize("angle_deg", [8, 25])
+def test_a_table_that_is_not_level_in_the_base_is_told_from_the_start(angle_deg: int) -> None:
+    step = stage().measure(look(tilted(angle_deg), noise=1), [], HOME)
+    assert step.table is not None
+    assert f"tilted by about {angle_deg} degrees" in str(step.problem)
+
+
 def test_a_restored_stage_continues_bit_for_bit_and_off_means_absent() -> None:
     spatial = stage()
     other = stage()

@@ -163,8 +163,8 @@ def _doubt_unit(image: DepthImage, scale_m: float) -> str | None:
     depth_m = float(np.median(units)) * scale_m
     if NEAREST_M <= depth_m <= FARTHEST_M and scale_m > COARSEST_M:
         return (
-            f"depth in steps of {scale_m:g} m: expected steps of {COARSEST_M:g} m at most; is scale_m right, or is depth "
-            "sent in whole metres? Send millimetres, with scale_m 0.001"
+            f"depth in steps of {scale_m:g} m: expected steps of {COARSEST_M:g} m at most; is scale_m right, or is "
+            "depth sent in whole metres? Send millimetres, with scale_m 0.001"
         )
     if NEAREST_M <= depth_m <= FARTHEST_M:
         return None

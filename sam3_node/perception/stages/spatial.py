@@ -243,9 +243,9 @@ def _doubt_height(object_id: int, surface: _Fields) -> str | None:
     # one digit, because a replay counts each text for itself
     side = "below" if height_m < 0 else "above"
     return (
-        f"an object out of reach: expected one within {LOWEST_M:g} m of the base's height, found object {object_id} about "
-        f"{float(f'{abs(height_m):.1g}'):g} m {side} it; are scale_m of depth and [hand_eye] right? Depth in 0.1 mm has "
-        "scale_m 0.0001"
+        f"an object out of reach: expected one within {LOWEST_M:g} m of the base's height, found object {object_id} "
+        f"about {float(f'{abs(height_m):.1g}'):g} m {side} it; are scale_m of depth and [hand_eye] right? Depth in 0.1 "
+        "mm has scale_m 0.0001"
     )
 
 

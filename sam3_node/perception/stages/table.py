@@ -44,6 +44,12 @@ GATE = 3.0
 """Distance from the plane, in standard deviations of depth noise, up to which a point is an inlier."""
 REFITS = 3
 """Least-squares fits after RANSAC, each on the inliers of the one before."""
+UNSEEN_S = 5.0
+"""Seconds without a table in view, after which the one that is kept is doubted."""
+TURNED_DEG = 3.0
+"""Turn of the table in the base, while the camera's pose stays, from which on the camera seems to have been knocked."""
+TILTED_DEG = 5.0
+"""Angle between a table and the base's level from which on one of them, or the hand-eye calibration, is doubted."""
 TILTED_SHARE = 0.5
 """Share of the points that a plane which is not level needs to be named as the likely table."""
 UNIT_TOLERANCE = 1e-3
@@ -146,6 +152,8 @@ class TableState(SavedState):
     plane: tuple[Number, ...]
     camera: tuple[Number, ...]
     stamp_ns: Time
+    first_normal: tuple[Number, ...] = ()
+    found_ns: Time | None = None
 
     def __post_init__(self) -> None:
         # a saved state may come from a file
@@ -154,6 +162,8 @@ class TableState(SavedState):
             raise ValueError("expected a normal of length 1, an offset and an error of at least 0")
         if len(self.camera) not in (0, 7):
             raise ValueError("expected a position and a quaternion")
+        if len(self.first_normal) not in (0, 3):
+            raise ValueError("expected a normal of three components")
 
 
 class FindTable(Stage):
@@ -173,9 +183,13 @@ class FindTable(Stage):
         """the camera's pose when it was measured"""
         self._stamp_ns = -round(PERIOD_S * NANOSECONDS)
         """of the last measurement"""
+        self._first_normal: tuple[float, ...] = ()
+        """of the first table that was found since the camera's pose last changed; empty: none was"""
+        self._found_ns: int | None = None
+        """of the last measurement that found a table"""
 
     def run(self, step: StepFrame) -> None:
-        """Fill `table`, or say in `problem` that the base's z is not vertical."""
+        """Fill `table`, or say in `problem` that the base's z is not vertical, or why the table may be wrong."""
         if step.depth is None or step.camera_pose is None:
             return
         masks = [instance.mask for instance in step.instances]
@@ -189,6 +203,35 @@ class FindTable(Stage):
                 "degrees against the base's z; show the camera the table; for a base on a wall, give poses and "
                 "[hand_eye] in a frame whose z is vertical; else check [hand_eye]"
             )
+        elif step.table is not None:
+            step.problem = step.problem or self._doubt(step.table, step.camera_pose.stamp_ns)
+
+    def _doubt(self, table: Plane, now_ns: int) -> str | None:
+        """Return why a table may not be where it is in the base, None if nothing says so.
+
+        A fixed camera that is knocked keeps its pose in the calibration, so only the table tells.
+        """
+        remedy = (
+            "if the camera or the robot's base was moved, calibrate [hand_eye] again and restart the node"
+        )
+        if self._found_ns is not None and now_ns - self._found_ns > UNSEEN_S * NANOSECONDS:
+            return (
+                f"table not found: expected it in view, found none for more than {UNSEEN_S:g} s, so heights and "
+                f"upright boxes are of the last one; show the camera the table; {remedy}"
+            )
+        turned_deg = _angle_deg(table.normal, self._first_normal or table.normal)
+        if turned_deg > TURNED_DEG:
+            return (
+                f"table turned: expected it to stay while the camera's pose does, found it turned by about "
+                f"{turned_deg:.0f} degrees since it was first measured; {remedy}"
+            )
+        tilted_deg = _angle_deg(table.normal, (0.0, 0.0, math.copysign(1.0, table.normal[2])))
+        if tilted_deg > TILTED_DEG:
+            return (
+                f"table tilted: expected a level one, found it tilted by about {tilted_deg:.0f} degrees against the "
+                f"base's z; if both are level, [hand_eye] is wrong: {remedy}"
+            )
+        return None
 
     def find(
         self, camera: FramePose, depth: DepthMap, masks: Iterable[Mask], robot: Bools | None
@@ -212,11 +255,22 @@ class FindTable(Stage):
                     () if found is None else (*found.plane.normal, found.plane.offset_m, found.plane.rms_m)
                 )
                 self._camera = pose
+            if found is not None and found.is_level:
+                self._found_ns = camera.stamp_ns
+                if has_moved or not self._first_normal:
+                    self._first_normal = found.plane.normal
+            elif has_moved:
+                self._first_normal = ()
             self._stamp_ns = camera.stamp_ns
         return Plane(self._plane[:3], *self._plane[3:]) if self._has_table() else None
 
     def _has_table(self) -> bool:
         return bool(self._plane) and abs(self._plane[2]) > LEVEL
+
+
+def _angle_deg(normal: Sequence[float], other: Sequence[float]) -> float:
+    """Return the angle between two unit vectors, in degrees."""
+    return math.degrees(math.acos(min(1.0, max(-1.0, float(np.dot(normal, other))))))
 
 
 class DescribeOnTable(Stage):
