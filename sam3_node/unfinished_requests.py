@@ -14,7 +14,7 @@ _UNFINISHED = (h11.IDLE, h11.SEND_BODY)
 """States of a peer that has not sent its request to the end."""
 
 
-class BoundedProtocol(H11Protocol):
+class BoundedProtocol(H11Protocol):  # type: ignore[misc]  # uvicorn is not checked here
     """A connection that ends if its request is not complete in time. A class for `http` of uvicorn's Config."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -22,7 +22,7 @@ class BoundedProtocol(H11Protocol):
         self._end: asyncio.TimerHandle | None = None
         """ends the connection; None while the peer owes nothing"""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:
         """Expect a request. If too many connections do, the one that has done so longest ends."""
         super().connection_made(transport)
         self._expect_request()
