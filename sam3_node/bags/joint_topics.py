@@ -42,8 +42,13 @@ class JointTopics:
         return own
 
     def notes(self) -> list[str]:
-        """Return a line for each topic whose joints another topic also has."""
-        return [
+        """Say that joints come from several topics, and which topics have joints that another one has, too."""
+        owners = list(dict.fromkeys(self._owners.values()))
+        shown = ", ".join(owners[:MAX_SHOWN])
+        apart = [
+            f"joints come from {len(owners)} topics, {shown[:300]}: a message has those of its own topic alone"
+        ]
+        return (apart if len(owners) > 1 else []) + [
             f"joints {', '.join(joints)[:300]} are in {owner} and in {topic}: those of {owner} are used; name another "
             "topic to choose it"
             for (owner, topic), joints in list(self._rivals.items())[:MAX_SHOWN]
