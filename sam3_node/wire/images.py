@@ -17,6 +17,7 @@ from ..schema.fields import MAX_SIDE
 from ..types import Buffer, ColourEncoding, Depth, DepthEncoding, DepthImage, Frame, Image
 from ..types import lazy_numpy as np
 from . import codec
+from .jpeg_holes import Scan, has_hole
 from .orientation import find_orientation, turn_upright
 
 MAX_SCANS = 32
@@ -90,6 +91,8 @@ class ImageHeader(NamedTuple):
     has as many for each scan."""
     memory_bytes: int
     """Most memory of decoding to BGR"""
+    scan: Scan | None = None
+    """Compressed pixels of a JPEG, if they are in one scan of all components, row by row"""
 
 
 def read_jpeg_header(data: Buffer, what: str = "jpeg") -> ImageHeader:
@@ -105,8 +108,13 @@ def read_jpeg_header(data: Buffer, what: str = "jpeg") -> ImageHeader:
     frame = None
     scans = 0
     samples = 0
+    restart = 0
+    pixels = (0, 0)  # where those of the last scan begin and end
     for _ in range(MAX_SEGMENTS):
-        marker, position = _next_marker(view, position, what)
+        begin = position
+        marker, position = _next_marker(view, begin, what)
+        if begin == pixels[0]:
+            pixels = (begin, position - 2)
         if marker == _EOI:
             if frame is None or not scans:
                 raise WireError(f"{what}: expected a JPEG with pixels, found none")
@@ -115,7 +123,8 @@ def read_jpeg_header(data: Buffer, what: str = "jpeg") -> ImageHeader:
             is_one_pass = not frame.is_progressive and scans == 1 and samples == area
             coefficients = 0 if is_one_pass else area
             memory_bytes = _count_memory(frame.width, frame.height, coefficients)
-            return ImageHeader(frame.width, frame.height, samples, memory_bytes)
+            scan = Scan(*pixels, frame.block, restart) if is_one_pass else None
+            return ImageHeader(frame.width, frame.height, samples, memory_bytes, scan)
         body, position = _read_segment(view, position, what)
         # the frame tells size and components, each scan is a pass over some of these, and all else is tables and text
         if marker in _FRAMES and frame is None:
@@ -123,8 +132,11 @@ def read_jpeg_header(data: Buffer, what: str = "jpeg") -> ImageHeader:
         elif marker == _SOS and frame is not None:
             scans += 1
             samples += frame.scan_samples(body, what)
+            pixels = (position, position)
             if scans > MAX_SCANS:
                 raise WireError(f"{what}: expected a JPEG of at most {MAX_SCANS} scans, found more")
+        elif marker == _DRI and len(body) == 2:
+            restart = int.from_bytes(body, "big")
         elif marker not in _TABLES_AND_TEXT:
             raise WireError(
                 f"{what}: expected a baseline or progressive JPEG in Huffman coding, found the marker {marker:02X}"
@@ -138,6 +150,8 @@ class _JpegFrame(NamedTuple):
     areas: dict[int, int]
     """samples of each component, padded to whole blocks, by its number"""
     is_progressive: bool
+    block: tuple[int, int]
+    """height and width in pixels of what a scan of all components codes together"""
 
     def scan_samples(self, body: bytes, what: str) -> int:
         """Return the samples of one scan. Raises WireError unless its header names components of this frame."""
@@ -183,7 +197,9 @@ def _read_frame(body: bytes, what: str, is_progressive: bool) -> _JpegFrame:
     most_down = max(down for _, down in factors.values())
     blocks = -(-width // (8 * most_across)) * -(-height // (8 * most_down)) * 64
     areas = {number: blocks * across * down for number, (across, down) in factors.items()}
-    return _JpegFrame(width, height, areas, is_progressive)
+    # alone, a component has blocks of its own size
+    block = (8, 8) if len(factors) == 1 else (8 * most_down, 8 * most_across)
+    return _JpegFrame(width, height, areas, is_progressive, block)
 
 
 def read_png_header(data: Buffer, what: str = "png") -> ImageHeader:
@@ -329,11 +345,9 @@ def decode_image(frame: Frame, max_pixels: int = MAX_FRAME_PIXELS) -> Image:
 
     if encoding == "mono8":
         return cast(Image, cv2.cvtColor(_view_read_only(frame.colour, np.uint8, shape), cv2.COLOR_GRAY2BGR))
-    _check_compressed(frame.colour, encoding, frame.width, frame.height, max_pixels, what)
+    header = _check_compressed(frame.colour, encoding, frame.width, frame.height, max_pixels, what)
     # without the orientation of a camera's own file: the frame has the size that it says
-    return _decompress(
-        frame.colour, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION, (*shape, 3), "uint8", what
-    )
+    return _decompress_colour(frame.colour, header, what)
 
 
 def check_colour(colour: Buffer, encoding: ColourEncoding, width: int, height: int) -> None:
@@ -446,8 +460,7 @@ def check_photo(
         )
     _check_sides(header.width, header.height, what)
     _check_pixels(header.width, header.height, max_pixels, what)
-    _check_compressed(data, encoding, header.width, header.height, max_pixels, what)
-    return header
+    return _check_compressed(data, encoding, header.width, header.height, max_pixels, what)
 
 
 def decode_photo(data: Buffer, max_pixels: int = MAX_FRAME_PIXELS, max_memory: int | None = None) -> Image:
@@ -455,12 +468,9 @@ def decode_photo(data: Buffer, max_pixels: int = MAX_FRAME_PIXELS, max_memory: i
 
     Raises WireError as `check_photo`.
     """
-    cv2 = require("cv2", "cli")
-
     header = check_photo(data, max_pixels, max_memory)
     # turned here: a decoder would turn some formats and not others
-    flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
-    image = _decompress(data, flags, (header.height, header.width, 3), "uint8", "photo")
+    image = _decompress_colour(data, header, "photo")
     return turn_upright(image, find_orientation(bytes(data)))
 
 
@@ -507,6 +517,26 @@ def _compress(image: np.typing.NDArray[Any], extension: str, options: list[int])
     return _flatten(data)
 
 
+def _decompress_colour(data: Buffer, header: ImageHeader, what: str) -> Image:
+    """Decode a JPEG or PNG to BGR uint8 [height, width, 3], as it is stored. Raises WireError for one with a hole."""
+    cv2 = require("cv2", "cli")
+
+    # without the orientation of a camera's own file: a frame has the size that it says
+    flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
+    image = _decompress(data, flags, (header.height, header.width, 3), "uint8", what)
+
+    def decode_small(data: Buffer) -> Image:
+        flags = cv2.IMREAD_REDUCED_COLOR_8 | cv2.IMREAD_IGNORE_ORIENTATION
+        return _decompress(data, flags, (-(-header.height // 8), -(-header.width // 8), 3), "uint8", what)
+
+    if header.scan is not None and has_hole(data, header.scan, image, decode_small):
+        raise WireError(
+            f"{what}: expected a complete JPEG, found one that lacks pixels, as after a lost packet; check the cable "
+            "and the network between camera and reader"
+        )
+    return image
+
+
 def _decompress(
     data: Buffer, flags: int, shape: tuple[int, ...], dtype: str, what: str
 ) -> np.typing.NDArray[Any]:
@@ -533,7 +563,9 @@ def _check_pixels(width: int, height: int, max_pixels: int, what: str) -> None:
         )
 
 
-def _check_compressed(data: Buffer, kind: str, width: int, height: int, max_pixels: int, what: str) -> None:
+def _check_compressed(
+    data: Buffer, kind: str, width: int, height: int, max_pixels: int, what: str
+) -> ImageHeader:
     # check before decoding: the decoder allocates the declared size, and fills missing pixels with grey
     header = _read_header(data, kind, what)
     if header[:2] != (width, height):
@@ -546,6 +578,7 @@ def _check_compressed(data: Buffer, kind: str, width: int, height: int, max_pixe
         )
     if kind == "png":
         check_png_pixels(data, what)
+    return header
 
 
 def _read_header(data: Buffer, kind: str, what: str) -> ImageHeader:
