@@ -27,6 +27,9 @@ _FALLBACK_FPS = 30
 _MAX_FPS = 1000
 # bytes that show a container: up to the third packet of an MPEG transport stream
 _HEAD = 377
+# boxes of an MP4 that hold its parts, and most of them that are looked at
+_PARTS = (b"moof", b"mdat")
+_MAX_BOXES = 1 << 20
 # images that a decoder may hold back: a packet that is older gave none
 _MAX_DELAY = 32
 # first bytes of the containers
@@ -51,8 +54,8 @@ def count_frames(path: Path) -> int:
         return 0
     try:
         with av.open(str(path), metadata_errors="replace") as container:
-            stream = next(iter(container.streams.video), None)
-            return 0 if stream is None else int(stream.frames)
+            streams = _find_tracks(av, container)
+            return int(streams[0].frames) if streams else 0
     except (av.error.FFmpegError, OSError, IndexError):
         return 0
 
@@ -69,9 +72,15 @@ class VideoBag(SampleReader):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        if next(Playback(path).frames(), None) is None:
+        playback = Playback(path)
+        if next(playback.frames(), None) is None:
             raise BagError(
                 f"expected a video at {path}, found no frame that can be decoded: damaged, or cut off"
+            )
+        if len(playback.tracks) > 1:
+            self.opening.add(
+                f"{path.name} has {len(playback.tracks)} video tracks ({', '.join(playback.tracks)}): the first is "
+                f"read; for the second, give the file that ffmpeg -i {path.name} -map 0:v:1 -c copy makes"
             )
         self.topics = (Topic(f"/{path.stem}/image", "video", "colour"),)
 
@@ -113,14 +122,17 @@ class Playback:
         self._end_ns = 0
         self._declared_ns = 0
         self._bad = 0
+        self.tracks: tuple[str, ...] = ()
+        """Sizes of the video tracks, once `frames` has begun. The first is read."""
 
     def frames(self) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
         """Yield numbers from 0, stamps in ns, and images, BGR [height, width, 3] or what `convert` makes."""
         try:
             with self._av.open(str(self._path), metadata_errors="replace") as container:
-                stream = next(iter(container.streams.video), None)
-                if stream is not None and stream.codec_context is not None:  # None: an unknown codec
-                    yield from self._decode(container, stream)
+                streams = _find_tracks(self._av, container)
+                self.tracks = tuple(f"{stream.width}x{stream.height}" for stream in streams)
+                if streams:
+                    yield from self._decode(container, streams[0])
         # IndexError: PyAV lacks streams that begin after the first
         except (self._av.error.FFmpegError, OSError, IndexError):
             self._bad += 1
@@ -183,6 +195,8 @@ class Playback:
             report.add(
                 f"{self._path.name} ends after {seconds:.1f} of {declared:.1f} s: it is damaged or cut off"
             )
+        elif _is_cut(self._path):
+            report.add(f"{self._path.name} is cut off: its end is lost")
         if self._pixels_left < 0:
             report.add(
                 f"{self._path.name} has more pictures than a file of its size can hold; the rest is lost"
@@ -190,6 +204,34 @@ class Playback:
         if self._bad:
             report.add(f"{self._bad} frames of {self._path.name} cannot be decoded")
         return report
+
+
+def _find_tracks(av: Any, container: Any) -> list[Any]:
+    """Return the video streams of a known codec, without pictures that stand for the film, such as its cover."""
+    cover = av.stream.Disposition.attached_pic
+    streams = [stream for stream in container.streams.video if stream.codec_context is not None]
+    return [stream for stream in streams if not stream.disposition & cover]
+
+
+def _is_cut(path: Path) -> bool:
+    """Return True if a part of an MP4 ends behind the end of its file. One in fragments declares no length."""
+    with reading(path), path.open("rb") as file:
+        size = path.stat().st_size
+        place = 0
+        for _ in range(_MAX_BOXES):
+            file.seek(place)
+            head = file.read(16)
+            if len(head) < 8:
+                break
+            length = int.from_bytes(head[:4])
+            if length == 1:  # the length follows the kind
+                length = int.from_bytes(head[8:16])
+            if head[4:8] in _PARTS and place + length > size:
+                return True
+            if length < 8:  # 0: up to the end
+                break
+            place += length
+    return False
 
 
 def _nanoseconds(time: int | None, base: Fraction | None) -> int | None:

@@ -1,4 +1,7 @@
+import itertools
+import re
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 import av
@@ -113,6 +116,47 @@ def test_a_cut_video_gives_what_can_be_decoded(tmp_path: Path, suffix: str) -> N
     assert FRAMES // 4 < len(images) < FRAMES
     assert stamps == sorted(stamps)
     assert mentions(str(lost), "1.2")
+
+
+def write_tracks(path: Path, sizes: Sequence[tuple[int, int]], **options: str) -> Path:
+    """Write H.264 in a track of each size (width, height), with a key frame every second picture."""
+    with av.open(str(path), "w", options=options) as container:
+        tracks = []
+        for width, height in sizes:
+            tracks.append(container.add_stream("libx264", rate=FPS, options={"g": "2"}))
+            tracks[-1].width = width
+            tracks[-1].height = height
+            tracks[-1].pix_fmt = "yuv420p"
+        for index, track in itertools.product(range(FRAMES), tracks):
+            image = av.VideoFrame.from_ndarray(
+                cv2.resize(frame(index), (track.width, track.height)), format="bgr24"
+            )
+            image.pts = index
+            container.mux(track.encode(image))
+        for track in tracks:
+            container.mux(track.encode(None))
+    return path
+
+
+def test_a_cut_mp4_of_fragments_says_so(tmp_path: Path) -> None:
+    path = write_tracks(tmp_path / "take.mp4", [(64, 48)], movflags="frag_keyframe+empty_moov")
+    data = path.read_bytes()
+    _, images, lost = read(path)
+    assert (len(images), lost) == (FRAMES, None)
+    for kind in (b"moof", b"mdat"):
+        # in a fragment of the middle
+        places = [match.start() for match in re.finditer(kind, data)]
+        path.write_bytes(data[: places[len(places) // 2] + 20])
+        _, images, lost = read(path)
+        assert FRAMES // 4 < len(images) < FRAMES
+        assert mentions(str(lost), "cut off")
+
+
+def test_the_first_of_two_tracks_is_read_and_told(tmp_path: Path) -> None:
+    path = write_tracks(tmp_path / "take.mkv", [(64, 48), (32, 24)])
+    _, images, lost = read(path)
+    assert [image.shape for image in images] == [(48, 64, 3)] * FRAMES
+    assert mentions(str(lost), "64x48, 32x24", "-map 0:v:1")
 
 
 def test_more_pictures_than_a_file_can_hold_are_lost_and_told(
