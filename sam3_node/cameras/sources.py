@@ -166,7 +166,7 @@ def _list_v4l2() -> Iterator[str]:
     from .webcam import list_v4l2
 
     for camera in list_v4l2():
-        yield f"v4l2:{camera.path}  {camera.name}"
+        yield f"v4l2:{camera.path}  {camera.name}{f' at {camera.port}' if camera.port else ''}"
         yield from (f"  {line}" for line in describe_modes(camera.modes))
 
 

@@ -33,6 +33,8 @@ STREAM_TIMEOUT_MS = 5000
 """Time after which a stream of the network that cannot be opened, or that gives nothing, counts as lost."""
 DEVICES = Path("/dev")
 """Folder of the devices."""
+LINKS = "/dev/v4l/"
+"""Folder of udev's links to devices, by their serial numbers (by-id) and ports (by-path)."""
 
 # variable of the environment with options of FFmpeg
 _FFMPEG_OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
@@ -176,11 +178,13 @@ def quiet() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class V4l2Camera:
-    """A device that captures video: its file, its name and its modes."""
+    """A device that captures video: its file, its name, its modes, and the port that it is plugged into."""
 
     path: Path
     name: str
     modes: tuple[Mode, ...]
+    port: str = ""
+    """As the kernel names it, such as usb-0000:00:14.0-1; "" if it does not."""
 
     @property
     def index(self) -> int:
@@ -208,13 +212,14 @@ def read_camera(path: Path, ask: Ask) -> V4l2Camera | None:
     """Return the camera at `path`; None if it captures no video, such as the metadata of a camera."""
     data = bytearray(104)
     ask(_QUERYCAP, data)
-    _, card, _, _, capabilities, device_caps = struct.unpack_from("=16s32s32sIII", data)
+    _, card, bus, _, capabilities, device_caps = struct.unpack_from("=16s32s32sIII", data)
     # the whole device may have several files, one of which captures
     if capabilities & _HAS_DEVICE_CAPS:
         capabilities = device_caps
     if not capabilities & _CAPTURE:
         return None
-    return V4l2Camera(path, card.split(b"\0")[0].decode("utf-8", "replace"), tuple(_list_modes(ask)))
+    name, port = (text.split(b"\0")[0].decode("utf-8", "replace") for text in (card, bus))
+    return V4l2Camera(path, name, tuple(_list_modes(ask)), port)
 
 
 def _list_modes(ask: Ask) -> Iterator[Mode]:
@@ -283,33 +288,64 @@ def read_jpeg(data: bytes) -> Frame | None:
 
 
 def find_camera(name: str, cameras: Sequence[V4l2Camera]) -> V4l2Camera:
-    """Return the camera with this name, file or number. A part of a name is enough if only one camera has it.
+    """Return the camera with this name, file, link to a file, or number. A part of a name is enough if one has it.
 
-    Raises CameraError that names the cameras for any other name.
+    Raises CameraError that names the cameras for any other name, and for one that several have.
     """
     # the whole name wins, because it may be a part of another camera's
-    exact = [camera for camera in cameras if name in (camera.name, str(camera.path), str(camera.index))]
-    if exact:
-        return exact[0]
-    matching = [camera for camera in cameras if name and name.casefold() in camera.name.casefold()]
-    if len(matching) == 1:
+    file = str(Path(name).resolve()) if name.startswith("/") else ""
+    matching = [
+        camera
+        for camera in cameras
+        if name in (camera.name, str(camera.path), str(camera.index)) or file == str(camera.path)
+    ]
+    if not matching:
+        matching = [camera for camera in cameras if name and name.casefold() in camera.name.casefold()]
+    # one camera may have several files
+    if len({(camera.name, camera.port or camera.path) for camera in matching}) == 1:
         return matching[0]
-    listed = ", ".join(f"{camera.path} ({camera.name})" for camera in matching or cameras) or "none"
+    listed = ", ".join(_describe(camera) for camera in matching or cameras) or "none"
     near = "" if matching else did_you_mean(name, [camera.name for camera in cameras])
     raise CameraError(
         f"v4l2:{name}: expected the name or file of one camera, found {listed}{near}; "
-        "sam3-node camera list shows them with their modes"
+        f"sam3-node camera list shows them with their modes; links in {LINKS}by-path and by-id tell cameras of one "
+        "name apart"
     )
+
+
+def find_again(name: str, port: str, cameras: Sequence[V4l2Camera]) -> V4l2Camera:
+    """Return the camera of `find_camera` that was at a port and is there again.
+
+    Raises CameraError if it is not: one of its name, number or file at another port may be another camera.
+    """
+    at_port = [camera for camera in cameras if camera.port == port]
+    if not at_port:
+        listed = ", ".join(map(_describe, cameras)) or "none"
+        raise CameraError(
+            f"v4l2:{name}: expected the camera at {port} again, found {listed}; plug it in there, or start this "
+            f"process again, or name the camera by its link in {LINKS}by-id, which is the same at any port"
+        )
+    return find_camera(name, at_port)
+
+
+def _describe(camera: V4l2Camera) -> str:
+    return f"{camera.path} ({camera.name}{f' at {camera.port}' if camera.port else ''})"
 
 
 def open_v4l2(address: str, settings: CameraSettings, stop: threading.Event) -> DeviceSource:
     """Open the camera with the name or file `address` in the mode nearest to the settings.
 
-    Raises CameraError if it is absent, gives no image, or has no mode that can be read.
+    A lost camera is opened again at its port, or where its link leads. Raises CameraError if it is absent, gives no
+    image, or has no mode that can be read.
     """
+    port = ""
 
     def open_device() -> V4l2Device:
-        camera = find_camera(address, list_v4l2())
+        nonlocal port
+        cameras = list_v4l2()
+        camera = find_again(address, port, cameras) if port else find_camera(address, cameras)
+        # a link tells by itself which camera it is
+        port = "" if address.startswith(LINKS) else camera.port
         mode = choose_v4l2_mode(camera, settings)
         absent = (
             f"v4l2:{camera.name}: expected images in {mode}, found none; check that no other program holds "

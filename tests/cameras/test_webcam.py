@@ -187,9 +187,10 @@ def fourcc(code: int) -> str:
 class Kernel:
     """Answers ioctls as the driver of a camera does, by the layouts of linux/videodev2.h."""
 
-    def __init__(self, name: str, device_caps: int = CAPTURE) -> None:
+    def __init__(self, name: str, device_caps: int = CAPTURE, port: str = "usb-1") -> None:
         self.name = name
         self.device_caps = device_caps
+        self.port = port
 
     def __call__(self, request: int, data: bytearray) -> None:
         number = request & 0xFF
@@ -204,7 +205,15 @@ class Kernel:
     def capabilities(self, data: bytearray) -> None:
         caps = CAPTURE | METADATA | 0x80000000
         struct.pack_into(
-            "=16s32s32sIII", data, 0, b"uvcvideo", self.name.encode(), b"usb-1", 1, caps, self.device_caps
+            "=16s32s32sIII",
+            data,
+            0,
+            b"uvcvideo",
+            self.name.encode(),
+            self.port.encode(),
+            1,
+            caps,
+            self.device_caps,
         )
 
     def formats(self, data: bytearray) -> None:
@@ -221,8 +230,8 @@ class Kernel:
         struct.pack_into("=III", data, 16, 1, 1, SIZES[fourcc(code)][width, height][index])
 
 
-def camera(number: int, name: str) -> webcam.V4l2Camera:
-    return webcam.read_camera(Path(f"/dev/video{number}"), Kernel(name))
+def camera(number: int, name: str, port: str = "usb-1") -> webcam.V4l2Camera:
+    return webcam.read_camera(Path(f"/dev/video{number}"), Kernel(name, port=port))
 
 
 def test_the_name_and_all_modes_are_read() -> None:
@@ -239,6 +248,46 @@ def test_files_that_are_no_devices_are_passed_over(tmp_path: Path) -> None:
     for name in ("video0", "video1", "videos"):
         (tmp_path / name).touch()
     assert webcam.list_v4l2(tmp_path) == []
+
+
+def test_cameras_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    twins = [camera(0, "C920", "usb-1"), camera(2, "C920", "usb-2")]
+    for name in ("C920", "c92"):
+        with refuses(CameraError, field=("/dev/video0", "usb-1", "/dev/video2", "usb-2", "by-path")):
+            webcam.find_camera(name, twins)
+    link = tmp_path / "link"
+    link.symlink_to("/dev/video2")
+    for name in ("/dev/video2", "2", str(link)):
+        assert webcam.find_camera(name, twins) is twins[1]
+    # one camera with two files
+    assert webcam.find_camera("C920", [twins[0], camera(1, "C920", "usb-1")]) is twins[0]
+
+
+def test_a_lost_camera_is_not_taken_for_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    attached: list[webcam.V4l2Camera] = []
+    opened: list[int] = []
+
+    def open_capture(index: int, *_: object) -> Capture:
+        opened.append(index)
+        return Capture()
+
+    # the source alone would open the camera again in a thread
+    monkeypatch.setattr(webcam, "DeviceSource", lambda _, open_device, *__: open_device)
+    monkeypatch.setattr(webcam, "list_v4l2", lambda: attached)
+    monkeypatch.setattr(webcam, "_open_capture", open_capture)
+    for address in ("C920", "/dev/video0", "0"):
+        opened.clear()
+        again = webcam.open_v4l2(address, CameraSettings(), threading.Event())
+        attached[:] = [camera(0, "C920", "usb-1")]
+        again()
+        # it is away, and a twin has come: first alone, then with its file
+        for number in (2, 0):
+            attached[:] = [camera(number, "C920", "usb-2")]
+            with refuses(CameraError, field=("usb-1", f"/dev/video{number}", "usb-2")):
+                again()
+        attached[:] = [camera(0, "C920", "usb-1"), camera(2, "C920", "usb-2")]
+        again()
+        assert opened == [0, 0]
 
 
 def test_a_camera_is_found_by_name_part_file_and_number() -> None:
