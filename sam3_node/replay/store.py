@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import shutil
+import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +39,8 @@ from ..types import MaskFrame
 if TYPE_CHECKING:
     from .job import Job
 
+_log = logging.getLogger(__name__)
+
 WORK = ".replay"
 """Folder of everything that is no result: the lock, the job's identity, shards and segments."""
 MAX_VALUE_BYTES = 16 << 30
@@ -53,6 +57,8 @@ MAX_FETCHED_BYTES = 4 << 30
 """Bytes of the largest value that is read from a URL into memory: a state of many cameras. A larger one is refused."""
 MAX_TOKEN_BYTES = 64
 """Bytes that are read of the token of a URL's holder. A longer one is no token of ours, and so another holder's."""
+ANSWER_S = 10.0
+"""Time after which a line says that a server has not answered."""
 KEPT_FREE_BYTES = 256 << 20
 """Bytes that a recording from a URL leaves free where it is copied to. A larger one is refused or given up."""
 
@@ -274,7 +280,8 @@ def local_bag(bag: str) -> Iterator[Path]:
         try:
             limit = _limit_fetch(folder)
             # one key for each file: a key may have the letters of a pattern, which a library would expand
-            found = _list_files(system, remote, copy)
+            with _tell_wait(bag):
+                found = _list_files(system, remote, copy)
             system.get(
                 [remote_file for remote_file, _ in found], [str(file) for _, file in found], callback=limit
             )
@@ -503,7 +510,8 @@ class UrlStore:
     def _translate_errors(self, name: str, missing: str | None = None) -> Iterator[None]:
         """Turn the exceptions of the file system into OutputError. `missing` says what it means if nothing is there."""
         try:
-            yield
+            with _tell_wait(f"{self.url}/{name}"):
+                yield
         except FileNotFoundError as error:
             raise OutputError(f"{self.url}: {missing or f'expected {name}, found nothing'}") from error
         except Exception as error:  # each protocol has its own exceptions
@@ -524,6 +532,22 @@ def check_protocol(location: str) -> None:
     with _explain_protocol(location):
         # of a chain of protocols, such as simplecache::s3, the last one is that of the store
         fsspec.get_filesystem_class(location.partition("://")[0].rpartition("::")[2])
+
+
+@contextmanager
+def _tell_wait(url: str) -> Iterator[None]:
+    """Log a line if a request takes longer than ANSWER_S. Its library gives up much later."""
+    text = (
+        "%s: waits for an answer of the server for more than %g s; if it goes on, check the network and the "
+        "address of the server (of S3: AWS_ENDPOINT_URL)"
+    )
+    timer = threading.Timer(ANSWER_S, _log.warning, (text, url, ANSWER_S))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _open_file_system(url: str) -> tuple[Any, str]:

@@ -184,7 +184,10 @@ def test_a_topic_that_ends_leaves_its_joints_unknown(tmp_path: Path) -> None:
 def test_topics_of_joints_are_merged(tmp_path: Path) -> None:
     found, notes = merge(tmp_path / "take.mcap", arm__joint_states=ARM, h=("finger",))
     assert found == {"shoulder": 0, "elbow": 0, "finger": 1}
-    assert notes == "joints come from 2 topics, /h, /arm/joint_states: a message has those of its own topic alone"
+    assert (
+        notes
+        == "joints come from 2 topics, /h, /arm/joint_states: a message has those of its own topic alone"
+    )
 
 
 @pytest.mark.verifies(

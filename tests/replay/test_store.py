@@ -1,6 +1,9 @@
 """Stores and recordings at URLs; shards are complete or absent after any failed write."""
 
 import io
+import logging
+import logging.handlers
+import queue
 import shutil
 import tempfile
 import uuid
@@ -26,7 +29,7 @@ from sam3_node.wire import pack_masks
 from tests.support.hostility import MEGABYTE, limited_memory
 from tests.support.live import record_edits, stop_after, tiny_settings
 from tests.support.recordings import frame_at, make_truth
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 
 
 @pytest.fixture
@@ -222,6 +225,32 @@ class EndlessFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
 
     def _open(self, path: str, *args: object, **options: object) -> EndlessFile:
         return EndlessFile()
+
+
+def test_a_silent_server_is_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: queue.Queue[str] = queue.Queue()
+    told: list[str] = []
+
+    def answer_late(*_: object) -> bool:
+        if len(told) < 2:
+            told.append(lines.get(timeout=60))
+        return False
+
+    handler = logging.handlers.QueueHandler(lines)
+    handler.prepare = logging.LogRecord.getMessage
+    monkeypatch.setattr(store_module, "ANSWER_S", 0.0)
+    memory = fsspec.filesystem("memory")
+    for name in ("isdir", "isfile"):
+        monkeypatch.setattr(memory, name, answer_late)
+    store_module._log.addHandler(handler)
+    try:
+        open_store(url).exists("a")
+        with refuses(BagError, field="nothing"), local_bag(f"{url}/take.mcap"):
+            pass
+    finally:
+        store_module._log.removeHandler(handler)
+    assert mentions(told[0], f"{url}/a", "answer")
+    assert mentions(told[1], f"{url}/take.mcap", "answer")
 
 
 def test_an_endless_recording_is_given_up(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
