@@ -147,6 +147,10 @@ def _diagnose_cameras(description: Description, cameras: Sequence[str]) -> str:
         if not known:
             return f"no frame of {', '.join(served)} was processed yet; wait until the node is ready"
         return f"the node cannot use the frames of its cameras: {'; '.join(known)}"
+    sending = {camera: stats for camera, stats in served.items() if not is_silent(stats)}
+    if all(map(_is_hindered, sending.values())):
+        reasons = "; ".join(f"{camera}: {stats['last_error']}" for camera, stats in sending.items())
+        return f"the node has published no masks for {CAMERA_SILENT_S:g} s, though frames come: {reasons}"
     return f"masks are published for {', '.join(served)}; nothing keeps them from arriving"
 
 
@@ -179,6 +183,15 @@ def _describe_refused(description: Description, cameras: Sequence[str]) -> str |
 def _is_idle(stats: Mapping[str, Any]) -> bool:
     """Return True if a camera is silent, or none of its frames could be processed."""
     return is_silent(stats) or not stats["stepped"]
+
+
+def _is_hindered(stats: Mapping[str, Any]) -> bool:
+    """Return True if frames of a camera come, and an error has kept the node from publishing masks of them lately."""
+    # an older node does not tell
+    error_s = stats.get("last_error_age_s")
+    masks_ms = stats.get("masks_age_ms")
+    has_error = error_s is not None and error_s < CAMERA_SILENT_S
+    return has_error and (masks_ms is None or masks_ms >= 1000 * CAMERA_SILENT_S)
 
 
 def is_silent(stats: Mapping[str, Any]) -> bool:

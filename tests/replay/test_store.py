@@ -14,6 +14,7 @@ from typing import Any
 
 import fsspec
 import pytest
+from fsspec.spec import AbstractFileSystem
 
 from sam3_node.errors import BagError, MissingExtraError, OutputError, ReplayError
 from sam3_node.replay import store as store_module
@@ -158,7 +159,7 @@ def test_a_key_is_literal(url: str, name: str) -> None:
 
 @pytest.mark.parametrize("key", ["bags/a/../../../x", "bags/a/..", "other/x", "bags/a//x", "bags/a/x\0y"])
 def test_a_key_that_leads_elsewhere_is_refused(tmp_path: Path, key: str) -> None:
-    class Listing:
+    class Listing(AbstractFileSystem):
         def isdir(self, _: str) -> bool:
             return True
 
