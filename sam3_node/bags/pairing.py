@@ -188,6 +188,16 @@ class Pairing:
         depths = (_describe_depth(state, minimum, self._patience_ns) for state in self._states)
         return ReadReport(self._report.text(), *depths).text()
 
+    def forget_losses(self) -> None:
+        """Count losses anew. What has been seen of topics is kept, so that frames go on as before."""
+        self._report = ReadReport()
+        for state in self._states:
+            state.settled = 0
+            state.paired = 0
+            state.in_gaps = 0
+            state.before_depth = 0
+            state.depth_times.count = 0
+
     def notes(self) -> list[str]:
         """Return what a reader of the frames should know, though nothing is missing."""
         notes = []

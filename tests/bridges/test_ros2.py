@@ -168,6 +168,39 @@ def test_depth_and_intrinsics_go_with_their_image(open_site: OpenSite) -> None:
     assert frame.capture_ns == now_ns
 
 
+def test_depth_of_another_size_is_aligned_if_a_parameter_says_so(open_site: OpenSite) -> None:
+    now_ns = time.time_ns()
+    smaller = np.ascontiguousarray(MILLIMETRES[::2, ::2])
+    for given in (True, False):
+        site = open_site(depth_topic="/camera/depth/image_raw", depth_aligned=given)
+        frame = site.send(
+            (IMAGE, image(now_ns)), ("/camera/depth/image_raw", image(now_ns, smaller, "16UC1"))
+        )
+        assert frame.depth.aligned == given
+        assert np.array_equal(decode_depth(frame.depth), smaller)
+        site.close()
+
+
+def test_what_depth_has_lost_is_told_once(open_site: OpenSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warning about what is past would be repeated for ever."""
+    monkeypatch.setattr(link, "REPEAT_S", 0.0)
+    site = open_site(depth_topic=DEPTH)
+    begin_ns = time.time_ns()
+
+    def send(first: int, shift_ns: int) -> bool:
+        """Send images and depth, with stamps that are apart. Return True if that is told."""
+        site.warnings.clear()
+        for number in range(first, first + 3 * link.MIN_FRAMES):
+            now_ns = begin_ns + number * 33_000_000
+            site.bridge.take(DEPTH, image(now_ns + shift_ns, MILLIMETRES, "16UC1"))
+            site.bridge.take(IMAGE, image(now_ns))
+        return bool(site.warnings)
+
+    assert send(0, 17 * 10**9)
+    send(100, 0)
+    assert not send(200, 0)
+
+
 def test_joint_states_are_sent_with_their_stamps_as_joints_of_the_robot(
     open_site: OpenSite, tmp_path: Path
 ) -> None:
@@ -649,11 +682,15 @@ def test_requests_that_cannot_be_meant_are_answered(site: Site) -> None:
                 {"image_topic": ""},
                 {"depth_topic": IMAGE},
                 {"timeout_ms": 0},
+                {"depth_aligned": True},
+                {"image_rectified": True},
+                {"joints": "tcp://127.0.0.1:5554"},
+                {"robot": "arm"},
                 {"joint_states_topic": IMAGE},
             )
         ),
         ({"camera": "left camera"}, WireError),
-        ({"robot": "left/arm"}, WireError),
+        ({"robot": "left/arm", "joint_states_topic": "/joint_states"}, WireError),
         *(({name: "nowhere"}, TransportError) for name in ("frames", "masks")),
         ({"joint_states_topic": "/joint_states", "joints": "nowhere"}, TransportError),
     ],

@@ -177,11 +177,11 @@ def test_all_outputs_of_a_frame_agree(robot: Robot) -> None:
 def test_the_object_of_mask_and_points_is_a_parameter(robot: Robot) -> None:
     find_mug(robot)
     robot.wait_for(lambda message: any(message.data), "the mug's mask", "mask")
-    robot.set_parameter("object", "no such thing")
+    assert robot.set_parameter("object", "no such thing") == ""
     robot.wait_for(lambda message: not any(message.data), "an empty mask", "mask")
-    robot.set_parameter("object", LABEL)
+    assert robot.set_parameter("object", LABEL) == ""
     robot.wait_for(lambda message: any(message.data), "the mug's mask", "mask")
-    robot.set_parameter("object", "")
+    assert robot.set_parameter("object", "") == ""
 
 
 def test_an_object_is_added_on_a_past_image_refined_and_removed(robot: Robot) -> None:
@@ -434,11 +434,13 @@ def test_a_node_that_went_away_comes_back_unseen_with_other_ids(robot: Robot) ->
     assert "no node" in status.message
     robot.node = robot.start_node()
     robot.wait_for(lambda message: True, "masks of the new node")
+    # also before the new node has an object
+    for service, fields in (("remove_object", {}), ("refine_object", {"box": make_box((1, 1, 9, 9))})):
+        stale = robot.call(service, id=before.id, **fields)
+        assert (stale.success, stale.code) == (False, "node_restarted")
     _, after = find_mug(robot)
     assert before.id.split("@")[1] != after.id.split("@")[1]
     robot.wait_for_past(lambda entry: mentions(entry.msg, "ids", "wrist"), "/rosout")
-    stale = robot.call("remove_object", id=before.id)
-    assert (stale.success, stale.code) == (False, "node_restarted")
 
 
 def test_cleanup_releases_all_and_the_node_can_be_configured_again(robot: Robot) -> None:
@@ -465,9 +467,18 @@ def test_an_error_in_a_transition_releases_all_and_shutdown_is_final(robot: Robo
     third = robot.start_bridge("third", image_topic="no topic", frames=f"ipc://{robot.folder}/third")
     assert not robot.trigger("configure", name="third")
     assert robot.state("third") == "unconfigured"
-    robot.set_parameter("image_topic", "/third/image", name="third")
+    assert robot.set_parameter("image_topic", "/third/image", name="third") == ""
     assert robot.trigger("configure", name="third")  # the endpoint is free again
     assert robot.trigger("shutdown_inactive", name="third")
     assert robot.state("third") == "finalized"
     third.process.send_signal(signal.SIGINT)
     assert third.process.wait(PATIENCE_S) == 0
+
+
+def test_a_node_may_start_by_itself_and_then_refuses_what_would_have_no_effect(robot: Robot) -> None:
+    fourth = robot.start_bridge("fourth", autostart="true", frames=f"ipc://{robot.folder}/fourth")
+    until(lambda: robot.state("fourth") == "active", "the node to be active")
+    assert mentions(robot.set_parameter("sure_only", True, name="fourth"), "sure_only", "clean")
+    assert robot.set_parameter("object", "mug", name="fourth") == ""
+    fourth.process.send_signal(signal.SIGTERM)
+    assert fourth.process.wait(PATIENCE_S) == 0

@@ -28,6 +28,11 @@ from tests.support.wire_examples import gripper_pose
 TRANSPORT = {"delivery": "newest", "frames": ["tcp://a:1", "tcp://b:1"], "masks": "tcp://127.0.0.1:7"}
 SENDING = {"stepped": 3, "silent_s": 0.1, "last_error": None}
 SILENT = SENDING | {"silent_s": 12.3}
+REFUSED = SENDING | {
+    "last_error": "frame 7 is 2.0 s old",
+    "last_error_age_s": 0.1,
+    "masks_age_ms": 9000.0,
+}
 FAILING = SENDING | {"stepped": 0, "last_error": "WireError: bad"}
 
 
@@ -57,6 +62,13 @@ def diagnose(endpoints: tuple[str, str], connected: bool = True, **options: Any)
         ({"cam0": SILENT}, (), "the cameras send no frames: cam0 for 12 s"),
         ({"cam0": FAILING}, (), "the node cannot use the frames of its cameras: cam0: WireError: bad"),
         ({"cam0": SENDING, "left": SILENT}, (), "masks are published for cam0, left"),
+        (
+            {"cam0": REFUSED, "left": SILENT},
+            (),
+            "the node has published no masks for 3 s, though frames come: cam0: frame 7 is 2.0 s old",
+        ),
+        ({"cam0": REFUSED, "left": SENDING}, (), "masks are published for cam0, left"),
+        ({"cam0": REFUSED | {"masks_age_ms": 40.0}}, (), "masks are published for cam0"),
     ],
 )
 def test_the_state_of_the_node_and_its_cameras(state: Any, cameras: tuple[str, ...], said: str) -> None:

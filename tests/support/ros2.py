@@ -240,11 +240,13 @@ class Robot:
         answer = self.request(f"/{name}/get_state", GetState, GetState.Request())
         return str(answer.current_state.label)
 
-    def set_parameter(self, parameter: str, value: Any, name: str = "sam3_bridge") -> None:
+    def set_parameter(self, parameter: str, value: Any, name: str = "sam3_bridge") -> str:
+        """Return why a parameter was not set; empty if it was."""
         changed = Parameter(parameter, value=value).to_parameter_msg()
         request = SetParameters.Request(parameters=[changed])
         answer = self.request(f"/{name}/set_parameters", SetParameters, request)
-        assert answer.results[0].successful, answer
+        result = answer.results[0]
+        return "" if result.successful else str(result.reason)
 
     def show(self, stamp_ns: int | None = None, index: int | None = None) -> int:
         """Publish what the camera sees next: colour, depth of 1 m, and CameraInfo. Return the stamp."""

@@ -8,6 +8,7 @@ executor serves transitions, parameters and diagnostics. Diagnostics wait up to 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
@@ -16,6 +17,7 @@ from typing import Any
 
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
+from rcl_interfaces.msg import SetParametersResult
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.clock import Clock, ClockType
 from rclpy.exceptions import InvalidHandle
@@ -37,10 +39,10 @@ from tf2_msgs.msg import TFMessage
 from vision_msgs.msg import Detection2DArray, Detection3DArray, LabelInfo
 from visualization_msgs.msg import MarkerArray
 
-from sam3_node.errors import Sam3NodeError
+from sam3_node.errors import Sam3NodeError, did_you_mean
 from sam3_node.types import MaskFrame
 
-from .link import Ros2Bridge, Ros2Settings
+from .link import CHANGEABLE, Ros2Bridge, Ros2Settings
 from .messages import (
     Header,
     MaskMessages,
@@ -79,12 +81,36 @@ class Sam3Bridge(LifecycleNode):
         self._diagnostics_group = MutuallyExclusiveCallbackGroup()
         for field in fields(Ros2Settings):
             self.declare_parameter(field.name, field.default)
+        self.declare_parameter("autostart", False)
+        self.add_on_set_parameters_callback(self._check_parameters)
+
+    def _check_parameters(self, changed: list[Any]) -> SetParametersResult:
+        """Refuse a change that would have no effect, because the parameter was read when the node was configured."""
+        own = {field.name for field in fields(Ros2Settings)}
+        late = [one.name for one in changed if one.name in own and one.name not in CHANGEABLE]
+        if self._bridge is None or not late:
+            return SetParametersResult(successful=True)
+        return SetParametersResult(
+            successful=False,
+            reason=f"{', '.join(late)}: expected a node that is not configured yet, found one that has read it: "
+            f"deactivate it and clean it up first (only {', '.join(CHANGEABLE)} may change at any time)",
+        )
+
+    def start(self) -> bool:
+        """Configure and activate the node. Return False if that fails; the log says why."""
+        done = TransitionCallbackReturn.SUCCESS
+        return self.trigger_configure() == done and self.trigger_activate() == done
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Connect, and create publishers and services."""
         names = [field.name for field in fields(Ros2Settings)]
         logger = self.get_logger()
         settings = Ros2Settings(**{name: self.get_parameter(name).value for name in names})
+        for name in self._parameter_overrides.keys() - set(names):
+            if near := did_you_mean(name, names):
+                logger.warning(
+                    f"parameter {name}: expected one of this node, found another: it has no effect{near}"
+                )
         try:
             self._bridge = Ros2Bridge(
                 settings,
@@ -253,13 +279,15 @@ class Sam3Bridge(LifecycleNode):
 
 
 def main() -> None:
-    """Run the node until Ctrl-C."""
+    """Run the node until Ctrl-C, with the parameter `autostart` configured and active."""
     prepare_for_images()
     rclpy.init()
     node = Sam3Bridge()
     executor = MultiThreadedExecutor(num_threads=3)
     executor.add_node(node)
     try:
+        if node.get_parameter("autostart").value and not node.start():
+            sys.exit("error: the node could not be started; its log above says why")
         with suppress(KeyboardInterrupt, ExternalShutdownException):
             # `spin` of rclpy 7.1 may wait for ever if the signal comes just before its wait
             while rclpy.ok():

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,6 @@ from sam3_node.client import ObjectPlace, PerceptionClient, Security, Segmentati
 from sam3_node.errors import (
     BagError,
     MissingExtraError,
-    NodeRestarted,
     RequestError,
     Sam3NodeError,
     SettingsError,
@@ -135,6 +134,18 @@ class Ros2Settings:
     """endpoint that is bound to publish joints, if there is a topic of them: the node's spatial.poses"""
     robot: str = "robot"
     """name of the robot: the node's robot.name"""
+
+
+_DEFAULTS = {field.name: field.default for field in fields(Ros2Settings)}
+_NEEDED = {
+    "depth_aligned": "depth_topic",
+    "image_rectified": "camera_info_topic",
+    "joints": "joint_states_topic",
+    "robot": "joint_states_topic",
+}
+"""Parameters that have an effect with another one alone."""
+CHANGEABLE = ("object",)
+"""Parameters that may be changed after the node is configured. The others are read by that transition."""
 
 
 class Health(NamedTuple):
@@ -255,9 +266,13 @@ class Ros2Bridge(Closeable):
                 self._joints.send(JointState(self._settings.robot, sample.stamp_ns, positions, clock))
                 return
             for frame in self._pairing.add(sample):
+                if frame.depth is not None and self._settings.depth_aligned:
+                    # a camera's own word, also for depth of another size: what comes of it is the node's to say
+                    frame = replace(frame, depth=replace(frame.depth, aligned=True))
                 self._frames.send(replace(frame, clock=_choose_clock(frame.capture_ns)))
                 if losses := self._pairing.describe_losses(MIN_FRAMES):
                     self._warnings.add("pairing", losses)
+                    self._pairing.forget_losses()  # what is past is told once
         except MissingExtraError as error:  # an extra of this package may replace the numpy of ROS
             is_opencv = isinstance(error.__cause__, ImportError) and error.__cause__.name == "cv2"
             library = "OpenCV (Ubuntu's python3-opencv)" if is_opencv else "PyAV (pip install --no-deps av)"
@@ -437,21 +452,6 @@ class Ros2Bridge(Closeable):
             f"stamp: expected the stamp of one of the last {MAX_HEADERS} images, found {stamp.sec}.{stamp.nanosec:09d}"
         )
 
-    def _find_object(self, text: str) -> int:
-        """Return the number of a tracked object. Raises UnknownObjectError, or NodeRestarted for an id from before."""
-        object_id, epoch = parse_id(text)
-        camera = self._settings.camera
-        epochs = {tracked.id: tracked.epoch for tracked in self._client.list_objects(camera=camera)}
-        if epoch is not None and epochs and epoch not in epochs.values():
-            raise NodeRestarted(
-                f"id {text}: object ids of camera {camera} have begun again; use the ids of new detections",
-                camera=camera,
-                old_epoch=epoch,
-            )
-        if object_id not in epochs:
-            raise UnknownObjectError(f"no object {text}; there are {list(epochs) or 'none'}")
-        return object_id
-
     def _add_object(self, request: Any, response: Any) -> None:
         added = self._client.add_object(
             **read_prompt(request),
@@ -462,16 +462,19 @@ class Ros2Bridge(Closeable):
         response.id = format_id(added.id, added.epoch)
 
     def _refine_object(self, request: Any, response: Any) -> None:
+        object_id, epoch = parse_id(request.id)
         refined = self._client.refine_object(
-            self._find_object(request.id),
+            object_id,
             **read_prompt(request),
             seq=self._find_seq(request.stamp),
             camera=self._settings.camera,
+            epoch=epoch,
         )
         response.score = float(refined.score)
 
     def _remove_object(self, request: Any, _: Any) -> None:
-        self._client.remove_object(self._find_object(request.id), camera=self._settings.camera)
+        object_id, epoch = parse_id(request.id)
+        self._client.remove_object(object_id, camera=self._settings.camera, epoch=epoch)
 
     def _add_objects(self, request: Any, response: Any) -> None:
         """Add all objects, or none: those of before an error are removed again. Labels are the caller's ids."""
@@ -501,7 +504,8 @@ class Ros2Bridge(Closeable):
             raise UnknownObjectError(
                 f"no object {request.object_id[:40]!r}; there are {list(self._names) or 'none'}"
             )
-        self._client.remove_object(self._find_object(text), camera=self._settings.camera)
+        object_id, epoch = parse_id(text)
+        self._client.remove_object(object_id, camera=self._settings.camera, epoch=epoch)
         del self._names[request.object_id]
         self._list_names(response)
 
@@ -686,6 +690,12 @@ def _list_topics(settings: Ros2Settings) -> dict[str, str]:
             "expected image_topic, and different depth_topic, camera_info_topic and joint_states_topic, found "
             f"{', '.join(map(repr, topics))}"
         )
+    for name, other in _NEEDED.items():
+        if getattr(settings, name) != _DEFAULTS[name] and not getattr(settings, other):
+            raise SettingsError(
+                f"{name}: expected {other} beside it, found none: without it, {name} has no effect; set {other}, or "
+                f"leave {name} away"
+            )
     if settings.timeout_ms < 1:
         raise SettingsError(f"timeout_ms: expected 1 or more, found {settings.timeout_ms}")
     return kinds
