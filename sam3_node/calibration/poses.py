@@ -16,7 +16,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from functools import partial
+from itertools import pairwise
 from pathlib import Path, PurePath
+from statistics import median
 from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
@@ -38,6 +40,8 @@ MAX_SETS = 256
 Unit = Literal["m", "cm", "mm", "in"]
 # metres in each unit
 _UNITS: dict[Unit, float] = {"m": 1.0, "cm": 1e-2, "mm": 1e-3, "in": 0.0254}
+# poses that show how often they come
+_RECENT = 16
 # distance of a gripper from its base above which the unit must be wrong
 _MAX_REACH_M = 20.0
 # how far a quaternion's length or a matrix may be off: files have few digits
@@ -459,6 +463,11 @@ class PoseTrack:
         """The latest stamp; 0 if there is none."""
         return self._stamps[-1] if self._stamps else 0
 
+    def measure_period_ns(self) -> int | None:
+        """Return the usual time between two poses, of the last ones; None before the second."""
+        last = self._stamps[-_RECENT:]
+        return round(median(after - before for before, after in pairwise(last))) if len(last) > 1 else None
+
     def steps_back(self, stamp_ns: int) -> bool:
         """Return True if a pose at a time would begin the track anew, because the clock has stepped back."""
         if self._max_back_ns is None or not self._stamps:
@@ -639,6 +648,10 @@ class JointTracks:
                 track.limit_values(self._max_values * len(track.names) // total)
         self._by_names[names] = [track for track in self._tracks if names.issuperset(track.names)]
         return self._by_names[names]
+
+    def measure_period_ns(self) -> int | None:
+        """Return the longest usual time between two messages of a joint; None before the second."""
+        return max((period for track in self._tracks if (period := track.measure_period_ns())), default=None)
 
     def forget_after(self, stamp_ns: int) -> None:
         """Forget the joints later than a time."""

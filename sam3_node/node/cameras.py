@@ -55,6 +55,8 @@ CAPACITY = 4096
 MAX_TRACK_VALUES = 1 << 19
 """Numbers of poses, and of joint states, that are kept on each clock: 4 MiB. It is CAPACITY states of 128 joints,
 and fewer of more joints."""
+MAX_LATE_S = 0.2
+"""Seconds from a robot's stamp to the arrival of its message above which their clocks may differ."""
 MAX_BACK_NS = 200_000_000
 """Nanoseconds by which a pose or joints may be older than the newest before them. If they are older, the robot's clock
 has stepped back, and what came before is forgotten, as tf2 does."""
@@ -429,8 +431,20 @@ class RobotTracks:
                 )
             return tracks[frame.clock].at(frame.capture_ns, self._max_gap_ns, self._max_ahead_ns)
         except CalibrationError as error:
-            self.problem = str(error)
+            self.problem = (
+                f"{error}{self._advise(tracks[frame.clock], frame) if frame.clock in tracks else ''}"
+            )
             return None
+
+    def _advise(self, track: PoseTrack | JointTracks, frame: Frame) -> str:
+        """Return what to do about a time without a pose or joints, by the time from one message to the next."""
+        period_ns = track.measure_period_ns()
+        if period_ns is None or period_ns <= self._max_gap_ns:
+            return ""
+        return (
+            f"; they come every {period_ns / 1e6:.0f} ms: send them more often, 50 Hz or more is usual, or raise "
+            "spatial.max_pose_gap_ms"
+        )
 
 
 class RobotPoses(RobotTracks):
@@ -453,6 +467,7 @@ class RobotPoses(RobotTracks):
         self.ahead = 0
         """Number of messages that were refused because their clock was ahead of the node's."""
         self._lead_s = 0.0  # of the last of them
+        self._late_s = 0.0  # from the stamps of the last messages to their arrival
         self._ages = ages or AgeLimits(0.0, live=True)
         self._subscriber: PoseSubscriber | None = None
         if settings.poses:
@@ -477,12 +492,17 @@ class RobotPoses(RobotTracks):
         if source is None:
             return RobotState()
         try:
-            for message in source.take(timeout_ms=0):
+            messages = source.take(timeout_ms=0)
+            for message in messages:
                 self.add(message)
         except TransportError as error:
             # without the robot's messages, the frame still has masks
             self.problem = str(error)
             return RobotState()
+        # of those that came together, the newest has waited least
+        now_ns = time.time_ns()
+        lates_s = [(now_ns - one.stamp_ns) / 1e9 for one in messages if one.clock == "system"]
+        self._late_s = min(lates_s, default=self._late_s)
         self._forget_ahead()
         state = super().find(frame)
         if self.problem is not None:
@@ -502,6 +522,11 @@ class RobotPoses(RobotTracks):
     def _describe_losses(self, source: PoseSubscriber) -> str:
         """Return the messages that were not used: what is missing may be among them."""
         losses = ""
+        if self._late_s > MAX_LATE_S:
+            losses += (
+                f"; they come {self._late_s:.1f} s after their stamps: synchronise the clocks of robot and node "
+                "(chrony/PTP), or send them at once"
+            )
         if self.ahead:
             losses += f"; {self.ahead} were refused: {self._describe_ahead()}"
         if source.rejected:

@@ -138,8 +138,9 @@ class FrameSpans(Closeable):
     def record(self, masks: MaskFrame, received: ReceivedFrame) -> None:
         """Send the spans of published masks.
 
-        The frame's span begins with its capture, or its arrival if the camera's clock is not Unix time. Stages have
-        durations alone: their spans follow one another, and end where publication begins.
+        The frame's span begins with its capture, or with its arrival if the camera's clock is not Unix time, or is
+        ahead of the node's; then `clock_ahead_ms` says by how much at least. Stages have durations alone: their spans
+        follow one another, and end where publication begins.
         """
         end_ns = time.time_ns()
         frame = received.frame
@@ -148,13 +149,16 @@ class FrameSpans(Closeable):
         stages = [(name, 1000 * us) for name, us in masks.stages_us.items() if name != "pack"]
         begin_ns = masks.published_ns - sum(duration_ns for _, duration_ns in stages)
         spans = [TracedSpan("wait", received.received_ns, begin_ns)]
-        if frame.clock == "system":
+        about: dict[str, float] = {"objects": len(masks.instances), "skipped": received.skipped}
+        ahead_ns = frame.capture_ns - received.received_ns
+        if frame.clock == "system" and ahead_ns > 0:
+            about["clock_ahead_ms"] = ahead_ns / 1e6
+        elif frame.clock == "system":
             spans.insert(0, TracedSpan("receive", frame.capture_ns, received.received_ns))
         for name, duration_ns in stages:
             spans.append(TracedSpan(name, begin_ns, begin_ns + duration_ns))
             begin_ns += duration_ns
         spans.append(TracedSpan("publish", masks.published_ns, end_ns))
-        about = {"objects": len(masks.instances), "skipped": received.skipped}
         whole = self._tracer.start_span("frame", start_time=spans[0].begin_ns, attributes=attributes | about)
         context = self._within(whole)
         for span in spans:

@@ -20,7 +20,7 @@ from sam3_node.transport.tap import MAX_JOINTS
 from sam3_node.types import Clock, Frame, FramePose, JointState, RobotMessage, RobotState
 from tests.support.hostility import limited_memory
 from tests.support.node_rig import until
-from tests.support.refuses import refuses
+from tests.support.refuses import mentions, refuses
 from tests.support.transport_peer import open_peer, place_of
 
 MS = 1_000_000
@@ -270,6 +270,31 @@ def find_at(poses: RobotPoses, stamp_ns: int, make: Make, clock: Clock = "system
     """Return what is found of the kind that `make` makes."""
     state = poses.find(replace(frame(0, clock), capture_ns=stamp_ns))
     return state.joints if make is joints_at else state.pose
+
+
+def test_joints_that_come_too_seldom_are_told_with_the_setting() -> None:
+    tracks = tracks_of(*(joints_at(ms * MS) for ms in range(0, 2000, 250)))
+    assert tracks.find(replace(frame(0), capture_ns=600 * MS)).joints is None
+    assert mentions(str(tracks.problem), "a gap of 250 ms", "every 250 ms", "spatial.max_pose_gap_ms")
+    # one that was lost is another matter
+    tracks = tracks_of(*(joints_at(ms * MS) for ms in range(0, 2000, 20) if not 500 < ms < 700))
+    assert tracks.find(replace(frame(0), capture_ns=600 * MS)).joints is None
+    assert not mentions(str(tracks.problem), "spatial.max_pose_gap_ms")
+
+
+@pytest.mark.parametrize("make", [pose_at, joints_at])
+def test_a_robot_whose_clock_is_behind_is_told(publisher: PosePublisher, make: Make) -> None:
+    settings = SpatialSettings(poses=publisher.endpoint)
+    with ExitStack() as stack:
+        poses = RobotPoses(settings, stack, robot="arm")
+        told = re.compile(r"they come 2\.\d s after their stamps: synchronise the clocks")
+
+        def is_told() -> bool:
+            publisher.send(make(time.time_ns() - 2000 * MS, "system"))
+            find_at(poses, time.time_ns(), make)
+            return bool(told.search(str(poses.problem)))
+
+        until(is_told, "its clock")
 
 
 @pytest.mark.parametrize("make", [pose_at, joints_at])

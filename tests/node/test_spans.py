@@ -4,6 +4,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +18,9 @@ from sam3_node.node import spans as spans_module
 from sam3_node.node.spans import FrameSpans
 from sam3_node.settings import MonitoringSettings
 from sam3_node.transport.control_server import AnsweredRequest
+from sam3_node.types import MaskFrame
 from tests.support.near_node import NearNode
+from tests.support.node_rig import picture, until
 from tests.support.refuses import mentions, refuses
 
 AWAY = "http://127.0.0.1:9"
@@ -131,6 +134,30 @@ def test_a_flood_of_requests_leaves_the_places_of_frames(
     sent = [span for part in parts for span in part.scope_spans[0].spans]
     assert len(sent) == spans_module.MAX_REQUESTS_PER_S
     assert {span.end_time_unix_nano - span.start_time_unix_nano for span in sent} == {500_000_000}
+
+
+def test_a_camera_whose_clock_is_ahead_has_no_span_of_negative_length(
+    tmp_path: Path, collector: tuple[str, list[Any]]
+) -> None:
+    address, requests = collector
+    with NearNode(tmp_path, monitoring=MonitoringSettings(otlp_endpoint=address)) as node:
+
+        def find() -> MaskFrame | None:
+            node.camera.send(replace(picture(0), capture_ns=time.time_ns() + 400_000_000))
+            return node.masks.take(100)
+
+        until(find, "masks")
+    spans = [
+        span
+        for request in requests
+        for part in request.resource_spans
+        for span in part.scope_spans[0].spans
+        if span.name != "control"
+    ]
+    assert spans
+    assert all(span.start_time_unix_nano <= span.end_time_unix_nano for span in spans)
+    assert "receive" not in {span.name for span in spans}
+    assert all(0 < read(span)["clock_ahead_ms"] <= 400 for span in spans if span.name == "frame")
 
 
 def read(span: Any) -> dict[str, Any]:

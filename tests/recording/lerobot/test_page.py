@@ -10,10 +10,13 @@ import pytest
 
 from sam3_node import client
 from sam3_node.transport.tap import StreamTap
-from sam3_node.wire import unpack_action
+from sam3_node.types import JointState
+from sam3_node.wire import unpack_action, unpack_pose
 from tests.support.pages import block_with
 from tests.support.patience import PATIENCE_MS
 from tests.support.threads import repeating
+
+STATES = (({"elbow": 0.4}, None), ({"elbow": 0.4}, {"elbow": 0.5, "finger": 0.01}))
 
 
 class RobotError(Exception):
@@ -27,22 +30,28 @@ def define(text: str) -> dict[str, Any]:
     return names
 
 
-def pace(values: dict[str, float], count: int) -> Iterator[dict[str, float]]:
+def pace(*states: Any, count: int) -> Iterator[Any]:
     for _ in range(count):
         time.sleep(0.01)
-        yield values
+        yield from states
 
 
-def test_a_recorder_takes_actions_that_were_sent_without_this_package(tmp_path: Path) -> None:
-    send: Callable[..., None] = define("def send_actions")["send_actions"]
+def test_a_recorder_takes_joints_and_actions_that_were_sent_without_this_package(tmp_path: Path) -> None:
+    send: Callable[..., None] = define("def send_arm")["send_arm"]
     endpoint = f"ipc://{tmp_path}/robot"
     with (
         StreamTap([f"ipc://{tmp_path}/frames"], f"ipc://{tmp_path}/masks", (), 1 << 20, endpoint) as tap,
-        repeating(lambda: send(endpoint, pace({"elbow": 0.5, "finger": 0.01}, 20), "left-arm", "command")),
+        repeating(lambda: send(endpoint, pace(*STATES, count=20), "left-arm", "command")),
     ):
-        arrived = tap.take(PATIENCE_MS)
-    assert arrived is not None
-    action = unpack_action(arrived.parts)
+        found: dict[bytes, Any] = {}
+        while len(found) < 2:
+            arrived = tap.take(PATIENCE_MS)
+            assert arrived is not None
+            found[bytes(arrived.parts[0])] = arrived.parts
+    joints = unpack_pose(found[b"joints/left-arm"])
+    assert isinstance(joints, JointState)
+    assert (joints.robot, joints.clock, joints.positions) == ("left-arm", "system", {"elbow": 0.4})
+    action = unpack_action(found[b"action/left-arm"])
     assert (action.robot, action.source, action.clock) == ("left-arm", "command", "system")
     assert action.values == {"elbow": 0.5, "finger": 0.01}
 
