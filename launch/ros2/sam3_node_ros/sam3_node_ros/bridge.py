@@ -99,7 +99,7 @@ class Sam3Bridge(LifecycleNode):
     def start(self) -> bool:
         """Configure and activate the node. Return False if that fails; the log says why."""
         done = TransitionCallbackReturn.SUCCESS
-        return self.trigger_configure() == done and self.trigger_activate() == done
+        return bool(self.trigger_configure() == done and self.trigger_activate() == done)
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Connect, and create publishers and services."""
