@@ -96,10 +96,25 @@ class OpenCvDevice:
 
 
 def open_webcam(address: str, settings: CameraSettings, stop: threading.Event) -> DeviceSource:
-    """Open the device with index `address` at the size and rate of `settings`. Raises CameraError if it is absent."""
+    """Open the device with index `address` at the size and rate of `settings`. Raises CameraError if it is absent.
+
+    A lost one is opened again at its port, where the system names it: a number may be another camera's then.
+    """
     if not (address.isascii() and address.isdigit() and len(address) < 4):
         raise CameraError(f"expected webcam:INDEX with an index from 0, found 'webcam:{address}'")
-    return DeviceSource(f"webcam:{address}", lambda: _open_index(int(address), settings), settings.fps, stop)
+    index = int(address)
+    port = ""
+
+    def open_device() -> OpenCvDevice:
+        nonlocal port
+        cameras = list_v4l2()  # none on other systems than Linux
+        if port:
+            find_again(address, port, cameras)
+        device = _open_index(index, settings)
+        port = next((camera.port for camera in cameras if camera.index == index), "")
+        return device
+
+    return DeviceSource(f"webcam:{address}", open_device, settings.fps, stop)
 
 
 def open_stream(uri: str, settings: CameraSettings, stop: threading.Event) -> DeviceSource:

@@ -20,6 +20,7 @@ from sam3_node.cameras.sources import open_camera
 from sam3_node.errors import CameraError
 from sam3_node.settings import CameraSettings
 from sam3_node.wire import decode_image
+from tests.support.node_rig import until
 from tests.support.recordings import write_film
 from tests.support.refuses import mentions, refuses
 from tests.support.tables import each_row
@@ -301,6 +302,42 @@ def test_a_camera_is_found_by_name_part_file_and_number() -> None:
         webcam.find_camera("Integratd Camera", cameras)
     with refuses(CameraError, field="none"):
         webcam.find_camera("c920", [])
+
+
+@pytest.mark.parametrize("source", ["v4l2:C920", "v4l2:/dev/video0", "webcam:0"])
+def test_a_lost_camera_is_never_replaced_by_its_twin(
+    source: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The one at port 1 is lost, and the one at port 2 gets its name and file, until the first is back."""
+    opened: list[str] = []
+    first, second = (
+        webcam.V4l2Camera(Path("/dev/video0"), "C920", (MODES[0],), f"usb-{port}") for port in (1, 2)
+    )
+    present = [first]
+
+    class Lossy(Capture):
+        """A device that gives one image and is lost."""
+
+        def retrieve(self) -> tuple[bool, np.ndarray]:
+            present[0] = second
+            self.buffers.clear()
+            return True, np.zeros((48, 64, 3), np.uint8)
+
+    def open_capture(*_: object) -> Lossy:
+        opened.append(present[0].port)
+        return Lossy(b"image")
+
+    monkeypatch.setattr(webcam, "list_v4l2", lambda: list(present))
+    monkeypatch.setattr(webcam, "_open_capture", open_capture)
+    stop = threading.Event()
+    images = iter(open_camera(source, CameraSettings(), stop))
+    next(images)
+    until(lambda: "usb-2" in caplog.text, "the refusal of the other camera")
+    assert mentions(caplog.text, "usb-1", "again")
+    present[0] = first
+    next(images)
+    stop.set()
+    assert set(opened) == {"usb-1"}
 
 
 @pytest.mark.parametrize(
