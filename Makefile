@@ -67,7 +67,7 @@ ros2: $(ROS2_READY)
 # as ros2 launch does: start the node of a camera, configure and activate it
 PARAMETERS ?=
 ros2-bridge: $(ROS2_READY)
-	$(ROS2)/bin/python -m sam3_node_ros.bridge --ros-args -p autostart:=true $(addprefix -p ,$(PARAMETERS))
+	$(ROS2)/lib/sam3_node_ros/bridge --ros-args -p autostart:=true $(addprefix -p ,$(PARAMETERS))
 
 ros2-test: $(READY) $(ROS2_READY)
 	OMP_NUM_THREADS=1 $(ROS2)/bin/python -m pytest -rP --tb=short $(wildcard tests/bridges/test_ros2*.py)
