@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..types import Buffer
 from ..types import lazy_numpy as np
@@ -25,7 +25,7 @@ _RESTART = re.compile(rb"\xff[\xd0-\xd7]")
 _SCALE = 8
 """Pixels of the side of a square that a small decoding makes one pixel of."""
 
-DecodeSmall = Callable[[Buffer], np.typing.NDArray[np.uint8]]
+DecodeSmall = Callable[[Buffer], Any]
 """Decodes a JPEG to uint8 [h, w, channels] of an eighth of its sides, rounded up."""
 
 

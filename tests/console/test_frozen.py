@@ -102,7 +102,7 @@ def test_the_robot_is_painted_where_the_node_sees_it(rig: ConsoleRig, page: Page
     image = LabelledClip.load(TABLETOP).image(seq % CLIP_FRAMES)
     painted = np.abs(shown - image).max(axis=-1) > 12
     inside = robot.full()
-    assert painted[inside].mean() > 0.5
+    assert painted[inside].mean() > 0.25  # hatched
     assert painted[~cv2.dilate(inside.astype(np.uint8), np.ones((5, 5), np.uint8)).astype(bool)].mean() < 0.01
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from sam3_node.tracking import association
+from sam3_node.tracking.names import MEASURED
 from tests.support.saving import reload
 
 RULES = association.AssociationRules()
@@ -263,34 +264,39 @@ def test_what_is_forgotten_is_not_there() -> None:
     assert lifecycle.ids == []
 
 
+def measured(*first: float) -> list[float]:
+    """Features of a detection of which the first ones matter."""
+    return [*first, *[0.0] * (MEASURED - len(first))]
+
+
 def test_what_detections_say_of_each_name(lifecycle: association.Lifecycle) -> None:
-    lifecycle.mark_detected(1, "mug", 0.9, 0, [1.0, 2.0])
-    lifecycle.mark_detected(1, "cup", 0.5, 0, [5.0, 6.0])
+    lifecycle.mark_detected(1, "mug", 0.9, 0, measured(1.0, 2.0))
+    lifecycle.mark_detected(1, "cup", 0.5, 0, measured(5.0, 6.0))
     lifecycle.mark_missed(1)
-    assert lifecycle.name_features(1, "mug") == [1.0, 2.0, 1 / 3]
-    assert lifecycle.name_features(1, "cup") == [5.0, 6.0, 1 / 3]
+    assert lifecycle.name_features(1, "mug") == [*measured(1.0, 2.0), 1 / 3]
+    assert lifecycle.name_features(1, "cup") == [*measured(5.0, 6.0), 1 / 3]
     assert lifecycle.name_features(1, "jar") is None
     lifecycle.keep_labels(["mug"])
     assert lifecycle.name_features(1, "cup") is None
     lifecycle.observe(1, 0.0, False, 0)
-    assert lifecycle.name_features(1, "mug") == [1.0, 2.0, 1 / 3]
+    assert lifecycle.name_features(1, "mug") == [*measured(1.0, 2.0), 1 / 3]
     lifecycle.mark_missed(1)  # out of view in a round of the detector: what comes back may be another thing
     assert lifecycle.name_features(1, "mug") is None
-    lifecycle.mark_detected(1, "mug", 0.9, 0, [7.0, 8.0])
-    assert lifecycle.name_features(1, "mug") == [7.0, 8.0, 1.0]
+    lifecycle.mark_detected(1, "mug", 0.9, 0, measured(7.0, 8.0))
+    assert lifecycle.name_features(1, "mug") == [*measured(7.0, 8.0), 1.0]
 
 
 def test_a_detection_elsewhere_voids_what_was_known_of_the_name(lifecycle: association.Lifecycle) -> None:
     for _ in range(3):
-        lifecycle.mark_detected(1, "mug", 0.9, 0, [4.0])
-    lifecycle.mark_detected(1, "mug", 0.3, 0, [-1.0], anew=True)
-    assert lifecycle.name_features(1, "mug") == [-1.0, 1.0]
+        lifecycle.mark_detected(1, "mug", 0.9, 0, measured(4.0))
+    lifecycle.mark_detected(1, "mug", 0.3, 0, measured(-1.0), anew=True)
+    assert lifecycle.name_features(1, "mug") == [*measured(-1.0), 1.0]
 
 
 def test_a_state_holds_the_names(lifecycle: association.Lifecycle) -> None:
-    lifecycle.mark_detected(1, "mug", 0.9, 0, [1.0])
+    lifecycle.mark_detected(1, "mug", 0.9, 0, measured(1.0))
     again = association.Lifecycle(LIFE_RULES)
     again.restore(reload(lifecycle.state()))
     for each in (lifecycle, again):
-        each.mark_detected(1, "mug", 0.9, 0, [2.0])
-        assert each.name_features(1, "mug") == [1.5, 1.0]
+        each.mark_detected(1, "mug", 0.9, 0, measured(2.0))
+        assert each.name_features(1, "mug") == [*measured(1.5), 1.0]

@@ -216,10 +216,11 @@ def test_no_feature_that_grows_lowers_the_confidence() -> None:
 def test_the_evidence_is_a_mean_in_which_old_detections_fade() -> None:
     evidence = names.NameEvidence()
     for value in (1.0, 2.0, 6.0):
-        evidence.add([value])
-    assert evidence.means == [3.0]
-    assert names.list_features(evidence, 4) == [3.0, 0.75]
-    assert names.list_features(evidence, 2) == [3.0, 1.0]  # never more often than the detector ran
+        evidence.add([value] * names.MEASURED)
+    means = [3.0] * names.MEASURED
+    assert evidence.means == means
+    assert names.list_features(evidence, 4) == [*means, 0.75]
+    assert names.list_features(evidence, 2) == [*means, 1.0]  # never more often than the detector ran
     for _ in range(10 * names.MEMORY):
-        evidence.add([0.0])
+        evidence.add([0.0] * names.MEASURED)
     assert evidence.means[0] < 1e-3
