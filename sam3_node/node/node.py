@@ -79,6 +79,8 @@ class Node:
         self._request_budget_s = FIRST_BUDGET_S
         self._slice_waits = False
         """True if an object that catches up may go on at once."""
+        self._told_threads: int | None = None
+        """Number of CPU threads of the last event about it"""
         self._start_s = time.monotonic()
         self._next_chores_s = self._start_s
         self._next_log_s = self._start_s + LOG_EVERY_S
@@ -131,6 +133,8 @@ class Node:
         # before any camera is served, because it gives each camera its epoch
         self.perception.session = session
         self.threads = self._make_thread_chooser()
+        if not self.threads.has_choice:
+            self._told_threads = self.threads.chosen
         self._description = self.perception.describe()  # computes digests; later it would delay frames
         body = self.perception.robot
         known_joints = frozenset[str]() if body is None else body.known_joints
@@ -362,11 +366,16 @@ class Node:
         return ThreadChooser(count_threads(), fixed=not on_cpu or self._settings.model.threads > 0)
 
     def _set_threads(self) -> int:
-        """Set the number of CPU threads of the next step, and return it."""
+        """Set the number of CPU threads of the next step, tell recorders of a change, and return it.
+
+        The first one of a node that chooses is always told: a recording may go on over a restart.
+        """
         # all steps of an object that catches up are repeated with the number of its first one
         hold = any(len(pipeline.catch_ups) for pipeline in self.perception.pipelines.values())
         count = self.threads.next(hold)
-        if use_threads(count):
+        use_threads(count)
+        if count != self._told_threads:
+            self._told_threads = count
             self.output.publish_event(THREADS, {"count": count})
         return count
 

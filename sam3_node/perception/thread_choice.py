@@ -37,12 +37,10 @@ def count_threads() -> int:
     return torch.get_num_threads()
 
 
-def use_threads(count: int) -> bool:
-    """Use this number of CPU threads for steps of this thread from now on; return True if it is another one."""
-    if count == torch.get_num_threads():
-        return False
-    torch.set_num_threads(count)
-    return True
+def use_threads(count: int) -> None:
+    """Use this number of CPU threads for steps of this thread from now on."""
+    if count != torch.get_num_threads():
+        torch.set_num_threads(count)
 
 
 class ThreadChooser:
@@ -64,6 +62,11 @@ class ThreadChooser:
         self._next_s = clock() + FIRST_S
         self._recent = deque[float](maxlen=RECENT)
         self._usual_s: float | None = None
+
+    @property
+    def has_choice(self) -> bool:
+        """True if there is more than one number."""
+        return len(self.numbers) > 1
 
     def next(self, hold: bool = False) -> int:
         """Return the number for the next step. With `hold`, work is under way whose number must not change."""
@@ -88,7 +91,7 @@ class ThreadChooser:
 
     def describe(self) -> str:
         """Say why the number was chosen."""
-        if len(self.numbers) == 1:
+        if not self.has_choice:
             return "there is no choice: model.threads, a GPU or a single processor decides"
         if not self.times_s:
             return "not tried yet"
@@ -96,7 +99,7 @@ class ThreadChooser:
         return f"median time of a step with each number of threads: {', '.join(times)}"
 
     def _is_due(self) -> bool:
-        if len(self.numbers) == 1:
+        if not self.has_choice:
             return False
         if self._clock() >= self._next_s:
             return True
