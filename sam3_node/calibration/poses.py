@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 64 << 20
 """Size of the largest file that is read."""
+ENDED_PERIODS = 4
+"""Usual times between two messages of a joint after which it counts as ended, while others go on."""
 MAX_SETS = 256
 """Sets in which a robot's joints may come apart. Another one replaces that which came longest ago."""
 
@@ -650,8 +652,15 @@ class JointTracks:
         return self._by_names[names]
 
     def measure_period_ns(self) -> int | None:
-        """Return the longest usual time between two messages of a joint; None before the second."""
-        return max((period for track in self._tracks if (period := track.measure_period_ns())), default=None)
+        """Return the longest usual time between two messages of a joint; None before the second.
+
+        Joints that have ended do not count.
+        """
+        newest_ns = max((track.newest_ns for track in self._tracks), default=0)
+        periods = [(track.measure_period_ns(), newest_ns - track.newest_ns) for track in self._tracks]
+        return max(
+            (period for period, age in periods if period and age <= ENDED_PERIODS * period), default=None
+        )
 
     def forget_after(self, stamp_ns: int) -> None:
         """Forget the joints later than a time."""

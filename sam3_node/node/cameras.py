@@ -55,6 +55,8 @@ CAPACITY = 4096
 MAX_TRACK_VALUES = 1 << 19
 """Numbers of poses, and of joint states, that are kept on each clock: 4 MiB. It is CAPACITY states of 128 joints,
 and fewer of more joints."""
+LATE_TOLD_S = 2.0
+"""Seconds after the last late message for which lateness is told: later, messages that do not come are the matter."""
 MAX_LATE_S = 0.2
 """Seconds from a robot's stamp to the arrival of its message above which their clocks may differ."""
 MAX_BACK_NS = 200_000_000
@@ -468,6 +470,7 @@ class RobotPoses(RobotTracks):
         """Number of messages that were refused because their clock was ahead of the node's."""
         self._lead_s = 0.0  # of the last of them
         self._late_s = 0.0  # from the stamps of the last messages to their arrival
+        self._late_until_s = 0.0  # when that is told no more, of the monotonic clock
         self._ages = ages or AgeLimits(0.0, live=True)
         self._subscriber: PoseSubscriber | None = None
         if settings.poses:
@@ -502,7 +505,9 @@ class RobotPoses(RobotTracks):
         # of those that came together, the newest has waited least
         now_ns = time.time_ns()
         lates_s = [(now_ns - one.stamp_ns) / 1e9 for one in messages if one.clock == "system"]
-        self._late_s = min(lates_s, default=self._late_s)
+        if lates_s:
+            self._late_s = min(lates_s)
+            self._late_until_s = time.monotonic() + LATE_TOLD_S
         self._forget_ahead()
         state = super().find(frame)
         if self.problem is not None:
@@ -522,7 +527,7 @@ class RobotPoses(RobotTracks):
     def _describe_losses(self, source: PoseSubscriber) -> str:
         """Return the messages that were not used: what is missing may be among them."""
         losses = ""
-        if self._late_s > MAX_LATE_S:
+        if self._late_s > MAX_LATE_S and time.monotonic() < self._late_until_s:
             losses += (
                 f"; they come {self._late_s:.1f} s after their stamps: synchronise the clocks of robot and node "
                 "(chrony/PTP), or send them at once"

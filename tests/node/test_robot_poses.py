@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,7 @@ import zmq
 
 from sam3_node.calibration.poses import MAX_SETS, JointTracks
 from sam3_node.errors import CalibrationError, TransportError
-from sam3_node.node.cameras import CAPACITY, MAX_TRACK_VALUES, AgeLimits, RobotPoses, RobotTracks
+from sam3_node.node.cameras import CAPACITY, LATE_TOLD_S, MAX_TRACK_VALUES, AgeLimits, RobotPoses, RobotTracks
 from sam3_node.settings import SpatialSettings
 from sam3_node.transport import PosePublisher
 from sam3_node.transport.tap import MAX_JOINTS
@@ -276,6 +277,11 @@ def test_joints_that_come_too_seldom_are_told_with_the_setting() -> None:
     tracks = tracks_of(*(joints_at(ms * MS) for ms in range(0, 2000, 250)))
     assert tracks.find(replace(frame(0), capture_ns=600 * MS)).joints is None
     assert mentions(str(tracks.problem), "a gap of 250 ms", "every 250 ms", "spatial.max_pose_gap_ms")
+    # a joint that has ended does not say how often the others come
+    ended = [replace(joints_at(ms * MS), positions={"finger": 1.0}) for ms in range(0, 300, 100)]
+    tracks = tracks_of(*ended, *(joints_at(ms * MS) for ms in range(300, 2000, 20) if not 800 < ms < 900))
+    assert tracks.find(replace(frame(0), capture_ns=850 * MS)).joints is None
+    assert not mentions(str(tracks.problem), "they come every")
     # one that was lost is another matter
     tracks = tracks_of(*(joints_at(ms * MS) for ms in range(0, 2000, 20) if not 500 < ms < 700))
     assert tracks.find(replace(frame(0), capture_ns=600 * MS)).joints is None
@@ -283,18 +289,26 @@ def test_joints_that_come_too_seldom_are_told_with_the_setting() -> None:
 
 
 @pytest.mark.parametrize("make", [pose_at, joints_at])
-def test_a_robot_whose_clock_is_behind_is_told(publisher: PosePublisher, make: Make) -> None:
+def test_a_robot_whose_clock_is_behind_is_told_while_it_sends(
+    publisher: PosePublisher, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = SpatialSettings(poses=publisher.endpoint)
     with ExitStack() as stack:
         poses = RobotPoses(settings, stack, robot="arm")
-        told = re.compile(r"they come 2\.\d s after their stamps: synchronise the clocks")
+        advice = re.compile(r"they come 2\.\d s after their stamps: synchronise the clocks")
 
         def is_told() -> bool:
             publisher.send(make(time.time_ns() - 2000 * MS, "system"))
             find_at(poses, time.time_ns(), make)
-            return bool(told.search(str(poses.problem)))
+            return bool(advice.search(str(poses.problem)))
 
         until(is_told, "its clock")
+        # a robot that has stopped is another matter; each look at the clock finds it later
+        later_s = count(time.monotonic(), 2 * LATE_TOLD_S)
+        monkeypatch.setattr(time, "monotonic", lambda: next(later_s))
+        assert find_at(poses, time.time_ns(), make) is None
+        assert poses.problem
+        assert not advice.search(poses.problem)
 
 
 @pytest.mark.parametrize("make", [pose_at, joints_at])
