@@ -106,8 +106,9 @@ class Sam3Bridge(LifecycleNode):
         names = [field.name for field in fields(Ros2Settings)]
         logger = self.get_logger()
         settings = Ros2Settings(**{name: self.get_parameter(name).value for name in names})
-        for name in self._parameter_overrides.keys() - set(names):
-            if near := did_you_mean(name, names):
+        for name in self._parameter_overrides.keys() - {*names, "autostart"}:
+            # a file of parameters may hold those of other nodes, so only what is nearly one of these is told
+            if near := did_you_mean(name, [*names, "autostart"]):
                 logger.warning(
                     f"parameter {name}: expected one of this node, found another: it has no effect{near}"
                 )
