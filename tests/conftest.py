@@ -4,6 +4,7 @@ On a CPU, models run in float32 unless a test says otherwise.
 """
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -56,3 +57,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         )
 
     items.sort(key=rank)
+
+
+@pytest.fixture(scope="session")
+def lerobot_recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording with episodes. Tests only read it."""
+    from tools.lerobot_recorded.recording import write_recording
+
+    return write_recording(tmp_path_factory.mktemp("recording") / "pick.mcap")
+
+
+@pytest.fixture(scope="session")
+def lerobot_dataset(lerobot_recording: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The dataset that `lerobot_recording` is converted to. Tests only read it."""
+    from sam3_node.recording.lerobot.conversion import Converted, convert_recordings
+    from sam3_node.settings import LeRobotSettings
+
+    folder = tmp_path_factory.mktemp("dataset") / "pick"
+    converted = convert_recordings([lerobot_recording], LeRobotSettings(), folder, lambda _: None)
+    assert converted == Converted(2, 0, 0)
+    return folder

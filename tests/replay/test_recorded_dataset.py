@@ -22,7 +22,7 @@ from sam3_node.settings import LeRobotSettings
 from sam3_node.types import Instance, Mask, MaskFrame
 from tests.support.live import Live, chosen, masks_of, moving_frame, tiny_settings
 from tests.support.refuses import refuses
-from tools.lerobot_recorded.recording import SIZES, write_recording
+from tools.lerobot_recorded.recording import SIZES
 
 FRAMES = 12
 BOX = (14.0, 10.0, 42.0, 32.0)
@@ -95,21 +95,9 @@ def read_table(dataset: Path) -> tuple[list[str], list[dict[str, Any]]]:
     return tables[0].schema.names, [row for table in tables for row in table.to_pylist()]
 
 
-@pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_recording(tmp_path_factory.mktemp("recording") / "pick.mcap")
-
-
-@pytest.fixture(scope="module")
-def dataset(recording: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dataset") / "pick"
-    convert_recordings([recording], LeRobotSettings(), folder, lambda _: None)
-    return folder
-
-
-def test_all_that_speaks_of_objects_is_of_one_replay(dataset: Path, tmp_path: Path) -> None:
-    before, _ = read_table(dataset)
-    written = copy_with(dataset, tmp_path / "out", ["front"])
+def test_all_that_speaks_of_objects_is_of_one_replay(lerobot_dataset: Path, tmp_path: Path) -> None:
+    before, _ = read_table(lerobot_dataset)
+    written = copy_with(lerobot_dataset, tmp_path / "out", ["front"])
     names, rows = read_table(written)
     assert set(names) == set(before)
     found = []
@@ -135,8 +123,8 @@ def test_all_that_speaks_of_objects_is_of_one_replay(dataset: Path, tmp_path: Pa
     assert episode["stats/observation.objects.front/std"] == pytest.approx(np.std(first, axis=0).tolist())
 
 
-def test_masks_of_a_camera_that_was_not_replayed_are_left_out(dataset: Path, tmp_path: Path) -> None:
-    written = copy_with(dataset, tmp_path / "out", ["wrist"])
+def test_masks_of_a_camera_that_was_not_replayed_are_left_out(lerobot_dataset: Path, tmp_path: Path) -> None:
+    written = copy_with(lerobot_dataset, tmp_path / "out", ["wrist"])
     names, _ = read_table(written)
     features = json.loads((written / "meta/info.json").read_text())["features"]
     stats = json.loads((written / "meta/stats.json").read_text())
@@ -149,7 +137,9 @@ def test_masks_of_a_camera_that_was_not_replayed_are_left_out(dataset: Path, tmp
         assert bag.cameras == ("front", "wrist")
 
 
-def test_a_copy_with_other_labels_is_not_appended_to(dataset: Path, recording: Path, tmp_path: Path) -> None:
-    written = copy_with(dataset, tmp_path / "out", ["front"])
+def test_a_copy_with_other_labels_is_not_appended_to(
+    lerobot_dataset: Path, lerobot_recording: Path, tmp_path: Path
+) -> None:
+    written = copy_with(lerobot_dataset, tmp_path / "out", ["front"])
     with refuses(OutputError, field=("new folder", str(written))):
-        convert_recordings([recording], LeRobotSettings(), written, lambda _: None)
+        convert_recordings([lerobot_recording], LeRobotSettings(), written, lambda _: None)

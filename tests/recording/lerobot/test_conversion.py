@@ -50,18 +50,6 @@ def convert(recording: Path, folder: Path, **settings: Any) -> tuple[Converted, 
     return found, lines
 
 
-@pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_recording(tmp_path_factory.mktemp("recording") / "pick.mcap")
-
-
-@pytest.fixture(scope="module")
-def dataset(recording: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dataset") / "pick"
-    assert convert(recording, folder)[0] == Converted(2, 0, 0)
-    return folder
-
-
 def read_rows(dataset: Path) -> list[dict[str, Any]]:
     tables = sorted((dataset / "data").rglob("*.parquet"))
     return [row for table in tables for row in pyarrow.parquet.read_table(table).to_pylist()]
@@ -81,30 +69,30 @@ def decode_picture(cell: dict[str, Any]) -> np.ndarray:
     "own package",
     "lerobot 0.4.4 and 0.6.1 opened them and trained ACT, by `make lerobot-test`",
 )
-def test_each_kept_episode_has_its_rows_in_time(dataset: Path) -> None:
-    rows = read_rows(dataset)
+def test_each_kept_episode_has_its_rows_in_time(lerobot_dataset: Path) -> None:
+    rows = read_rows(lerobot_dataset)
     assert [row["index"] for row in rows] == list(range(len(ROWS)))
     assert [row["episode_index"] for row in rows] == [0] * STARTS[1] + [1] * (len(ROWS) - STARTS[1])
     for row in rows:
         assert row["timestamp"] == pytest.approx(row["frame_index"] / FPS)
-    info = read_json(dataset, "meta/info.json")
+    info = read_json(lerobot_dataset, "meta/info.json")
     assert (info["codebase_version"], info["fps"], info["total_episodes"]) == ("v3.0", FPS, 2)
     assert info["total_frames"] == len(ROWS)
     # the second task is that of the names that were looked for
-    tasks = pyarrow.parquet.read_table(dataset / "meta/tasks.parquet").to_pylist()
+    tasks = pyarrow.parquet.read_table(lerobot_dataset / "meta/tasks.parquet").to_pylist()
     assert [task["task"] for task in tasks] == ["put the mug on the tray", "mug, bowl"]
 
 
-def test_joints_have_the_urdfs_names_and_are_those_of_the_row(dataset: Path) -> None:
-    features = read_json(dataset, "meta/info.json")["features"]
+def test_joints_have_the_urdfs_names_and_are_those_of_the_row(lerobot_dataset: Path) -> None:
+    features = read_json(lerobot_dataset, "meta/info.json")["features"]
     expected = [joint_positions(time_of(frame)) for frame in ROWS]
     assert features["observation.state"]["names"] == list(expected[0])
-    for row, positions in zip(read_rows(dataset), expected, strict=True):
+    for row, positions in zip(read_rows(lerobot_dataset), expected, strict=True):
         assert row["observation.state"] == pytest.approx(list(positions.values()), abs=1e-5)
 
 
-def test_actions_of_a_leader_are_those_of_the_row(dataset: Path) -> None:
-    for row, frame in zip(read_rows(dataset), ROWS, strict=True):
+def test_actions_of_a_leader_are_those_of_the_row(lerobot_dataset: Path) -> None:
+    for row, frame in zip(read_rows(lerobot_dataset), ROWS, strict=True):
         ahead = joint_positions(time_of(frame) + NANOSECONDS // FPS)
         assert row["action"] == pytest.approx(list(ahead.values()), abs=1e-5)
 
@@ -128,11 +116,11 @@ def test_a_joint_that_wraps_has_no_row_on_the_way_back() -> None:
     assert (values[0], values[-1]) == pytest.approx((2.9, -2.8833), abs=1e-5)
 
 
-def test_masks_are_exactly_those_that_were_published(dataset: Path) -> None:
-    names = read_json(dataset, NAMES)
+def test_masks_are_exactly_those_that_were_published(lerobot_dataset: Path) -> None:
+    names = read_json(lerobot_dataset, NAMES)
     assert names["labels"] == {"1": "bowl", "2": "mug"}
     numbers = {label: int(number) for number, label in names["labels"].items()}
-    for row, frame in zip(read_rows(dataset), ROWS, strict=True):
+    for row, frame in zip(read_rows(lerobot_dataset), ROWS, strict=True):
         image = decode_picture(row["observation.masks.front"])
         assert "observation.masks.wrist" not in row
         found = np.array(row["observation.objects.front"]).reshape(8, 4)
@@ -151,9 +139,9 @@ def test_masks_are_exactly_those_that_were_published(dataset: Path) -> None:
     assert bowl["doubtful"] == [[row, row] for row in range(14) if (KEPT[1].first + row) % 3 == 0]
 
 
-def test_frames_are_videos_with_a_frame_for_each_row(dataset: Path) -> None:
+def test_frames_are_videos_with_a_frame_for_each_row(lerobot_dataset: Path) -> None:
     for camera, size in SIZES.items():
-        files = sorted((dataset / f"videos/observation.images.{camera}").rglob("*.mp4"))
+        files = sorted((lerobot_dataset / f"videos/observation.images.{camera}").rglob("*.mp4"))
         assert len(files) == len(KEPT)
         for path, mark in zip(files, KEPT, strict=True):
             with av.open(str(path)) as container:
@@ -165,8 +153,8 @@ def test_frames_are_videos_with_a_frame_for_each_row(dataset: Path) -> None:
                 assert error.mean() < 6
 
 
-def test_our_own_reader_replays_the_dataset(dataset: Path) -> None:
-    with open_bag(dataset) as bag:
+def test_our_own_reader_replays_the_dataset(lerobot_dataset: Path) -> None:
+    with open_bag(lerobot_dataset) as bag:
         assert (bag.cameras, bag.episode_starts) == (("front", "wrist"), STARTS)
         joints = [message for message in bag.robot() if isinstance(message, JointState)]
         assert len(list(bag)) == 2 * len(ROWS)
@@ -174,24 +162,26 @@ def test_our_own_reader_replays_the_dataset(dataset: Path) -> None:
     assert joints[0].positions == pytest.approx(joint_positions(time_of(ROWS[0])), abs=1e-5)
 
 
-def test_pictures_without_loss_are_in_the_tables(recording: Path, tmp_path: Path) -> None:
-    assert convert(recording, tmp_path / "out", pictures="png")[0].appended == 2
+def test_pictures_without_loss_are_in_the_tables(lerobot_recording: Path, tmp_path: Path) -> None:
+    assert convert(lerobot_recording, tmp_path / "out", pictures="png")[0].appended == 2
     with open_bag(tmp_path / "out") as bag:
         for frame in bag:
             assert (decode_image(frame) == draw(ROWS[frame.seq], frame.camera)).all()
     assert not list((tmp_path / "out").rglob("*.mp4"))
 
 
-def test_statistics_are_those_of_all_rows(dataset: Path) -> None:
-    stats = read_json(dataset, "meta/stats.json")
-    rows = read_rows(dataset)
+def test_statistics_are_those_of_all_rows(lerobot_dataset: Path) -> None:
+    stats = read_json(lerobot_dataset, "meta/stats.json")
+    rows = read_rows(lerobot_dataset)
     for key in ("observation.state", "action", "observation.objects.front"):
         values = np.array([row[key] for row in rows])
         assert stats[key]["mean"] == pytest.approx(values.mean(axis=0).tolist(), abs=1e-6)
         assert stats[key]["std"] == pytest.approx(values.std(axis=0).tolist(), abs=1e-6)
         assert stats[key]["min"] == pytest.approx(values.min(axis=0).tolist())
         assert stats[key]["count"] == [len(rows)]
-    episodes = pyarrow.parquet.read_table(dataset / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
+    episodes = pyarrow.parquet.read_table(
+        lerobot_dataset / "meta/episodes/chunk-000/file-000.parquet"
+    ).to_pylist()
     assert [row["dataset_from_index"] for row in episodes] == list(STARTS)
     assert (
         episodes[1]["stats/observation.images.front/mean"]
@@ -199,14 +189,14 @@ def test_statistics_are_those_of_all_rows(dataset: Path) -> None:
     )
 
 
-def test_a_second_conversion_appends_nothing(recording: Path, dataset: Path) -> None:
-    before = {path: path.read_bytes() for path in dataset.rglob("*") if path.is_file()}
-    assert convert(recording, dataset)[0] == Converted(0, 2, 0)
-    assert before == {path: path.read_bytes() for path in dataset.rglob("*") if path.is_file()}
+def test_a_second_conversion_appends_nothing(lerobot_recording: Path, lerobot_dataset: Path) -> None:
+    before = {path: path.read_bytes() for path in lerobot_dataset.rglob("*") if path.is_file()}
+    assert convert(lerobot_recording, lerobot_dataset)[0] == Converted(0, 2, 0)
+    assert before == {path: path.read_bytes() for path in lerobot_dataset.rglob("*") if path.is_file()}
 
 
 def test_a_killed_process_leaves_a_whole_dataset(
-    recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lerobot_recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "out"
     published = dataset_module.EpisodeFiles.publish
@@ -219,10 +209,10 @@ def test_a_killed_process_leaves_a_whole_dataset(
     # the files of the second episode are there, its record is not
     monkeypatch.setattr(dataset_module.EpisodeFiles, "publish", publish)
     with pytest.raises(KeyboardInterrupt):
-        convert(recording, folder)
+        convert(lerobot_recording, folder)
     assert read_json(folder, "meta/info.json")["total_episodes"] == 1
     monkeypatch.undo()
-    assert convert(recording, folder)[0] == Converted(1, 1, 0)
+    assert convert(lerobot_recording, folder)[0] == Converted(1, 1, 0)
     assert [row["index"] for row in read_rows(folder)] == list(range(len(ROWS)))
 
 
@@ -244,7 +234,7 @@ def test_what_does_not_fit_is_left_out_and_told(tmp_path: Path) -> None:
     assert len(read_rows(tmp_path / "whole")) == len(ROWS)
 
 
-def test_an_episode_with_other_features_is_left_out(dataset: Path, tmp_path: Path) -> None:
+def test_an_episode_with_other_features_is_left_out(lerobot_dataset: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     convert(write_recording(tmp_path / "one.mcap"), folder)
     other = write_recording(tmp_path / "two.mcap", marks=[Mark(30, 40)], has_actions=False)
@@ -253,10 +243,10 @@ def test_an_episode_with_other_features_is_left_out(dataset: Path, tmp_path: Pat
     assert any(mentions(line, "action", "another folder") for line in lines)
 
 
-def test_a_folder_of_somebody_else_is_refused(recording: Path, tmp_path: Path) -> None:
+def test_a_folder_of_somebody_else_is_refused(lerobot_recording: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with refuses(OutputError, field=("new folder", str(tmp_path))):
-        convert(recording, tmp_path)
+        convert(lerobot_recording, tmp_path)
 
 
 @pytest.mark.parametrize("field", ["labels", "features", "objects"])
@@ -315,9 +305,9 @@ def test_rows_take_the_frames_that_have_masks() -> None:
     assert set(rows.cameras["front"].frames) <= set(stepped)
 
 
-def test_lerobot_has_opened_such_a_dataset_and_trained_on_it(dataset: Path) -> None:
+def test_lerobot_has_opened_such_a_dataset_and_trained_on_it(lerobot_dataset: Path) -> None:
     outcome = json.loads((ROOT / "tests/data/lerobot/recorded.json").read_text())
-    features = read_json(dataset, "meta/info.json")["features"]
+    features = read_json(lerobot_dataset, "meta/info.json")["features"]
     assert set(outcome) == {"0.4.4", "0.6.1"}
     for release, found in outcome.items():
         assert (found["lerobot"], found["faults"]) == (release, [])

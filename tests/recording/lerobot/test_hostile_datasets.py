@@ -17,28 +17,15 @@ from sam3_node.replay.outputs.lerobot import write_lerobot
 from sam3_node.settings import LeRobotSettings
 from tests.support.hostility import HUGE_BYTES, limited_memory
 from tests.support.refuses import mentions, refuses
-from tools.lerobot_recorded.recording import write_recording
 
 RECORD = "meta/sam3_episodes/episode-000000.json"
 NEXT = ("data/chunk-000/file-002.parquet", "videos/observation.images.wrist/chunk-000/file-002.mp4")
 """Files of the episode that comes next."""
 
 
-@pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_recording(tmp_path_factory.mktemp("recording") / "pick.mcap")
-
-
-@pytest.fixture(scope="module")
-def original(recording: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dataset") / "pick"
-    assert convert(recording, folder) == Converted(2, 0, 0)
-    return folder
-
-
 @pytest.fixture
-def dataset(original: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(original, tmp_path / "pick"))
+def dataset(lerobot_dataset: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(lerobot_dataset, tmp_path / "pick"))
 
 
 @pytest.fixture
@@ -129,7 +116,7 @@ def test_a_key_is_no_template(dataset: Path, key: str) -> None:
 @pytest.mark.parametrize("place", [RECORD, "meta/info.json"])
 @pytest.mark.parametrize("kind", ["pipe", "sparse", "folder"])
 def test_what_is_no_file_of_a_dataset_is_not_read(
-    dataset: Path, recording: Path, place: str, kind: str
+    dataset: Path, lerobot_recording: Path, place: str, kind: str
 ) -> None:
     path = dataset / place
     path.unlink()
@@ -196,14 +183,14 @@ def test_links_in_the_place_of_the_description_are_not_followed(
         DatasetFolder(dataset)
 
 
-def test_episodes_of_another_program_stay(dataset: Path, recording: Path) -> None:
+def test_episodes_of_another_program_stay(dataset: Path, lerobot_recording: Path) -> None:
     """lerobot appends an episode to the dataset, as `lerobot-record --resume` does."""
     (dataset / NEXT[0]).write_bytes(b"rows of lerobot")
     info = json.loads((dataset / "meta/info.json").read_text())
     (dataset / "meta/info.json").write_text(json.dumps(info | {"total_episodes": 3}))
     before = read_all(dataset)
     with refuses(OutputError, field=("3", "2", "folder")):
-        convert(recording, dataset)
+        convert(lerobot_recording, dataset)
     assert read_all(dataset) == before
 
 
