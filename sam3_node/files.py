@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from .errors import ModelError, OutputError, Sam3NodeError, WireError, did_you_mean
-from .schema.fields import MAX_LEVELS, count_levels
-from .schema.fields import read_json as read_text
+from .schema.fields import MAX_LEVELS, count_levels, decode_json
 from .types import Buffer
 
 _log = logging.getLogger(__name__)
@@ -168,9 +167,9 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
 
 
 def parse_json(data: bytes | str) -> Any:
-    """Return what JSON holds, without NaN, which is no JSON. Raises ValueError, as `read_json` of the schema."""
+    """Return what JSON holds, without NaN, which is no JSON. Raises ValueError, as `decode_json` does WireError."""
     try:
-        return read_text(data, "the text", has_nan=False)
+        return decode_json(data, "the text", has_nan=False)
     except WireError as error:
         raise ValueError(str(error)) from None
 

@@ -350,10 +350,8 @@ def find_file(name: str, file: str, fetch: bool = True) -> str | None:
         return path if os.path.exists(path) else None
     try:
         return huggingface_hub.hf_hub_download(name, file, local_files_only=not fetch)
-    except (
-        OSError,
-        ValueError,
-    ):  # no such repository, file or access, no connection, or not the name of a repository
+    # no such repository, file or access, no connection, or not the name of a repository
+    except (OSError, ValueError):
         return None
 
 

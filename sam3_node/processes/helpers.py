@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..errors import WireError
 from ..files import read_regular, write_atomically
-from ..schema.fields import Natural, convert, read_json
+from ..schema.fields import Natural, convert, decode_json
 
 HELPERS_FILE = "SAM3NODE_ENDED_HELPERS"
 """Variable with the path of the file, which a supervisor sets for each process of its group."""
@@ -44,6 +44,6 @@ def read_helpers(environment: Mapping[str, str] = os.environ) -> dict[str, Helpe
         return {}
     # no such file: none has ended
     try:
-        return convert(read_json(read_regular(Path(path), MAX_BYTES), path), dict[str, HelperState], path)
+        return convert(decode_json(read_regular(Path(path), MAX_BYTES), path), dict[str, HelperState], path)
     except (OSError, WireError):
         return {}

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import PurePosixPath
 
 from ..errors import ReplayError, WireError
-from ..schema.fields import Plain, read_json
+from ..schema.fields import Plain, decode_json
 from .davis_png import MaskSource
 from .job import SECTIONS, Job
 from .outputs import find_output
@@ -208,7 +208,7 @@ def read_identity(store: Store) -> Plain:
     if not store.exists(IDENTITY):
         return {}
     try:
-        identity = read_json(store.read(IDENTITY), IDENTITY)
+        identity = decode_json(store.read(IDENTITY), IDENTITY)
     except WireError:
         identity = None
     if not isinstance(identity, dict):

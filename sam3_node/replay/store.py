@@ -33,7 +33,7 @@ from ..files import (
     temp_dir,
     write_atomically,
 )
-from ..schema.fields import Natural, NotNegative, convert, read_json
+from ..schema.fields import Natural, NotNegative, convert, decode_json
 from ..types import MaskFrame
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ class Summary:
     def from_json(cls, text: bytes) -> Self:
         """Read the JSON of `to_json`. Raises ReplayError for anything else."""
         try:
-            return convert(read_json(text, "summary"), cls, "summary")
+            return convert(decode_json(text, "summary"), cls, "summary")
         except WireError as error:
             raise ReplayError(
                 f"summary.json: expected the summary of a replay, found {error}; use --again"

@@ -111,7 +111,7 @@ def convert(
         raise WireError(f"{what}: expected fewer levels of nesting, found more") from error
 
 
-def read_json(text: bytes | str, what: str, has_nan: bool = True) -> Any:
+def decode_json(text: bytes | str, what: str, has_nan: bool = True) -> Any:
     """Return the value of a JSON file, unchecked but for its nesting and its characters.
 
     has_nan: whether NaN and infinity may be in it, which are no JSON. Raises WireError that names `what`.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ...errors import BagError, WireError
 from ...files import describe_stand_in, read_regular
-from ...schema.fields import Plain, read_json
+from ...schema.fields import Plain, decode_json
 from ...wire import Fields
 from .. import samples
 from ..isolated import IsolatedCalls
@@ -353,6 +353,6 @@ def _read_bytes(path: Path) -> bytes:
 
 def _parse_json(path: Path, text: bytes) -> Any:
     try:
-        return read_json(text, str(path))
+        return decode_json(text, str(path))
     except WireError as error:
         raise BagError(str(error)) from error

@@ -28,7 +28,7 @@ from ...files import (
     write_atomically,
 )
 from ...resources import Closeable
-from ...schema.fields import FromOne, Natural, Text, convert, read_json
+from ...schema.fields import FromOne, Natural, Text, convert, decode_json
 from ...settings import MAX_DATASET_FPS
 from ...types import Image
 from ...visualization import VideoWriter
@@ -212,7 +212,7 @@ class DatasetFolder(Closeable):
     def _count_described(self) -> int:
         """Return the number of episodes in the description; 0 without one."""
         try:
-            described = read_json(read_regular(self.path / INFO, MAX_RECORD_BYTES), INFO)["total_episodes"]
+            described = decode_json(read_regular(self.path / INFO, MAX_RECORD_BYTES), INFO)["total_episodes"]
         except (OSError, WireError, LookupError, TypeError):
             return 0
         return described if isinstance(described, int) else 0
@@ -463,7 +463,7 @@ def _read_records(folder: Path) -> list[EpisodeRecord]:
     first_row = 0
     for number, path in enumerate(sorted(folder.glob("episode-*.json"))):
         try:
-            values = read_json(read_regular(path, MAX_RECORD_BYTES), "record")
+            values = decode_json(read_regular(path, MAX_RECORD_BYTES), "record")
             # a check only: `convert` would drop what a later version has added to features
             convert(values, EpisodeRecord, "record")
             record = EpisodeRecord(**values)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Self
 
 from ...errors import OutputError, ReplayError, WireError
-from ...schema.fields import Natural, NotNegative, convert, read_json
+from ...schema.fields import Natural, NotNegative, convert, decode_json
 from ..store import Store
 
 BILL = "bill.json"
@@ -164,7 +164,7 @@ class UsageReport:
         """Read the JSON of `to_json`. Raises ReplayError for anything else."""
         try:
             # the file has sums beside the fields, and a later version may have written more
-            return convert(read_json(text, "bill"), cls, "bill")
+            return convert(decode_json(text, "bill"), cls, "bill")
         except WireError as error:
             raise ReplayError(
                 f"{BILL}: expected the time and cost of earlier runs, found {error}; move it away to count from zero"

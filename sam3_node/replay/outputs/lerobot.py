@@ -34,7 +34,7 @@ from ...recording.lerobot.masks import (
     encode_picture,
 )
 from ...recording.lerobot.statistics import NamedStats, NumberStatistics, PixelStatistics, name_pixel_stats
-from ...schema.fields import read_json
+from ...schema.fields import decode_json
 from ...types import MaskFrame
 from ..davis_png import MaskSource, NumberTable
 from .output import OutputFormat, Progress, Sources
@@ -257,7 +257,7 @@ class _DatasetWriter:
 
         # the statistics of the whole dataset, then those of the episodes, where the version has them
         if (self._target / STATS).is_file():
-            stats = read_json(self._read_text(STATS), STATS)
+            stats = decode_json(self._read_text(STATS), STATS)
             stats |= self._describe_all(stats.get(self._described, ()))
             for name in self._dropped:
                 stats.pop(name, None)
@@ -314,7 +314,7 @@ class _DatasetWriter:
     def _write_episode_stats_v2(self) -> None:
         lines = []
         for line in self._read_text(EPISODE_STATS_V2).splitlines():
-            row = read_json(line, EPISODE_STATS_V2)
+            row = decode_json(line, EPISODE_STATS_V2)
             row["stats"] |= self._describe_episode(
                 row["episode_index"], row["stats"].get(self._described, ())
             )
