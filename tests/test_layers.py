@@ -171,7 +171,7 @@ def changes_file(call: ast.Call) -> bool:
 
 
 def is_writing(arguments: list[ast.expr], keywords: list[ast.keyword]) -> bool:
-    """Whether a call of `open` with these arguments from the mode on may change what is there."""
+    """Return True if a call of `open` may change what is there. The arguments begin with the mode."""
     modes = [*arguments, *(keyword.value for keyword in keywords if keyword.arg == "mode")]
     texts = [mode.value for mode in modes if isinstance(mode, ast.Constant) and isinstance(mode.value, str)]
     return any(re.fullmatch(r"[rwabt+]{1,3}", text) and set(text) & set("wa+") for text in texts)

@@ -47,7 +47,8 @@ def has_hole(data: Buffer, scan: Scan, image: np.typing.NDArray[np.uint8], decod
 
     A hole of about two blocks or less is not found, nor one after which what is left happens to fill the image.
     """
-    (height, width), (block_height, block_width) = image.shape[:2], scan.block
+    height, width = image.shape[:2]
+    block_height, block_width = scan.block
     columns = -(-width // block_width)
     count = -(-height // block_height) * columns
     # where each part between restart markers ends: with the last block of the image, or of all parts
@@ -57,7 +58,8 @@ def has_hole(data: Buffer, scan: Scan, image: np.typing.NDArray[np.uint8], decod
         return True
     filled = lasts
     for inset in _INSETS:
-        tops, lefts = (filled // columns * block_height, filled % columns * block_width)
+        tops = filled // columns * block_height
+        lefts = filled % columns * block_width
         ys = np.maximum(np.minimum(tops + block_height, height) - inset, tops)
         xs = np.maximum(np.minimum(lefts + block_width, width) - inset, lefts)
         filled = filled[(image[ys, xs] == _FILL).all(axis=1)]

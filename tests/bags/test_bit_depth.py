@@ -101,7 +101,9 @@ def write_recording(kind: str, folder: Path) -> Path:
     if kind == "video":
         with av.open(str(folder / "take.mkv"), "w") as container:
             stream = container.add_stream("ffv1", rate=10)
-            stream.width, stream.height, stream.pix_fmt = 64, 48, "gray16le"
+            stream.width = 64
+            stream.height = 48
+            stream.pix_fmt = "gray16le"
             for index in range(2):
                 frame = av.VideoFrame.from_ndarray(image, format="gray16le")
                 frame.pts = index

@@ -243,7 +243,8 @@ def test_a_line_of_points_has_a_solid_box() -> None:
 
 def look_at_box(yaw: float, noise_m: float) -> tuple[Frame, Mask, Calibration]:
     """A fixed camera half a metre away looks down at a box of 60 x 60 mm on the table z = 0, turned by `yaw`."""
-    height, width = size = (480, 640)
+    size = (480, 640)
+    height, width = size
     camera = calibrated(size, 600.0, "eye_to_hand")
     ahead = np.array(BOX_M) - EYE_M
     ahead /= np.linalg.norm(ahead)

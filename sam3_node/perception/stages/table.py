@@ -136,7 +136,8 @@ def describe_on(table: Plane, points_m: Array, is_held: bool = False) -> dict[st
     low[2] = min(low[2], high[2] - LEAST_SIDE_M)
     # an edge seen along itself, or a line of points
     missing = np.maximum(LEAST_SIDE_M - (high - low), 0)
-    low, high = low - missing / 2, high + missing / 2
+    low = low - missing / 2
+    high = high + missing / 2
     fields = {
         "heights_m": heights,
         "upright_centre_m": axes @ (low + high) / 2,
