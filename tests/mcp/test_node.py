@@ -329,7 +329,8 @@ def test_a_node_that_has_gone_is_told_and_its_ids_are_void_when_it_is_back(rig: 
         until(lambda: not agent.call("look").is_error, "a picture from the node that is back")
         # an id of before is refused, whether the agent has looked since or not
         stale = agent.fail("points", id=added["id"], epoch=added["epoch"])
-        assert "node_restarted" in stale or "call find" in stale
+        # the node answers before its first masks are here: until then the old ones are too old to point at
+        assert "node_restarted" in stale or "call find" in stale or "no current masks" in stale
         notes = []
         result = agent.ask("find")
         notes += result.facts["notes"]
