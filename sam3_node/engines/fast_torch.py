@@ -21,11 +21,12 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import EngineError, Sam3NodeError, find_version, require
 from ..files import keep, read_kept, read_regular
 from ..models import TrackerModel
+from ..models.sam.fp8 import Fp8Linear, can_multiply
 from ..models.sam.memory_attention import MIN_TOKENS
 from ..models.sam.probes import PROBE_ERROR
 from ..models.sam.stages import Stages
@@ -33,7 +34,7 @@ from ..models.weight_files import pick_device
 from ..settings import Settings
 from .engine_store import FP8, identify_setup, load_model_in
 from .oom import STAGE_ERRORS, reraise_out_of_memory
-from .quantize import MAX_E4M3, MAX_JSON_BYTES, QuantisedLayer, load_quantisation, quantise_encoder
+from .quantize import MAX_JSON_BYTES, QuantisedLayer, load_quantisation, quantise_encoder
 from .slot import apply_thresholds, attempt, read_check_clip, use_torch
 from .validation import Clock, Report, compare_stages, read_clock
 
@@ -53,13 +54,11 @@ LAUNCHES = "launches"
 """Folder of the files with the fastest launch settings of our kernels, one for each kind of GPU."""
 TRITON = "triton"
 BACKEND = "inductor"
-"""Compiler of the encoder in FP8."""
+"""Compiler of the encoder in FP8, where the settings ask for one."""
 AMPERE = (8, 0)
 """Compute capability from which NVIDIA GPUs have units for bfloat16, and our kernels have run."""
 MAX_ERROR_CHARS = 300
 """Characters of an error of the compiler that a message has. Triton's errors have the reason in their third line."""
-MULTIPLE = 16
-"""Both sides of a matrix must be multiples of this to be multiplied in FP8 on a GPU."""
 
 _log = logging.getLogger(__name__)
 
@@ -183,59 +182,6 @@ def _write_report(path: Path | None, report: Report) -> None:
         keep(path, report.to_json().encode(), "the gate will run again at the next start")
 
 
-class Fp8Linear(nn.Module):
-    """A linear layer whose product is computed in FP8 (`torch._scaled_mm`), with the scales of a `QuantisedLayer`.
-
-    Inputs have one scale, weights one for each output channel. The product is rounded to the dtype of the inputs once,
-    before the channels' scales and the bias apply in float32. Serve it compiled: torch.compile joins the rounding of
-    the inputs with what comes before it, such as a GELU, and the scales with what follows. Eager, these steps move
-    three times the memory of the encoder in bfloat16.
-    """
-
-    weight: Tensor
-    weight_scale: Tensor
-    input_scale: Tensor
-    one: Tensor
-    bias: Tensor | None
-
-    def __init__(self, rounded: QuantisedLayer) -> None:
-        super().__init__()
-        layer = rounded.layer
-        scale = rounded.weight_scale.float()
-        self.register_buffer("weight", _to_fp8(layer.weight.detach() / scale[:, None]), persistent=False)
-        self.register_buffer("weight_scale", scale, persistent=False)  # [out]
-        self.register_buffer("input_scale", rounded.input_scale.float().reshape(()), persistent=False)
-        # _scaled_mm also requires a scale for the right matrix
-        self.register_buffer("one", torch.ones_like(self.input_scale), persistent=False)
-        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach(), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map x [..., in] to [..., out], in the dtype of x."""
-        flat = _to_fp8(x.flatten(0, -2).float() / self.input_scale)
-        # One scale for each matrix: the kernels with a scale for each row read beyond the scales where the rows are no
-        # multiple of 256 (pytorch issue 133334), and SAM 3 has 5184. Fast accumulation errs by at most 2 % for 4096
-        # inputs (arXiv 2412.19437, sec. 3.3.2), less than the rounding to FP8 (3.7 % RMS of a product). The accuracy
-        # check judges both together.
-        left = self.input_scale
-        # the channels' own scales apply to the product
-        right = self.one
-        if x.device.type == "cpu":  # many processors multiply FP8 with a scale for each row alone
-            left = left.repeat(len(flat), 1)
-            right = right.repeat(1, len(self.weight))
-        product = torch._scaled_mm(
-            flat, self.weight.T, scale_a=left, scale_b=right, out_dtype=x.dtype, use_fast_accum=True
-        )
-        out = product.float() * self.weight_scale
-        if self.bias is not None:
-            out = out + self.bias
-        return out.to(x.dtype).view(*x.shape[:-1], -1)
-
-
-def _to_fp8(x: Tensor) -> Tensor:
-    # beyond this range the cast gives NaN
-    return x.clamp(-MAX_E4M3, MAX_E4M3).to(torch.float8_e4m3fn)
-
-
 def make_fp8_encoder(model: TrackerModel, settings: Settings) -> nn.Module:
     """Return a copy of the encoder whose linear layers of the recipe compute in FP8.
 
@@ -245,15 +191,10 @@ def make_fp8_encoder(model: TrackerModel, settings: Settings) -> nn.Module:
     stage = quantise_encoder(model, *load_quantisation(settings.engine))
     # a list, because the loop replaces modules of the tree that it walks
     for name, layer in list(stage.named_modules()):
-        if isinstance(layer, QuantisedLayer) and _multiplies_in_fp8(layer.layer):
-            stage.set_submodule(name, Fp8Linear(layer))
+        if isinstance(layer, QuantisedLayer) and can_multiply(layer.layer):
+            assert isinstance(layer.layer, nn.Linear)
+            stage.set_submodule(name, Fp8Linear(layer.layer, layer.input_scale))
     return stage
-
-
-def _multiplies_in_fp8(layer: nn.Module) -> bool:
-    return isinstance(layer, nn.Linear) and not (
-        layer.in_features % MULTIPLE or layer.out_features % MULTIPLE
-    )
 
 
 def serve_fast_torch(model: TrackerModel, settings: Settings, clock: Clock = read_clock) -> None:
@@ -292,10 +233,11 @@ def serve_fast_torch(model: TrackerModel, settings: Settings, clock: Clock = rea
 
 
 def make_stages(model: TrackerModel, settings: Settings) -> Stages:
-    """Return the model's stages with the encoder in FP8, compiled. The model is not changed."""
+    """Return the model's stages with the encoder in FP8. The model is not changed."""
     encode = make_fp8_encoder(model, settings)
-    # one image of one size: no shape varies
-    encode.compile(backend=BACKEND, dynamic=False)
+    if settings.model.compile is True:
+        # one image of one size: no shape varies
+        encode.compile(backend=BACKEND, dynamic=False)
     return model.stages._replace(encode=encode)
 
 

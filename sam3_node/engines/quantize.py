@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from ..errors import EngineError, SettingsError, require
 from ..files import explain_os_error, read_regular, write_output, write_private_atomically
 from ..models import TrackerModel
+from ..models.sam.fp8 import MAX_E4M3
 from ..settings import EngineSettings, Section, describe_faults, read_toml
 from ..types import Image
 from .engine_store import StoredEngine
@@ -118,7 +119,6 @@ def _describe_unknown(pattern: str, names: list[str]) -> str:
 
 
 EXTRA = "quantize"
-MAX_E4M3 = 448.0
 MIN_SCALE = 2.0**-14  # smaller scales gain nothing, because FP8 has its own exponents
 CALIBRATE_HINT = "make them: sam3-node calibrate fp8 SOURCE -o FILE"
 SCALES_FILE = "scales.json"

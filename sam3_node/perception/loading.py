@@ -10,7 +10,7 @@ import torch
 
 from ..detection.detectors import Detector
 from ..engines.detector import choose_phrases, load_chosen, serve_detector
-from ..engines.engine_store import FP8, choose_model_dtype, identify_setup
+from ..engines.engine_store import choose_model_dtype, identify_setup
 from ..engines.fast_torch import has_open_dtype, load_by_accuracy_check, serve_fast_torch, serve_kernels
 from ..engines.inductor import CompiledArtifacts, keep_compiled, use_graphs
 from ..engines.oom import STAGE_ERRORS, find_device_error, reraise_out_of_memory, to_engine_error
@@ -81,7 +81,7 @@ def _load_torch(settings: Settings) -> TrackerModel:
     model_settings = settings.model
     if model_settings.threads:
         torch.set_num_threads(model_settings.threads)
-    if _compiles(settings):
+    if settings.model.compile is True:
         keep_compiled(settings.engine.folder)
 
     def load(dtype: str | torch.dtype) -> TrackerModel:
@@ -102,16 +102,12 @@ def _load_torch(settings: Settings) -> TrackerModel:
     return model
 
 
-def _compiles(settings: Settings) -> bool:
-    engine = settings.engine
-    return settings.model.compile is True or (engine.kind == "torch" and engine.precision == FP8)
-
-
 def _serve(model: TrackerModel, settings: Settings) -> None:
     """Put engines, faster stages and CUDA graphs in the place of the tracker's torch stages, as the settings say."""
     serve_tracker(model, settings)
-    serve_fast_torch(model, settings)
+    # before the encoder in FP8, whose layers round by a kernel
     serve_kernels(model, settings)
+    serve_fast_torch(model, settings)
     # last, because a graph captures the stages that were put in place above
     if settings.engine.graphs:
         use_graphs(model)
@@ -129,7 +125,7 @@ def load_to_serve(settings: Settings) -> TrackerModel:
 def _keeping_artifacts(settings: Settings) -> Iterator[None]:
     """Load what torch compiled for these weights before, and keep what the block compiles."""
     artifacts = None
-    if _compiles(settings):
+    if settings.model.compile is True:
         with suppress(EngineError):  # of weights that are no files
             artifacts = CompiledArtifacts(settings.engine.folder, identify_setup(settings))
     if artifacts:

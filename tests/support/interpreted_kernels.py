@@ -9,10 +9,12 @@ import math
 import sys
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sam3_node.models.sam import kernels
 from sam3_node.models.sam.algebra import rotate
+from sam3_node.models.sam.fp8 import MAX_E4M3
 from tests.support.tiny import tiny_model
 
 COUNT = 2
@@ -72,6 +74,21 @@ def define(
     return scores.softmax(-1) @ value.double()
 
 
+def measure_quantise() -> float:
+    """Return the share of values that the kernel rounds to another FP8 number than torch does."""
+    torch.manual_seed(0)
+    x = (torch.randn(3, 1100) * 4).bfloat16()
+    inverse = torch.tensor(50.0)
+    others = 0
+    for gelu in (False, True):
+        found = kernels.quantise(x, inverse, gelu)
+        values = F.gelu(x.float()) if gelu else x.float()
+        right = (values * inverse).clamp(-MAX_E4M3, MAX_E4M3).to(torch.float8_e4m3fn)
+        assert not found.float().isnan().any()
+        others += (found.view(torch.uint8) != right.view(torch.uint8)).sum().item()
+    return others / (2 * x.numel())
+
+
 def count_projected() -> int:
     """Return how many keys are written of an object that has a few in each region; the others are left as NaN."""
     torch.use_deterministic_algorithms(True)  # fills new memory with NaN
@@ -127,6 +144,7 @@ def main() -> None:
         **{f"read {method}": measure_read(method) for method in ("exact", "pooled", "sparse")},
         "read compressed": measure_read("exact", "edgetam"),
         "keys projected": count_projected(),
+        "rounded to FP8": measure_quantise(),
         "all, by their own probe": kernels.measure_error(cpu, torch.float32, kernels.choose_launch(cpu)),
     }
     json.dump(found, sys.stdout)

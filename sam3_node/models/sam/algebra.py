@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 ROPE_THETA = 10000.0
 """Longest period of positions, in tokens over 2 pi: of SAM 2, SAM 3 and all that follow them."""
+FUSES_GELU = "fuses_gelu"
+"""Attribute of layers that apply a GELU to their inputs while they round them."""
 
 
 def embed_positions(frequencies: Tensor, places: Tensor) -> Tensor:
@@ -146,7 +148,10 @@ def _fused_dtypes() -> frozenset[torch.dtype]:
 
 
 def apply_mlp(first: nn.Linear, activation: nn.Module, second: nn.Linear, x: Tensor) -> Tensor:
-    """Apply two linear maps with an activation between them, fused with the first map where that is possible."""
+    """Apply two linear maps with an activation between them, fused with one of them where that is possible."""
+    if getattr(second, FUSES_GELU, False) and is_exact_gelu(activation):
+        out: Tensor = second(first(x), gelu=True)
+        return out
     if isinstance(activation, nn.ReLU):
         hidden = apply_linear(first, x, "relu")
     elif is_exact_gelu(activation):

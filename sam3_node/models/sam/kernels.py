@@ -1,4 +1,4 @@
-"""Triton kernels for NVIDIA GPUs: rotary encoding, keys of memory attention, and attention to them.
+"""Triton kernels for NVIDIA GPUs: rotary encoding, keys of memory attention, attention to them, norms, and FP8.
 
 The attention is FlashAttention-2 (arXiv 2307.08691) for keys 256 and values 64 wide, which torch's own kernels pad to
 256. Each object attends to as many keys as are valid. No shape depends on how many these are, and the main loops have
@@ -26,6 +26,7 @@ from torch.utils.flop_counter import register_flop_formula
 from triton.testing import do_bench
 
 from .cudnn import attend_cudnn, has_cudnn
+from .fp8 import MAX_E4M3
 from .probes import relative_error
 
 PROJECT_BLOCK = 64
@@ -41,6 +42,8 @@ ROTATE_BLOCK = 64
 """Vectors that one program of the rotary encoding processes."""
 NORM_VALUES = 4096
 """Values that one program of a normalisation processes: rows times channels."""
+QUANTISE_BLOCK = 2048
+"""Values that one program of the rounding to FP8 processes."""
 MAX_SPLITS = 8
 """Largest number of parts into which the keys are split, so that few objects fill the GPU."""
 CUDNN_QUERIES = 128
@@ -325,6 +328,36 @@ def _normalise_channels(
     normed = values * inverse[None, :] * scale[:, None] + shift[:, None]
     active = 0.5 * normed * (1.0 + tl.erf(normed * 0.7071067811865476))
     tl.store(out + offset, active.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _quantise(x, inverse, out, total, GELU: tl.constexpr, LARGEST: tl.constexpr, BLOCK: tl.constexpr):
+    """Multiply BLOCK values, after the GELU if asked for, by the inverse scale, and round them to FP8."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < total
+    values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    if GELU:
+        values = 0.5 * values * (1.0 + tl.erf(values * 0.7071067811865476))
+    scaled = values * tl.load(inverse)
+    clipped = tl.minimum(tl.maximum(scaled, -LARGEST), LARGEST)
+    tl.store(out + place, clipped.to(out.dtype.element_ty), mask=inside)
+
+
+@torch.library.custom_op("sam3_node::quantise", mutates_args=())
+def quantise(x: Tensor, inverse: Tensor, gelu: bool) -> Tensor:
+    """Round x times `inverse` [] to FP8 (E4M3), after the exact GELU if `gelu`; larger values saturate."""
+    x = x.contiguous()
+    out = torch.empty_like(x, dtype=torch.float8_e4m3fn)
+    total = x.numel()
+    _quantise[(triton.cdiv(total, QUANTISE_BLOCK),)](
+        x, inverse, out, total, GELU=gelu, LARGEST=MAX_E4M3, BLOCK=QUANTISE_BLOCK
+    )
+    return out
+
+
+@quantise.register_fake
+def _(x: Tensor, inverse: Tensor, gelu: bool) -> Tensor:
+    return x.new_empty(x.shape, dtype=torch.float8_e4m3fn)
 
 
 @torch.library.custom_op("sam3_node::layer_norm", mutates_args=())
