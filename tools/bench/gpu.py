@@ -4,13 +4,11 @@
     python -m tools.bench.gpu --out first.jsonl --section together node
     python -m tools.bench.gpu --dry-run           all sections on a CPU with a tiny model
 
-tests: those that need a GPU; their output goes beside the file as it comes. together: steps by combination of options,
-loaded as the product loads them, so that a line is a setting. node: a node over sockets with a camera on 1080p frames,
-the first detection, and the first mask from an empty cache. stages: each stage with a wait after it, and the slowest
-kernels. kernels: attention of the memory read by each operation and launch. peer: transformers' streaming inference on
-the same weights, under autocast. fp8: products in FP8, and the encoder, compiled. multiplex: steps of SAM 3.1, whose
-objects share memories by 16. The model is SAM 3 at full size, else. Weights are random: a cosine shows errors of the
-code, not accuracy.
+tests: those that need a GPU; their output goes beside the file as it comes. together: steps of SAM 3 by combination of
+options, loaded as the product loads them, so that a line is a setting. published: SAM 2.1 in its four sizes, and
+EdgeTAM. multiplex: steps of SAM 3.1, whose objects share memories by 16. node: a node over sockets with a camera on
+1080p frames, the first detection, and the first mask from an empty cache. peer: transformers' streaming inference on
+the same weights, under autocast. Models have their full sizes and random weights, and scales of FP8 are made up.
 
 A figure that the file has is not measured again, so that a command that was stopped goes on where it was; delete a
 line to measure its figure again. A section ends after --seconds, and all of them after --total: the figure that is
@@ -19,7 +17,6 @@ it has cost the process its GPU, they follow in a new process.
 """
 
 import argparse
-import copy
 import gc
 import json
 import os
@@ -39,30 +36,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import Sam3Config, Sam3Model
 
 from sam3_node.detection.sam3_concept import ConceptNetwork
-from sam3_node.engines.fast_torch import make_fp8_encoder
 from sam3_node.engines.oom import find_device_error
 from sam3_node.engines.options import resolve
 from sam3_node.engines.quantize import Scales, find_layers, weights_digest
-from sam3_node.engines.specs import STAGES
-from sam3_node.engines.validation import TimedStage, cosine, read_clock
+from sam3_node.engines.validation import read_clock
 from sam3_node.errors import DeviceError
 from sam3_node.models import TrackerModel, load_tracker
-from sam3_node.models.sam.cudnn import attend_cudnn, has_cudnn
-from sam3_node.models.sam.probes import relative_error
-from sam3_node.models.sam.stages import Stages
 from sam3_node.models.sam31.loading import STEM
 from sam3_node.models.sam31.random_weights import full_sizes, random_tensors, small_sizes
 from sam3_node.models.weight_files import cast_source
 from sam3_node.perception.loading import load_models
-from sam3_node.settings import EngineSettings, Settings
+from sam3_node.settings import Settings
 from sam3_node.tracking import ObjectPrompt
-from sam3_node.tracking.tracks import BATCHES
 from tools.bench.common import ROOT, percentile, read_versions
 from tools.bench.latency import step
 from tools.bench.processes import Processes, add_points, next_masks
@@ -186,9 +176,9 @@ def make_model(scale: Scale) -> TrackerModel:
     return wrap(make_source(scale), scale)
 
 
-def make_source(scale: Scale) -> Any:
+def make_source(scale: Scale, name: str = "") -> Any:
     """Make transformers' model with seeded random weights, on the device from the start."""
-    return cast_source(step.random_source(scale.model, str(scale.device)), scale.device, _half(scale))
+    return cast_source(step.random_source(name or scale.model, str(scale.device)), scale.device, _half(scale))
 
 
 def wrap(source: Any, scale: Scale) -> TrackerModel:
@@ -213,17 +203,15 @@ class Variant(NamedTuple):
     settings: Mapping[str, Mapping[str, Any]] = {}
 
 
-KERNELS_OFF = {"engine": {"read_kernel": "torch"}}
+FP8: Mapping[str, Any] = {"precision": "fp8"}
 VARIANTS = (
     Variant("defaults"),
+    Variant("FP8", settings={"engine": FP8}),
     Variant("defaults, pooled", (16,), {"tracker": {"read": "pooled"}}),
-    Variant("compiled, graphs", settings={"model": {"compile": True}}),
-    Variant("compiled, graphs, pooled", (16,), {"model": {"compile": True}, "tracker": {"read": "pooled"}}),
-    Variant("compiled, graphs, FP8", settings={"model": {"compile": True}, "engine": {"precision": "fp8"}}),
-    Variant("eager", settings={"engine": {"graphs": False}}),
-    Variant("graphs, no kernels", settings=KERNELS_OFF),
-    Variant("compiled, graphs, no kernels", (1, 16), {"model": {"compile": True}, **KERNELS_OFF}),
+    Variant("FP8, pooled", (16,), {"engine": FP8, "tracker": {"read": "pooled"}}),
 )
+PROFILED = ("defaults", "FP8")
+"""Variants whose slowest kernels are told."""
 
 
 def run_together(journal: Journal) -> None:
@@ -236,17 +224,20 @@ def run_together(journal: Journal) -> None:
             for count in variant.counts if not scale.dry else scale.counts[:1]:
                 figure = f"{variant.name}, {count} objects"
                 journal.measure(figure, "ms", partial(loaded.step_times, count, scale))
-            if variant.name in ("defaults", "compiled, graphs") and not scale.dry:
-                figure = f"{variant.name}, slowest kernels, 16 objects"
-                journal.measure(figure, "ms", partial(loaded.slowest_kernels, 16, scale))
+            if variant.name in PROFILED and not scale.dry:
+                figure = f"{variant.name}, slowest kernels, 1 object"
+                journal.measure(figure, "ms", partial(loaded.slowest_kernels, 1, scale))
 
 
-FOUR_GROUPS = {"tracker": {"max_objects": 64}}
+EIGHT_GROUPS = {"tracker": {"max_objects": 128}}
 MULTIPLEX_VARIANTS = (
-    Variant("defaults", (1, 16, 64), FOUR_GROUPS),
-    Variant("compiled, graphs", (1, 16, 64), {"model": {"compile": True}, **FOUR_GROUPS}),
-    Variant("eager", (1, 16), {"engine": {"graphs": False}, **FOUR_GROUPS}),
+    Variant("defaults", (1, 16, 64, 128), EIGHT_GROUPS),
+    Variant("FP8", (1, 16, 64, 128), {"engine": FP8, **EIGHT_GROUPS}),
 )
+PUBLISHED = ("sam2.1-tiny", "sam2.1-small", "sam2.1-base-plus", "sam2.1-large", "edgetam")
+"""Configurations of the weights that can be downloaded, apart from those of SAM 3."""
+PUBLISHED_SIZES = (0, 512)
+"""Sizes of the image in pixels; 0 for the weights' own."""
 
 
 def run_multiplex(journal: Journal) -> None:
@@ -262,9 +253,24 @@ def run_multiplex(journal: Journal) -> None:
             for count in variant.counts if not scale.dry else scale.counts[:1]:
                 figure = f"{variant.name}, {count} objects"
                 journal.measure(figure, "ms", partial(loaded.step_times, count, scale))
-            if variant.name == "defaults" and not scale.dry:
+            if variant.name in PROFILED and not scale.dry:
                 figure = f"{variant.name}, slowest kernels, 16 objects"
                 journal.measure(figure, "ms", partial(loaded.slowest_kernels, 16, scale))
+
+
+def run_published(journal: Journal) -> None:
+    """Measure steps of SAM 2.1 in its four sizes and of EdgeTAM, at their own image size and at 512 pixels."""
+    scale = journal.scale
+    for name in PUBLISHED[:1] if scale.dry else PUBLISHED:
+        with saved_weights(scale, "tiny" if scale.dry else name) as weights:
+            for size in PUBLISHED_SIZES[:1] if scale.dry else PUBLISHED_SIZES:
+                settings = make_settings(
+                    weights, scale, Variant("", settings={"model": {"image_size": size}})
+                )
+                loaded = Loaded(settings)
+                for count in scale.counts:
+                    figure = f"{name}, {size or 'own'} pixels, {count} objects"
+                    journal.measure(figure, "ms", partial(loaded.step_times, count, scale))
 
 
 class Loaded:
@@ -310,38 +316,17 @@ def make_settings(weights: Path, scale: Scale, variant: Variant) -> Settings:
     if sections["model"].get("compile") and scale.dry:
         sections["model"]["compile"] = False  # no compiler in a dry run
     if sections["engine"].get("precision") == "fp8":
-        if scale.dry:
-            del sections["engine"]["precision"]
-        else:
-            sections["engine"]["scales"] = str(make_scales(weights, scale))
+        sections["engine"]["scales"] = str(make_scales(weights, scale))
     return resolve(Settings.model_validate(sections))
 
 
 def make_scales(weights: Path, scale: Scale) -> Path:
     """Write made-up scales of the encoder beside weights."""
-    model = load_tracker(str(weights), device=scale.device, dtype="bfloat16")
+    model = load_tracker(str(weights), device=scale.device, dtype=_half(scale))
     amax = dict.fromkeys(find_layers(model.encode_stage), 8.0)
     path = weights / "scales.json"
     Scales(model=model.name, digest=weights_digest(model), frames=1, amax=amax).save(path)
     return path
-
-
-def run_stages(journal: Journal) -> None:
-    """Measure each stage of an eager step, and the slowest kernels."""
-    scale = journal.scale
-    model = make_model(scale)
-    if scale.device.type == "cuda":
-        model.use_kernels()
-    for count in scale.counts:
-        journal.measure(f"{count} objects", "ms", partial(stage_times, model, count, scale))
-    journal.measure("slowest kernels, 4 objects", "ms", partial(slowest_kernels, model, 4, scale))
-
-
-def run_fp8(journal: Journal) -> None:
-    """Measure products and the encoder in FP8 beside bfloat16, compiled."""
-    scale = journal.scale
-    journal.measure("product", "TFLOP/s", partial(product_rates, scale))
-    journal.measure("encoder, compiled", "ms", partial(fp8_encoder, make_model(scale), scale))
 
 
 def run_node(journal: Journal) -> None:
@@ -367,32 +352,16 @@ def run_peer(journal: Journal) -> None:
         )
 
 
-def run_kernels(journal: Journal) -> None:
-    """Measure the attention of the memory read by each operation and launch."""
-    scale = journal.scale
-    if scale.dry:
-        return  # they need a GPU
-    from sam3_node.models.sam import kernels
-
-    for count in BATCHES[:8]:
-        journal.measure(f"attention, {count} objects", "ms", partial(attention_times, count, scale))
-    journal.measure(
-        "launches, 4 objects",
-        "ms",
-        lambda: {str(tuple(launch)): ms for launch, ms in kernels.time_launches(scale.device).items()},
-    )
-
-
 def run_tests(journal: Journal) -> None:
     """Run the tests that need a GPU."""
     journal.measure("tests on a GPU", "tests", partial(count_tests, journal))
 
 
 @contextmanager
-def saved_weights(scale: Scale) -> Iterator[Path]:
-    """Save random weights of the model into a folder for the block."""
+def saved_weights(scale: Scale, name: str = "") -> Iterator[Path]:
+    """Save random weights of a configuration, by default the scale's, into a folder for the block."""
     with tempfile.TemporaryDirectory() as folder:
-        source = make_source(scale)
+        source = make_source(scale, name)
         source.save_pretrained(folder)
         del source
         release(scale)
@@ -404,22 +373,6 @@ def release(scale: Scale) -> None:
     gc.collect()
     if scale.device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def stage_times(model: TrackerModel, count: int, scale: Scale) -> dict[str, float]:
-    """Return the median milliseconds of each stage of a step, the device waited for after each."""
-    stages = model.stages
-    timed = [TimedStage(run, partial(read_clock, scale.device)) for run in stages]
-    rows = list[list[float]]()
-    model.stages = Stages(*timed)
-    try:
-        ours = step.Ours(model, count)
-        for pixels in make_clip(model, FILL + scale.calls):
-            ours.step(pixels)
-            rows.append([stage.take_ms() for stage in timed])
-    finally:
-        model.stages = stages
-    return dict(zip(STAGES, map(statistics.median, zip(*rows[FILL:], strict=True)), strict=True))
 
 
 def step_times(model: TrackerModel, count: int, scale: Scale) -> dict[str, float]:
@@ -472,28 +425,6 @@ def slowest_kernels(model: TrackerModel, count: int, scale: Scale) -> dict[str, 
     return {row.key[:120]: time_ms(row) for row in sorted(rows, key=time_ms, reverse=True)[:KERNELS]}
 
 
-@torch.inference_mode()
-def fp8_encoder(model: TrackerModel, scale: Scale) -> dict[str, float]:
-    """Return the milliseconds of the encoder, compiled, in FP8 and in the model's dtype.
-
-    Scales are made up, so that the cosine shows errors alone, not the accuracy of a calibration.
-    """
-    amax = dict.fromkeys(find_layers(model.encode_stage), 8.0)
-    scales = Scales(model=model.name, digest=weights_digest(model), frames=1, amax=amax)
-    with tempfile.TemporaryDirectory() as folder:
-        scales.save(Path(folder) / "scales.json")
-        engine = EngineSettings(precision="fp8", scales=Path(folder) / "scales.json")
-        fast = make_fp8_encoder(model, Settings(engine=engine))
-    (pixels,) = make_clip(model, 1)
-    encoders = {"FP8": fast, "model's dtype": copy.deepcopy(model.encode_stage)}
-    for run in encoders.values():
-        run.compile(backend="eager" if scale.dry else "inductor", dynamic=False)
-    value = cosine(*(encode(pixels)[2].float() for encode in encoders.values()))
-    return {name: median_ms(partial(run, pixels), scale) for name, run in encoders.items()} | {
-        "cosine": value
-    }
-
-
 def first_mask(weights: Path | None, scale: Scale) -> dict[str, float]:
     """Start a node and a camera as a user does, with empty caches; return the seconds until masks arrive.
 
@@ -517,37 +448,6 @@ def first_mask(weights: Path | None, scale: Scale) -> dict[str, float]:
                 while not next_masks(client).instances:
                     pass
         return found | {"first mask": time.monotonic() - begin_s}
-
-
-@torch.inference_mode()
-def attention_times(count: int, scale: Scale) -> dict[str, float]:
-    """Return the milliseconds of the read's attention by each operation, and its error beside float32."""
-    from sam3_node.models.sam import attention, kernels
-
-    queries, keys, wide, width = READ
-    generator = torch.Generator(scale.device).manual_seed(count)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, device=scale.device, generator=generator).bfloat16()
-
-    query = draw(count, queries, wide)
-    key = draw(count, keys, wide)
-    value = draw(count, keys, width)
-    counts = torch.tensor([[0, keys, 0]] * count, dtype=torch.int32, device=scale.device)
-    whole = attention.Regions(0, keys, 1, None)
-    runs: dict[str, Callable[[], Tensor]] = {
-        "kernel": lambda: kernels.attend(query, key, value, counts, [0, keys], 1, False),
-        "torch": lambda: attention.Attention()(query, key, value, whole),
-    }
-    if has_cudnn(scale.device, torch.bfloat16):
-        runs["cuDNN"] = lambda: attend_cudnn(query, key, value).out
-    rows = torch.arange(0, queries, 41, device=scale.device)
-    expected = torch.softmax(query[0, rows].float() @ key[0].float().T * wide**-0.5, -1) @ value[0].float()
-    found = {}
-    for name, run in runs.items():
-        found[f"{name}, error"] = relative_error(run()[0, rows], expected)
-        found[name] = median_ms(run, scale)
-    return found
 
 
 @torch.inference_mode()
@@ -645,26 +545,6 @@ def _half(scale: Scale) -> torch.dtype:
     return torch.bfloat16 if scale.device.type == "cuda" else torch.float32
 
 
-def product_rates(scale: Scale) -> dict[str, float]:
-    """Return the rates of a linear layer in bfloat16, and in FP8 by its scales and the accuracy of its sums."""
-    rows, width, out = 5184 // (64 if scale.dry else 1), *map(scale.shrink, PRODUCT)
-    left = torch.randn(rows, width, device=scale.device)
-    right = torch.randn(out, width, device=scale.device)
-    one = torch.ones((), device=scale.device)
-    kinds = {"scales by row": (one.expand(rows, 1).contiguous(), one.expand(1, out).contiguous())}
-    if not scale.dry:  # many processors lack it
-        kinds["one scale"] = (one, one)
-    halves = left.bfloat16(), right.bfloat16()
-    runs: dict[str, Callable[[], object]] = {"bfloat16": partial(F.linear, *halves)}
-    eights = left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn).T
-    for name, scales in kinds.items():
-        for fast in (True, False):
-            what = f"FP8, {name}, {'fast' if fast else 'full'} accumulation"
-            options: Any = {"out_dtype": torch.bfloat16, "use_fast_accum": fast}
-            runs[what] = partial(torch._scaled_mm, *eights, *scales, **options)
-    return {name: 2 * rows * width * out / median_ms(run, scale) / 1e9 for name, run in runs.items()}
-
-
 def count_tests(journal: Journal) -> dict[str, float]:
     """Run the tests that need a GPU; return how many passed, failed and so on.
 
@@ -706,12 +586,10 @@ def read_counts(summary: str) -> dict[str, float]:
 SECTIONS: dict[str, Callable[[Journal], None]] = {
     "tests": run_tests,
     "together": run_together,
+    "published": run_published,
     "multiplex": run_multiplex,
     "node": run_node,
-    "kernels": run_kernels,
-    "stages": run_stages,
     "peer": run_peer,
-    "fp8": run_fp8,
 }
 
 

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import (
     AutoConfig,
+    Sam2VideoConfig,
     Sam2VideoInferenceSession,
     Sam2VideoModel,
     Sam3TrackerVideoConfig,
@@ -33,6 +34,7 @@ from transformers import (
 
 from sam3_node.models import TrackerModel
 from sam3_node.models.checkpoints import NANO
+from sam3_node.models.sam.edgetam import EdgeTam, EdgeTamConfig, RepVitConfig
 from sam3_node.tracking import ObjectPrompt, Tracker
 from tools.bench.common import RUNS, Figures, make_parser, objects_text
 from tools.bench.counting import count
@@ -47,7 +49,7 @@ SESSIONS = {
     Sam2VideoModel: Sam2VideoInferenceSession,
     Sam3TrackerVideoModel: Sam3TrackerVideoInferenceSession,
 }
-MODELS: dict[Any, Any] = {kind.config_class: kind for kind in SESSIONS}
+MODELS: dict[Any, Any] = {kind.config_class: kind for kind in (*SESSIONS, EdgeTam)}
 CONFIGS: dict[str, Callable[[], Any]] = {
     "nano": lambda: AutoConfig.from_pretrained(NANO),
     "small": lambda: sam3_config(
@@ -55,7 +57,56 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     ),
     "tiny": lambda: sam3_config(hidden=128),
     "full": Sam3TrackerVideoConfig,
+    "sam2.1-tiny": Sam2VideoConfig,
+    "sam2.1-small": lambda: sam2_config(96, 1, (1, 2, 11, 2), (7, 10, 13)),
+    "sam2.1-base-plus": lambda: sam2_config(112, 2, (2, 3, 16, 3), (12, 16, 20), background=14),
+    "sam2.1-large": lambda: sam2_config(144, 2, (2, 6, 36, 4), (23, 33, 43), windows=(8, 4, 16, 8)),
+    "edgetam": lambda: edgetam_config(),
 }
+
+
+def sam2_config(
+    width: int,
+    heads: int,
+    blocks: tuple[int, ...],
+    global_blocks: tuple[int, ...],
+    windows: tuple[int, ...] = (8, 4, 14, 7),
+    background: int = 7,
+) -> Any:
+    """Return the configuration of a published size of SAM 2.1; the defaults are those of most sizes."""
+    widths = [width << stage for stage in range(len(blocks))]
+    return Sam2VideoConfig(
+        vision_config={
+            "model_type": "sam2_vision_model",
+            "backbone_channel_list": widths[::-1],
+            "backbone_config": {
+                "model_type": "sam2_hiera_det_model",
+                "hidden_size": width,
+                "num_attention_heads": heads,
+                "blocks_per_stage": list(blocks),
+                "embed_dim_per_stage": widths,
+                "num_attention_heads_per_stage": [heads << stage for stage in range(len(blocks))],
+                "window_size_per_stage": list(windows),
+                "global_attention_blocks": list(global_blocks),
+                "window_positional_embedding_background_size": [background] * 2,
+            },
+        }
+    )
+
+
+def edgetam_config() -> Any:
+    """Return the configuration of the published EdgeTAM."""
+    widths = [48, 96, 192, 384]
+    return EdgeTamConfig(
+        vision_config={
+            "model_type": "edgetam_vision_model",
+            "backbone_config": RepVitConfig(),
+            "backbone_channel_list": widths[::-1],
+            "backbone_feature_sizes": [[256, 256], [128, 128], [64, 64]],
+        },
+        enable_temporal_pos_encoding_for_object_pointers=False,
+        enable_occlusion_spatial_embedding=False,
+    )
 
 
 def random_source(name: str, device: str) -> Any:
