@@ -1,18 +1,22 @@
 """Choose how many CPU threads a step uses, from the measured times of steps.
 
 Several threads are fastest alone; beside other busy processes they wait for one another at each operation, and one
-thread may be several times as fast. So the choice is made while the node runs: a trial lets steps alternate between the
-number that is used and its neighbour, and the faster one stays.
+thread may be several times as fast. So the choice is made while the node runs. Only as many threads are used as other
+processes leave processors idle, because threads that share one keep all others waiting. Among these numbers a trial
+decides: steps alternate between the number that is used and its neighbour, and the faster one stays.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import deque
 from collections.abc import Callable
 
 import torch
+
+from .neighbours import Neighbours
 
 GAIN = 0.9
 """Ratio of the median times below which the number that is tried takes over."""
@@ -30,6 +34,8 @@ CHANGED = 1.4
 """Factor by which the median time of a step must change for a trial before its time."""
 RECENT = 15
 """Steps of that median."""
+WHOLE = 0.75
+"""Share of its time from which a processor counts as kept busy by others."""
 
 
 def count_threads() -> int:
@@ -46,7 +52,14 @@ def use_threads(count: int) -> None:
 class ThreadChooser:
     """Gives the number of threads for each step. The main loop calls `next` before a step and `note` after it."""
 
-    def __init__(self, most: int, fixed: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        most: int,
+        fixed: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        measure_busy: Callable[[], float] | None = None,
+    ) -> None:
+        """`measure_busy` returns how many processors other processes keep busy."""
         powers = [2**exponent for exponent in range(most.bit_length()) if 2**exponent < most]
         self.numbers = [most] if fixed else [*powers, most]
         """The numbers to choose from, ascending."""
@@ -54,6 +67,8 @@ class ThreadChooser:
         self.times_s: dict[int, float] = {}
         """Median time of a step with each number at its last trial."""
         self._clock = clock
+        self._measure_busy = measure_busy or Neighbours(clock=clock).measure
+        self._free = most
         self._trial: list[tuple[int, float]] | None = None
         self._tried = most
         self._last = most
@@ -73,6 +88,7 @@ class ThreadChooser:
         if hold:
             self._trial = None
             return self._last
+        self._yield_to_others()
         if self._trial is None and self._is_due():
             self._begin()
         is_turn = self._trial is not None and TURNS[len(self._trial)]
@@ -93,13 +109,30 @@ class ThreadChooser:
         """Say why the number was chosen."""
         if not self.has_choice:
             return "there is no choice: model.threads, a GPU or a single processor decides"
+        few = "" if self._free == self.numbers[-1] else f"; other processes leave {self._free} processors"
         if not self.times_s:
-            return "not tried yet"
+            return f"not tried yet{few}"
         times = (f"{number}: {1e3 * step_s:.1f} ms" for number, step_s in sorted(self.times_s.items()))
-        return f"median time of a step with each number of threads: {', '.join(times)}"
+        return f"median time of a step with each number of threads: {', '.join(times)}{few}"
+
+    def _yield_to_others(self) -> None:
+        """Use no more threads than others leave processors idle, from this step on."""
+        if not self.has_choice:
+            return
+        others = math.floor(self._measure_busy() + 1 - WHOLE)
+        self._free = max(self.numbers[0], self.numbers[-1] - others)
+        if self.chosen > self._free:
+            self.chosen = max(number for number in self.numbers if number <= self._free)
+            self._trial = None
+            self._usual_s = None
+            self._pause_s = SHORTEST_S
+            self._next_s = self._clock() + self._pause_s
+            self._recent.clear()
+        elif self._trial is not None and self._tried > self._free:
+            self._trial = None
 
     def _is_due(self) -> bool:
-        if not self.has_choice:
+        if not self._list_neighbours():
             return False
         if self._clock() >= self._next_s:
             return True
@@ -109,11 +142,16 @@ class ThreadChooser:
         ratio = statistics.median(self._recent) / self._usual_s
         return not 1 / CHANGED < ratio < CHANGED
 
-    def _begin(self) -> None:
+    def _list_neighbours(self) -> list[int]:
+        """Return the numbers beside the chosen one that may be tried, the lower one first."""
         place = self.numbers.index(self.chosen)
-        at_end = place in (0, len(self.numbers) - 1)
-        self._upwards = place == 0 if at_end else not self._upwards
-        self._tried = self.numbers[place + (1 if self._upwards else -1)]
+        beside = [*self.numbers[max(0, place - 1) : place], *self.numbers[place + 1 : place + 2]]
+        return [number for number in beside if number <= self._free]
+
+    def _begin(self) -> None:
+        beside = self._list_neighbours()
+        self._upwards = beside[0] > self.chosen if len(beside) == 1 else not self._upwards
+        self._tried = beside[-1] if self._upwards else beside[0]
         self._trial = []
 
     def _medians(self) -> tuple[float, float]:

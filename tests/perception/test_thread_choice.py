@@ -1,10 +1,12 @@
 """The number of CPU threads follows from the times of steps."""
 
 import itertools
+import time
 from collections.abc import Callable
 
 import pytest
 
+from sam3_node.perception.neighbours import CpuTimes, Neighbours, read_cpu_times
 from sam3_node.perception.thread_choice import LONGEST_S, TURNS, ThreadChooser
 
 Times = Callable[[int], float]
@@ -17,7 +19,8 @@ class Machine:
         self.now_s = 0.0
         self.times = times
         self.used: list[int] = []
-        self.chooser = ThreadChooser(most, clock=lambda: self.now_s)
+        self.others = 0.0
+        self.chooser = ThreadChooser(most, clock=lambda: self.now_s, measure_busy=lambda: self.others)
 
     def run(self, steps: int, hold: bool = False) -> None:
         for _ in range(steps):
@@ -90,6 +93,52 @@ def test_a_number_that_must_stay_stays_also_within_a_trial() -> None:
     assert set(machine.used[-50:]) == {last}
     machine.run(300)
     assert machine.chooser.chosen == 1
+
+
+def test_processors_that_others_keep_busy_are_left_to_them_at_once() -> None:
+    machine = Machine(8, idle)
+    machine.run(2000)
+    assert machine.chooser.chosen == 8
+    machine.others = 3.1
+    machine.run(1)
+    assert machine.used[-1] == 4
+    assert "leave 5 processors" in machine.chooser.describe()
+    machine.run(3000)
+    assert max(machine.used[-3000:]) == 4
+    machine.others = 20.0
+    machine.run(50)
+    assert set(machine.used[-50:]) == {1}
+    # a camera beside the node takes some of a processor
+    machine.others = 0.7
+    machine.run(3000)
+    assert machine.chooser.chosen == 8
+
+
+def test_others_are_what_the_machine_does_without_this_process() -> None:
+    times = iter([CpuTimes(100.0, 10.0), CpuTimes(105.0, 12.0), None, CpuTimes(150.0, 20.0)])
+    now_s = 0.0
+    neighbours = Neighbours(lambda: next(times), lambda: now_s)
+    now_s = 0.5
+    assert neighbours.measure() == 0.0
+    now_s = 2.0
+    assert neighbours.measure() == 1.5
+    # without times the last measurement stays
+    now_s = 4.0
+    assert neighbours.measure() == 1.5
+    now_s = 6.0
+    assert neighbours.measure() == 1.5
+
+
+def test_a_busy_process_is_seen() -> None:
+    before = read_cpu_times()
+    if before is None:
+        pytest.skip("this system does not tell processor times")
+    while time.process_time() < before.process_s + 0.1:
+        pass
+    after = read_cpu_times()
+    assert after is not None
+    assert after.process_s - before.process_s >= 0.1
+    assert after.machine_s - before.machine_s >= 0.05  # it counts in steps of 10 ms
 
 
 def test_where_there_is_no_choice_nothing_is_tried() -> None:

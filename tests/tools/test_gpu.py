@@ -23,7 +23,7 @@ from tests.support.repeats import if_whole
 from tools.bench import gpu
 from tools.bench.gpu import Journal, OutOfTimeError, read_lines
 
-UNLIMITED = ["--dry-run", "--seconds", "1e4", "--total", "1e4"]
+UNLIMITED = ["--dry-run", "--minutes", "1e4"]
 
 
 dry_run = if_whole("a dry run of all figures takes a minute, and measures nothing that a user has")
@@ -41,7 +41,7 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_dry_run_measures_every_figure_of_every_section(journal: Path) -> None:
     lines = read_lines(journal)
     assert not [line for line in lines if "error" in line]
-    assert {line["section"] for line in lines} == set(gpu.SECTIONS) - {"kernels"}  # they need a GPU
+    assert {line["section"] for line in lines} == set(gpu.SECTIONS)
     assert max(Counter((line["section"], line["figure"]) for line in lines).values()) == 1
     values: list[Any] = []
     for line in lines:
@@ -58,7 +58,7 @@ def test_a_run_that_was_killed_goes_on_where_it_was(
     *kept, last = text.splitlines(keepends=True)
     journal.write_text("".join(kept) + last[: len(last) // 2])
     capsys.readouterr()
-    assert gpu.main([*UNLIMITED, "--section", "stages", "peer", "fp8", "--out", str(journal)]) == 0
+    assert gpu.main([*UNLIMITED, "--section", "node", "peer", "--out", str(journal)]) == 0
     (printed,) = capsys.readouterr().out.splitlines()
     assert json.loads(printed)["figure"] == json.loads(last)["figure"]
     assert [line["figure"] for line in read_lines(journal)] == [
@@ -73,9 +73,10 @@ def test_a_figure_is_cut_when_the_time_of_its_section_is_over(
         journal.measure("short", "s", lambda: 1)
         journal.measure("endless", "s", lambda: subprocess.run(["sleep", "1000"], check=True).returncode)
 
-    monkeypatch.setattr(gpu, "SECTIONS", {"wait": wait, "next": lambda journal: None})
+    sections = {"wait": gpu.Section(wait, 0.5), "next": gpu.Section(lambda journal: None, 0.5)}
+    monkeypatch.setattr(gpu, "SECTIONS", sections)
     path = tmp_path / "first.jsonl"
-    assert gpu.main(["--dry-run", "--seconds", "0.5", "--out", str(path)]) == 3
+    assert gpu.main(["--dry-run", "--minutes", "0.02", "--out", str(path)]) == 3
     assert [line["figure"] for line in read_lines(path)] == ["short"]
     assert mentions(capsys.readouterr().err, "time", "wait")
 
@@ -88,12 +89,13 @@ def test_after_a_figure_that_loses_the_gpu_a_new_process_goes_on(
 
     calls = list[list[str]]()
     path = tmp_path / "first.jsonl"
-    monkeypatch.setattr(gpu, "SECTIONS", {"one": lambda journal: journal.measure("first", "ms", fail)})
+    one = gpu.Section(lambda journal: journal.measure("first", "ms", fail), 1.0)
+    monkeypatch.setattr(gpu, "SECTIONS", {"one": one})
     monkeypatch.setattr(gpu.os, "execv", lambda file, words: calls.append(words[3:]))
     gpu.main(["--dry-run", "--out", str(path)])
     (words,) = calls
     assert gpu.arguments(words).out == path
-    assert gpu.arguments(words).total <= gpu.TOTAL_S
+    assert gpu.arguments(words).minutes <= gpu.MINUTES
     assert gpu.main(words) == 0, "the file has the figure"
     (line,) = read_lines(path)
     assert "illegal memory access" in line["traceback"]
@@ -101,14 +103,15 @@ def test_after_a_figure_that_loses_the_gpu_a_new_process_goes_on(
 
 def test_no_figure_begins_after_the_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "first.jsonl"
-    assert gpu.main(["--dry-run", "--seconds", "0", "--out", str(path)]) == 3
+    assert gpu.main(["--dry-run", "--minutes", "0", "--out", str(path)]) == 3
     assert not path.exists()
     said = capsys.readouterr().err
-    assert all(f"time is over in {section}" in said for section in gpu.SECTIONS if section != "kernels")
+    assert all(f"time is over in {section}" in said for section in gpu.SECTIONS)
 
 
 BARE = """torch transformers numpy opencv-python-headless msgpack msgspec safetensors prometheus-client pytest
-hypothesis pyzmq zstandard pydantic-settings scipy tqdm packaging mcap"""
+hypothesis pyzmq zstandard lz4 pydantic-settings scipy tqdm packaging mcap mcap-protobuf-support
+foxglove-schemas-protobuf"""
 """What a machine has on which nothing can be installed but a few wheels."""
 BLOCK = """
 import sys
@@ -160,10 +163,10 @@ def run_bare(script: str, *words: str) -> subprocess.CompletedProcess[str]:
 def test_it_runs_with_few_packages(tmp_path: Path) -> None:
     path = tmp_path / "first.jsonl"
     script = "from tools.bench import gpu\nsys.exit(gpu.main(sys.argv[1:]))"
-    words = [*UNLIMITED, "--section", "stages", "fp8", "--out", str(path)]
+    words = [*UNLIMITED, "--section", "together", "published", "--out", str(path)]
     done = run_bare(script, *words)
-    assert done.returncode == 0, done.stderr
-    assert {line["section"] for line in read_lines(path)} == {"stages", "fp8"}
+    assert done.returncode == 0, [line for line in read_lines(path) if "error" in line]
+    assert {line["section"] for line in read_lines(path)} == {"together", "published"}
 
 
 def test_the_tests_that_need_a_gpu_are_found_with_few_packages() -> None:
@@ -196,7 +199,7 @@ def test_counts_of_pytest() -> None:
 
 def test_a_figure_that_fails_is_a_line_and_the_next_one_follows(tmp_path: Path) -> None:
     path = tmp_path / "first.jsonl"
-    journal = Journal(path, "kernels", gpu.choose_scale(dry=True), end_s=float("inf"), context={})
+    journal = Journal(path, "together", gpu.choose_scale(dry=True), end_s=float("inf"), context={})
 
     def fail() -> float:
         raise RuntimeError("no kernel\nfor this GPU")
@@ -208,7 +211,7 @@ def test_a_figure_that_fails_is_a_line_and_the_next_one_follows(tmp_path: Path) 
     assert "for this GPU" in first["traceback"]
     assert second["value"] == 2.0
     assert journal.errors == 1
-    late = Journal(path, "kernels", journal.scale, end_s=0.0, context={})
+    late = Journal(path, "together", journal.scale, end_s=0.0, context={})
     late.measure("second", "ms", fail)
     with pytest.raises(OutOfTimeError):
         late.measure("third", "ms", lambda: 3)

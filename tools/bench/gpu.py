@@ -1,6 +1,7 @@
 """Measure what decides what to do next in the first half hour on a GPU: one JSON line for each figure as it comes.
 
-    python -m tools.bench.gpu --out first.jsonl          all sections, the decisive ones first, 9 minutes in all
+    python -m tools.bench.gpu --out first.jsonl --minutes 9         all sections, the decisive ones first
+    python -m tools.bench.gpu --out first.jsonl --minutes 15 --pack PACK   then training.pack in what remains
     python -m tools.bench.gpu --out first.jsonl --section together node
     python -m tools.bench.gpu --dry-run           all sections on a CPU with a tiny model
 
@@ -11,9 +12,9 @@ EdgeTAM. multiplex: steps of SAM 3.1, whose objects share memories by 16. node: 
 the same weights, under autocast. Models have their full sizes and random weights, and scales of FP8 are made up.
 
 A figure that the file has is not measured again, so that a command that was stopped goes on where it was; delete a
-line to measure its figure again. A section ends after --seconds, and all of them after --total: the figure that is
-measured then is cut, and left to the next call. A figure that fails is a line with its error, and the others follow; if
-it has cost the process its GPU, they follow in a new process.
+line to measure its figure again. Each section has a share of the minutes, and what one leaves goes to those after it:
+the figure that is measured when a share is over is cut, and left to the next call. A figure that fails is a line with
+its error, and the others follow; if it has cost the process its GPU, they follow in a new process.
 """
 
 import argparse
@@ -59,8 +60,7 @@ from tools.bench.processes import Processes, add_points, next_masks
 from tools.bench.tiny_weights import sam3_config
 from tools.command import new_parser, read_json_lines
 
-SECTION_S = 420
-TOTAL_S = 540
+MINUTES = 9.0
 CACHE = Path(tempfile.gettempdir()) / "sam3_gpu_bench"
 """Folder of what is compiled."""
 FILL = 20  # frames until the memory bank is full: 16 pointers and the prompted frame, and some more
@@ -583,13 +583,21 @@ def read_counts(summary: str) -> dict[str, float]:
     return {kind: found.get(kind.removesuffix("s"), 0.0) for kind in KINDS}
 
 
-SECTIONS: dict[str, Callable[[Journal], None]] = {
-    "tests": run_tests,
-    "together": run_together,
-    "published": run_published,
-    "multiplex": run_multiplex,
-    "node": run_node,
-    "peer": run_peer,
+class Section(NamedTuple):
+    """A part of the measurements."""
+
+    run: Callable[[Journal], None]
+    share: float
+    """of the minutes"""
+
+
+SECTIONS = {
+    "tests": Section(run_tests, 0.2),
+    "together": Section(run_together, 0.2),
+    "published": Section(run_published, 0.25),
+    "multiplex": Section(run_multiplex, 0.2),
+    "node": Section(run_node, 0.2),
+    "peer": Section(run_peer, 0.1),
 }
 
 
@@ -597,8 +605,10 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = new_parser(__doc__)
     parser.add_argument("--section", nargs="+", choices=list(SECTIONS), default=list(SECTIONS))
     parser.add_argument("--out", type=Path, help="file of JSON lines; default: a temporary one")
-    parser.add_argument("--seconds", type=float, default=SECTION_S, help="of a section [420]")
-    parser.add_argument("--total", type=float, default=TOTAL_S, help="seconds of all sections [540]")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help=f"of everything [{MINUTES:g}]")
+    parser.add_argument(
+        "--pack", type=Path, help="file of training.pack to train from in the minutes that remain"
+    )
     parser.add_argument("--dry-run", action="store_true", help="small sizes on a CPU")
     return parser.parse_args(words)
 
@@ -615,7 +625,9 @@ def choose_scale(dry: bool) -> Scale:
 def main(words: Sequence[str] | None = None) -> int:
     """Measure the sections; return 0 where all figures came, 1 where some failed, 3 where time ran out."""
     words = sys.argv[1:] if words is None else words
-    end_s = time.monotonic() + (args := arguments(words)).total
+    args = arguments(words)
+    total_s = 60 * args.minutes
+    end_s = time.monotonic() + total_s
     scale = choose_scale(args.dry_run)
     path = args.out or Path(tempfile.mkdtemp(prefix="gpu_")) / "first.jsonl"
     device = torch.cuda.get_device_name() if scale.device.type == "cuda" else "cpu"
@@ -624,21 +636,27 @@ def main(words: Sequence[str] | None = None) -> int:
     late = False
     for section in args.section:
         start_s = time.monotonic()
-        journal = Journal(path, section, scale, min(start_s + args.seconds, end_s), context)
+        share_s = min(SECTIONS[section].share * total_s, end_s - start_s)
+        journal = Journal(path, section, scale, start_s + share_s, context)
         try:
-            with cutting(min(args.seconds, end_s - start_s)):
-                SECTIONS[section](journal)
+            with cutting(share_s):
+                SECTIONS[section].run(journal)
         except OutOfTimeError:
             print(f"time is over in {section}; the same command goes on there", file=sys.stderr)
             late = True
         except DeviceError as error:  # a new process has the GPU, and finds the figure in the file
             print(f"{error}; a new process goes on", file=sys.stderr, flush=True)
-            more = ["--out", str(path), "--total", str(end_s - time.monotonic())]
+            more = ["--out", str(path), "--minutes", str((end_s - time.monotonic()) / 60)]
             os.execv(sys.executable, [sys.executable, "-m", "tools.bench.gpu", *words, *more])
         except Exception as error:  # the other sections must follow
             journal.note_error("preparation", error, start_s)
         errors += journal.errors
     print(f"wrote {path}", file=sys.stderr)
+    if args.pack:
+        minutes = (end_s - time.monotonic()) / 60
+        print(f"training for {minutes:.1f} minutes", file=sys.stderr)
+        command = ["training.pack", args.pack, "--run", path.parent / "training", "--minutes", minutes]
+        subprocess.run([sys.executable, "-m", *map(str, command)], check=True, cwd=ROOT)
     return 3 if late else int(errors > 0)
 
 
