@@ -147,8 +147,10 @@ class Memory(SavedState):
     """frames in a row without a mask"""
     was_out_of_view: bool = False
     """True if it has been out of view since its appearance last matched"""
-    is_back_unsure: bool = False
-    """True from its return on until a mask of it is not doubtful"""
+    unsure_frames: Count = 0
+    """frames since its return, until a mask of it is not doubtful; then 0"""
+    is_return_told: bool = False
+    """True from the event of its return on until a mask of it is not doubtful"""
     waited: Count = 0
     """rounds for which a detection that may be this object has started no new one"""
     mismatches: Count = 0
@@ -172,7 +174,12 @@ class Memory(SavedState):
     def needs_reidentification(self) -> bool:
         """True if it is not where its mask is, or has none: it is to be searched for."""
         is_hidden = self.hidden_frames >= HIDDEN_FRAMES
-        return is_hidden or self.mismatches >= MIN_MISMATCHES or self.is_back_unsure
+        return is_hidden or self.mismatches >= MIN_MISMATCHES or self.unsure_frames > 0
+
+    @property
+    def sought_frames(self) -> int:
+        """For about how many frames it has been searched for."""
+        return max(self.hidden_frames, self.unsure_frames, self.mismatches)
 
 
 class LostObject(SavedState):
@@ -272,7 +279,8 @@ class ObjectMemory(SavedPart[LostObjectsState]):
             memory = self._memories.setdefault(instance.id, Memory())
             in_view = bool(instance.mask.crop.size)
             has_returned = in_view and memory.hidden_frames >= HIDDEN_FRAMES
-            memory.is_back_unsure = (has_returned or memory.is_back_unsure) and instance.doubtful
+            is_unsure = instance.doubtful and (has_returned or memory.unsure_frames > 0)
+            memory.unsure_frames = memory.unsure_frames + 1 if is_unsure else 0
             memory.hidden_frames = 0 if in_view else memory.hidden_frames + 1
             memory.was_out_of_view = memory.was_out_of_view or memory.hidden_frames >= HIDDEN_FRAMES
             if not in_view:
@@ -280,6 +288,7 @@ class ObjectMemory(SavedPart[LostObjectsState]):
                 memory.hidden_by = instance.hidden_by or memory.hidden_by
             # a mask of another identity does not show where the object is, and what is back may be another thing
             elif not instance.doubtful and not memory.mismatches and not memory.is_unverified:
+                memory.is_return_told = False
                 memory.held = instance.held
                 memory.hidden_by = None
                 memory.seen_ns = capture_ns
@@ -334,7 +343,7 @@ class ObjectMemory(SavedPart[LostObjectsState]):
             memory.waited = 0
             memory.mismatches = 0
             memory.was_out_of_view = False
-            memory.is_back_unsure = False
+            memory.unsure_frames = 0
 
     def may_wait(self, object_id: int) -> bool:
         """Count a round in which something may be an object; return False once it is to be decided."""

@@ -240,12 +240,19 @@ def find_like(scene: AppearanceFrame, tracker: Tracker, gallery: Gallery, limits
 
 
 def report(step: StepFrame, verdict: IdentityVerdict, memory: ObjectMemory) -> None:
-    """Add an event for an object that is known again, or for something that may be any of several."""
+    """Add an event for an object that is known again, or for something that may be any of several.
+
+    A return has one event: an object that is found once more before a mask of it is sure has none.
+    """
     if verdict.kind == "ambiguous":
         step.events.append(ObjectEvent(AMBIGUOUS, verdict.ids[0], {"ids": list(verdict.ids)}))
     elif verdict.kind == "known":
+        known = memory.require(verdict.ids[0])
+        if known.is_return_told:
+            return
+        known.is_return_told = True
         memory.reidentifications += 1
-        sighting = memory.require(verdict.ids[0]).sighting
+        sighting = known.sighting
         absent_ns = 0 if sighting is None else max(0, step.frame.capture_ns - sighting.capture_ns)
         details = {"absent_s": round(absent_ns / NANOSECONDS, 3)}
         step.events.append(ObjectEvent(RECALLED, verdict.ids[0], details))

@@ -16,6 +16,7 @@ from sam3_node.perception.object_memory import (
     MIN_MISMATCHES,
     TURNED_MISMATCHES,
     Candidate,
+    IdentityVerdict,
     LastSighting,
     Memory,
     ObjectMemory,
@@ -23,7 +24,8 @@ from sam3_node.perception.object_memory import (
 )
 from sam3_node.perception.objects import Objects
 from sam3_node.perception.pipeline import Pipeline
-from sam3_node.perception.reidentification import AppearanceFrame
+from sam3_node.perception.reidentification import AppearanceFrame, report
+from sam3_node.perception.stages.reidentify import RECENT_FRAMES
 from sam3_node.perception.step import StepFrame
 from sam3_node.settings import DetectorSettings, TrackerSettings
 from sam3_node.tracking.appearance import Gallery
@@ -432,6 +434,30 @@ def test_doubtful_masks_teach_nothing() -> None:
     assert not len(memory.require(1).gallery)
     assert memory.require(1).sighting is None
     assert memory.require(1).picture is None
+
+
+def test_a_return_that_stays_doubtful_is_told_once_and_searched_for_less() -> None:
+    objects, memory = make_memory()
+    objects.add(1, "mug")
+    see(memory, direction(1))
+    hide(memory)
+    see(memory, direction(1), RECENT_FRAMES, doubtful=True)
+    own = memory.require(1)
+    assert own.needs_reidentification
+    assert own.sought_frames >= RECENT_FRAMES
+    step = StepFrame(frame(0, {}))
+    known = IdentityVerdict("known", (1,))
+    for _ in range(2):
+        report(step, known, memory)
+        memory.confirm(1)
+        see(memory, direction(1), doubtful=True)
+    assert [event.op for event in step.events] == [RECALLED]
+    assert memory.reidentifications == 1
+    see(memory, direction(1))
+    assert not own.needs_reidentification
+    hide(memory)
+    report(step, known, memory)
+    assert memory.reidentifications == 2
 
 
 def test_unknown_ids_are_refused() -> None:

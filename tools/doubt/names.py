@@ -1,13 +1,13 @@
 """Record names on rendered clips, so that their confidence can be fitted and measured.
 
-Each clip is played with several sets of prompts: all names in it, all kinds, some of the names, single names, and a
-name that nothing in it has. One file is written for each clip; a file that exists is kept. A name is right if the
-object that has most of the mask's pixels has it.
+Each clip is played with several sets of prompts: all names in it, all kinds, some of the names, single names, and
+names that nothing in it has, alone and beside the names in it. One file is written for each clip; a file that exists is
+kept. A name is right if the object that has most of the mask's pixels has it.
 """
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,8 @@ from sam3_node.settings import CameraSettings, DetectorSettings, TrackerSettings
 from sam3_node.tracking.names import FEATURES, estimate_name
 from sam3_node.types import NANOSECONDS, Instance
 from tools.scenes.clips import Clip, list_clips, read_clip
+from tools.scenes.objects import MAKERS
+from tools.scenes.textures import NAMED
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -30,6 +32,13 @@ Ints = npt.NDArray[np.int64]
 
 CAMERA = CameraSettings(name="cam0")
 MIN_SHARE = 0.5  # of a mask's pixels that lie on the object
+ABSENT = {"colour": 4, "kind": 2, "nothing": 2}
+"""Number of absent names by what they share with a thing of the clip."""
+SINGLE = 3
+"""Number of absent names that are also asked for alone."""
+PRESENT = "name"
+SHARED = (PRESENT, *ABSENT)
+"""What a label shares with a thing of the clip that is most like it."""
 
 
 class NameRecords(NamedTuple):
@@ -43,6 +52,8 @@ class NameRecords(NamedTuple):
     """[N], a number for each track of each run"""
     prompts: Ints
     """[N], number of prompts of the run"""
+    shared: Ints
+    """[N], index in SHARED"""
 
     @property
     def confidence(self) -> Floats:
@@ -55,12 +66,34 @@ def choose_prompts(clip: Clip, detector: Detector) -> list[list[str]]:
     objects = clip.meta["objects"]
     kinds = sorted({item["kind"] for item in objects if knows(detector, item["kind"])})
     names = sorted({item["name"] for item in objects if knows(detector, item["name"])})
-    mixed = {f"{one['color']} {other['kind']}" for one in objects for other in objects}
-    absent = sorted(name for name in mixed - {item["name"] for item in objects} if knows(detector, name))
     rng = np.random.default_rng(int(clip.name.split("-")[-1]))
     drawn = [str(name) for name in rng.permutation(names)]
-    sets = [names, kinds, *([name] for name in drawn[:3]), sorted(drawn[:2]), absent[:1]]
+    absent = choose_absent(objects, detector, rng)
+    single = [str(name) for name in rng.permutation(absent)[:SINGLE]]
+    sets = [names, kinds, *([name] for name in drawn[:3]), sorted(drawn[:2])]
+    sets += [absent, sorted([*names, *absent]), *([name] for name in single)]
     return [list(each) for each in dict.fromkeys(tuple(each) for each in sets) if each]
+
+
+def choose_absent(objects: Sequence[dict[str, Any]], detector: Detector, rng: np.random.Generator) -> list[str]:
+    """Return names of a colour and a kind that no thing of a clip has, ABSENT of each sort."""
+    known = [f"{colour} {kind}" for colour in NAMED for kind in MAKERS]
+    drawn = [str(name) for name in rng.permutation([name for name in known if knows(detector, name)])]
+    found = list[str]()
+    for shared, count in ABSENT.items():
+        found += [name for name in drawn if compare_label(name, objects) == shared][:count]
+    return sorted(found)
+
+
+def compare_label(label: str, objects: Sequence[dict[str, Any]]) -> str:
+    """Return what a label shares with the thing of a clip that is most like it, one of SHARED."""
+    if any(label in (item["name"], item["kind"]) for item in objects):
+        return PRESENT
+    colour, _, kind = label.partition(" ")
+    # a colour that is shared is the harder case, because the detector goes by it
+    if any(colour == item["color"] for item in objects):
+        return "colour"
+    return "kind" if any(kind == item["kind"] for item in objects) else "nothing"
 
 
 def knows(detector: Detector, name: str) -> bool:
@@ -74,7 +107,8 @@ def knows(detector: Detector, name: str) -> bool:
 
 def record(clip: Clip, model: TrackerModel, detector: Detector, step: int, every: int) -> NameRecords:
     """Play a clip with each set of prompts."""
-    rows: list[tuple[list[float], bool, int, int]] = []
+    rows: list[tuple[list[float], bool, int, int, int]] = []
+    objects = clip.meta["objects"]
     for run, prompts in enumerate(choose_prompts(clip, detector)):
         settings = DetectorSettings(every=every)
         pipeline = Pipeline(model, TrackerSettings(), "cam0", detector, settings)
@@ -87,13 +121,15 @@ def record(clip: Clip, model: TrackerModel, detector: Detector, step: int, every
                 features = pipeline.name_features(instance.id)
                 sure = (instance.confidence or 0.0) >= TrackerSettings().min_confidence
                 if features and sure and instance.state == "tracked":
-                    right = is_right(instance, labels, clip.meta["objects"])
-                    rows.append((features, right, 1000 * run + instance.id, len(prompts)))
+                    right = is_right(instance, labels, objects)
+                    shared = SHARED.index(compare_label(instance.label, objects))
+                    rows.append((features, right, 1000 * run + instance.id, len(prompts), shared))
     return NameRecords(
         np.array([row[0] for row in rows], np.float64).reshape(-1, len(FEATURES)),
         np.array([row[1] for row in rows], np.bool_),
         np.array([row[2] for row in rows], np.int64),
         np.array([row[3] for row in rows], np.int64),
+        np.array([row[4] for row in rows], np.int64),
     )
 
 

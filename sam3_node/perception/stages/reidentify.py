@@ -35,13 +35,14 @@ from ..stage import Clock, Stage
 from ..step import StepFrame
 
 EVERY = 3
-"""Frames from one search to the next while an object has been out of view for less than RECENT_FRAMES. A search takes
+"""Frames from one search to the next while an object has been searched for on less than RECENT_FRAMES. A search takes
 half as long as a detection."""
 SLOW_EVERY = 15
-"""Frames from one search to the next once all objects out of view have been so for longer. At 15 Hz, a return is
-noticed up to a second later."""
+"""Frames from one search to the next once all these objects have been searched for longer. At 15 Hz, a return is noticed
+up to a second later."""
 RECENT_FRAMES = 150
-"""Frames out of view below which searches run every EVERY frames: ten seconds at 15 Hz."""
+"""Frames out of view, or of doubtful masks after a return, below which searches run every EVERY frames: ten seconds at
+15 Hz."""
 AT_ONCE = 3
 """Objects that one search looks for. Three take half as long again as one."""
 SAME_IOU = 0.3
@@ -232,8 +233,8 @@ class ReidentifyObjects(Stage):
         # what was found once is looked for on the next frame
         if self._tentative_id in out_of_view:
             return True
-        has_just_left = any(self._memory.require(i).hidden_frames < RECENT_FRAMES for i in out_of_view)
-        every = EVERY if has_just_left else SLOW_EVERY
+        is_new = any(self._memory.require(i).sought_frames < RECENT_FRAMES for i in out_of_view)
+        every = EVERY if is_new else SLOW_EVERY
         return bool(out_of_view) and self._since + 1 >= every * stretch_detection(step.shed_level)
 
     def _list_out_of_view(self, step: StepFrame) -> Iterator[int]:
