@@ -174,13 +174,17 @@ class AgentTools(Closeable):
             raise TransportError(self._explain_absence(seen))
         # what has the name, and how it stands
         found: list[Facts] = []
+        fitting: list[Instance] = []
         labels: set[str] = set()
         for masks in current:
             for instance in masks.instances:
                 labels.add(instance.label)
                 if _fits(instance, given):
+                    fitting.append(instance)
                     found.append(describe_object(masks, instance))
         notes = [item.note for item in seen if item.note]
+        if given.name is not None and fitting:
+            notes += _note_doubtful_name(given.name, fitting)
         if given.name is not None and not found:
             listed = ", ".join(sorted(labels)[:MAX_LISTED]) or "no objects"
             notes.append(
@@ -435,6 +439,19 @@ def _find_instance(masks: MaskFrame, id: int) -> Instance:
     raise UnknownObjectError(
         f"id: expected an object of camera {masks.camera} ({known}), found {id}; call find for the present ones"
     )
+
+
+def _note_doubtful_name(name: str, instances: Sequence[Instance]) -> list[str]:
+    """Return a note where no object surely has the name that was asked for."""
+    confidences = {each.id: each.name_confidence for each in instances if each.doubtful}
+    named = {object_id: value for object_id, value in confidences.items() if value is not None}
+    if len(named) < len(instances):
+        return []
+    nearest = max(named, key=lambda object_id: named[object_id])
+    return [
+        f"nothing surely is a {name!r}: object {nearest} is the nearest, with a confidence of {named[nearest]:.2f} in "
+        "its name; look at the picture before you use it"
+    ]
 
 
 def _fits(instance: Instance, given: FindArguments) -> bool:

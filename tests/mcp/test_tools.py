@@ -136,6 +136,18 @@ def test_doubt_is_told_and_left_out_on_request(node: PlayedNode, tools: AgentToo
     assert [item["id"] for item in facts["objects"]] == [1]
 
 
+def test_a_name_that_nothing_surely_has_is_told(node: PlayedNode, tools: AgentTools) -> None:
+    unsure = [
+        make_instance(number, doubtful=True, name_confidence=value) for number, value in ((1, 0.2), (4, 0.6))
+    ]
+    show(node, tools, masks_of(*unsure, make_instance(2, "box")))
+    (note,) = tools.call("find", {"name": "cup"}).facts["notes"]
+    assert note.startswith("nothing surely is a 'cup': object 4 is the nearest, with a confidence of 0.60")
+    assert tools.call("find", {"name": "box"}).facts["notes"] == []
+    show(node, tools, masks_of(*unsure, make_instance(2, name_confidence=0.97), seq=2))
+    assert tools.call("find", {"name": "cup"}).facts["notes"] == []
+
+
 def test_an_answer_has_a_bounded_number_of_objects(node: PlayedNode, tools: AgentTools) -> None:
     show(node, tools, masks_of(*(make_instance(number) for number in range(MAX_OBJECTS + 7))))
     facts = tools.call("find", {}).facts
