@@ -304,7 +304,7 @@ def test_a_robot_whose_clock_is_behind_is_told_while_it_sends(
 
         until(is_told, "its clock")
         # a robot that has stopped is another matter; each look at the clock finds it later
-        later_s = count(time.monotonic(), 2 * LATE_TOLD_S)
+        later_s = count(time.monotonic() + 2 * LATE_TOLD_S, 2 * LATE_TOLD_S)
         monkeypatch.setattr(time, "monotonic", lambda: next(later_s))
         assert find_at(poses, time.time_ns(), make) is None
         assert poses.problem

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from .algebra import runs_kernels
 
-MAX_E4M3 = 448.0
+MAX_E4M3 = torch.finfo(torch.float8_e4m3fn).max
 """The largest FP8 number."""
 MULTIPLE = 16
 """Both sides of a matrix must be multiples of this to be multiplied in FP8 on a GPU."""

@@ -26,7 +26,6 @@ from torch.utils.flop_counter import register_flop_formula
 from triton.testing import do_bench
 
 from .cudnn import attend_cudnn, has_cudnn
-from .fp8 import MAX_E4M3
 from .probes import relative_error
 
 PROJECT_BLOCK = 64
@@ -350,7 +349,7 @@ def quantise(x: Tensor, inverse: Tensor, gelu: bool) -> Tensor:
     out = torch.empty_like(x, dtype=torch.float8_e4m3fn)
     total = x.numel()
     _quantise[(triton.cdiv(total, QUANTISE_BLOCK),)](
-        x, inverse, out, total, GELU=gelu, LARGEST=MAX_E4M3, BLOCK=QUANTISE_BLOCK
+        x, inverse, out, total, GELU=gelu, LARGEST=torch.finfo(out.dtype).max, BLOCK=QUANTISE_BLOCK
     )
     return out
 

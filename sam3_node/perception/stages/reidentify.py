@@ -38,8 +38,8 @@ EVERY = 3
 """Frames from one search to the next while an object has been searched for on less than RECENT_FRAMES. A search takes
 half as long as a detection."""
 SLOW_EVERY = 15
-"""Frames from one search to the next once all these objects have been searched for longer. At 15 Hz, a return is noticed
-up to a second later."""
+"""Frames from one search to the next once all these objects have been searched for longer. At 15 Hz, a return is
+noticed up to a second later."""
 RECENT_FRAMES = 150
 """Frames out of view, or of doubtful masks after a return, below which searches run every EVERY frames: ten seconds at
 15 Hz."""
