@@ -75,7 +75,9 @@ def choose_prompts(clip: Clip, detector: Detector) -> list[list[str]]:
     return [list(each) for each in dict.fromkeys(tuple(each) for each in sets) if each]
 
 
-def choose_absent(objects: Sequence[dict[str, Any]], detector: Detector, rng: np.random.Generator) -> list[str]:
+def choose_absent(
+    objects: Sequence[dict[str, Any]], detector: Detector, rng: np.random.Generator
+) -> list[str]:
     """Return names of a colour and a kind that no thing of a clip has, ABSENT of each sort."""
     known = [f"{colour} {kind}" for colour in NAMED for kind in MAKERS]
     drawn = [str(name) for name in rng.permutation([name for name in known if knows(detector, name)])]
