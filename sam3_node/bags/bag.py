@@ -16,6 +16,7 @@ from ..files import describe_stand_in
 from ..resources import Closeable, closed_on_error
 from ..types import Depth, Frame, Image, RobotMessage
 from ..wire import decode_image
+from ..wire.images import narrow
 from .bit_depth import BitDepths
 from .decompression import STILL_SUFFIXES
 from .discovery import Camera, Firsts, choose_cameras, probe, settle_kinds
@@ -34,7 +35,6 @@ from .samples import (
     ReadReport,
     Sample,
     SampleReader,
-    WideColour,
     natural_order,
     reading,
     split_selection,
@@ -456,8 +456,7 @@ def _read_files(files: list[Path], count: int, step: int | None) -> Iterator[Ima
             if image is None:  # OpenCV cannot ignore the orientation of a TIFF
                 image = cv2.imread(path, cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH)
         if image is not None and image.dtype == np.uint16:
-            narrow = BitDepths().narrow(path, WideColour.from_pixels(image))
-            image = np.frombuffer(narrow.data, np.uint8).reshape(image.shape)
+            image = narrow(image)
         if image is None or image.dtype != np.uint8:  # floats
             _log.warning("skipped %s: it cannot be read as an image", files[index])
         else:

@@ -1,7 +1,7 @@
 """Scales images of 16 bits a channel to the 8 bits of a frame, by the bits that their sensor has.
 
 No encoding of 16 bits says how many of them the sensor fills: a camera of 12 bits gives values up to 4095 in mono16,
-whose high byte is black. So the largest value that a stream has had tells it: the fewest of DEPTHS that hold it.
+whose high byte is black. So the largest value that a stream has had tells it: the fewest of SENSOR_BITS that hold it.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..wire.images import SENSOR_BITS, count_bits, narrow
 from .samples import Colour, Sample, WideColour
-
-DEPTHS = (8, 10, 12, 14, 16)
-"""Bits that a sensor may have."""
 
 
 class _Seen(NamedTuple):
@@ -39,13 +37,12 @@ class BitDepths:
         if not isinstance(colour, WideColour):
             return colour
         values = np.frombuffer(colour.data, np.uint16)
-        largest = int(values.max())
-        bits = next(depth for depth in DEPTHS if largest < 1 << depth)
+        bits = count_bits(values)
         count = self._counts.get(topic, 0)
         self._counts[topic] = count + 1
         if topic not in self._seen or bits > self._seen[topic].bits:
             self._seen[topic] = _Seen(bits, count)
-        pixels = (values >> (self._seen[topic].bits - 8)).astype(np.uint8)
+        pixels = narrow(values, self._seen[topic].bits)
         return Colour(colour.width, colour.height, colour.encoding, pixels.data)
 
     def narrow_all(self, samples: Iterable[Sample]) -> Iterator[Sample]:
@@ -59,7 +56,7 @@ class BitDepths:
         """Return a line for each topic whose images do not use all of their 16 bits, so that their scale is a guess."""
         lines = []
         for topic, (bits, number) in self._seen.items():
-            if bits < DEPTHS[-1]:
+            if bits < SENSOR_BITS[-1]:
                 since = f" since image {number}" if number else ""
                 lines.append(
                     f"{topic}: expected values of 16 bits, as the encoding has, found none that needs more than {bits}"

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
+import numpy.typing as npt
 
 from ..bags.bag import open_bag
 from ..bags.samples import natural_order
@@ -37,6 +38,7 @@ from ..transport import FrameSubscriber, Security
 from ..transport.tap import PoseSubscriber
 from ..types import Frame, FramePose, Image
 from ..wire import decode_image, pose_topic
+from ..wire.images import narrow
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 MAX_IMAGE_BYTES = 256 << 20
@@ -142,12 +144,14 @@ def _read_image(path: Path, inputs: dict[str, str]) -> Picture:
     with explain_os_error(CalibrationError, f"cannot read {path}"):
         data = read_regular(path, MAX_IMAGE_BYTES)
     # the lens is calibrated in the pixels of the sensor: a turned phone picture must not be turned back
-    flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
-    image = None
+    flags = cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH | cv2.IMREAD_IGNORE_ORIENTATION
+    image: npt.NDArray[Any] | None = None
     if data:
         image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
-    if image is None:
-        raise CalibrationError(f"{path}: expected an image file, found other data")
+    if image is not None and image.dtype == np.uint16:
+        image = narrow(image)
+    if image is None or image.dtype != np.uint8:
+        raise CalibrationError(f"{path}: expected an image file of 8 or 16 bits, found other data")
     if path.name in inputs:
         raise CalibrationError(f"expected each image once, found two named {path.name}; rename one")
     inputs[path.name] = hashlib.sha256(data).hexdigest()

@@ -40,6 +40,8 @@ MAX_PHOTO_FILE = 8 << 20
 messages may wait for each reader that is slow."""
 CHANNELS = {"bgr8": 3, "rgb8": 3, "mono8": 1}
 """Bytes per pixel of each raw colour encoding."""
+SENSOR_BITS = (8, 10, 12, 14, 16)
+"""Bits that the values of an image of 16 bits a channel may need."""
 
 _MAX_SAMPLES = 3
 """Work of decoding, for each allowed pixel: as much as a plain image of 8 bits has."""
@@ -297,12 +299,13 @@ def _read_png_frame(name: bytes, body: memoryview, what: str) -> tuple[ImageHead
         work *= _INTERLACED_WORK
         # the seven passes have fewer than twice the rows, each of them padded to whole bytes
         row_bytes += 4 * height + 64
-    return ImageHeader(width, height, work, _count_memory(width, height)), row_bytes
+    memory_bytes = _count_memory(width, height, sample_bytes=2 if bits == 16 else 1)
+    return ImageHeader(width, height, work, memory_bytes), row_bytes
 
 
-def _count_memory(width: int, height: int, coefficients: int = 0) -> int:
+def _count_memory(width: int, height: int, coefficients: int = 0, sample_bytes: int = 1) -> int:
     """Return the most bytes of decoding to BGR. `coefficients` are what libjpeg holds until the last scan."""
-    image_bytes = 3 * width * height
+    image_bytes = 3 * width * height * sample_bytes
     # OpenCV copies the decoded image once, when the coefficients are gone
     return image_bytes + max(image_bytes, _COEFFICIENT_BYTES * coefficients)
 
@@ -328,8 +331,8 @@ def encode_image(image: Image, encoding: ColourEncoding, quality: int = 90) -> B
 def decode_image(frame: Frame, max_pixels: int = MAX_FRAME_PIXELS) -> Image:
     """Decode the BGR image uint8 [height, width, 3] of a frame. For `bgr8` it is a read-only view.
 
-    Raises WireError for invalid bytes, for more than `max_pixels`, and for a compressed image that takes more work than
-    a plain one of `max_pixels`.
+    A PNG of 16 bits a channel is scaled as `narrow` does. Raises WireError for invalid bytes, for more than
+    `max_pixels`, and for a compressed image that takes more work than a plain one of `max_pixels`.
     """
     what = f"{frame.encoding} image"
     encoding = frame.encoding
@@ -466,7 +469,7 @@ def check_photo(
 def decode_photo(data: Buffer, max_pixels: int = MAX_FRAME_PIXELS, max_memory: int | None = None) -> Image:
     """Decode the bytes of a JPEG or PNG file to BGR uint8 [height, width, 3], turned as viewers show it.
 
-    Raises WireError as `check_photo`.
+    A PNG of 16 bits a channel is scaled as `narrow` does. Raises WireError as `check_photo`.
     """
     header = check_photo(data, max_pixels, max_memory)
     # turned here: a decoder would turn some formats and not others
@@ -476,13 +479,28 @@ def decode_photo(data: Buffer, max_pixels: int = MAX_FRAME_PIXELS, max_memory: i
 
 def decode_wide(data: Buffer, max_pixels: int = MAX_FRAME_PIXELS) -> np.typing.NDArray[np.uint16]:
     """Decode a PNG of 16 bits a channel to BGR uint16 [height, width, 3]. Raises WireError as `decode_image` does."""
-    cv2 = require("cv2", "cli")
-
     width, height = compressed_size(data, "png")
     _check_pixels(width, height, max_pixels, "png")
-    _check_compressed(data, "png", width, height, max_pixels, "png")
-    flags = cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH | cv2.IMREAD_IGNORE_ORIENTATION
-    return _decompress(data, flags, (height, width, 3), "uint16", "png")
+    header = _check_compressed(data, "png", width, height, max_pixels, "png")
+    return _decompress_wide(data, header, "png")
+
+
+def count_bits(values: np.typing.NDArray[np.uint16]) -> int:
+    """Return the fewest of SENSOR_BITS that hold all values of an image."""
+    largest = int(values.max())
+    return next(bits for bits in SENSOR_BITS if largest < 1 << bits)
+
+
+def narrow(values: np.typing.NDArray[np.uint16], bits: int | None = None) -> np.typing.NDArray[np.uint8]:
+    """Scale an image of 16 bits a channel to 8, by the `bits` of its sensor; default: the fewest that hold it.
+
+    No encoding of 16 bits says how many of them the sensor fills: a camera of 12 bits gives values up to 4095, whose
+    high byte is black.
+    """
+    out = np.empty(values.shape, np.uint8)
+    # into 8 bits at once: another image of 16 bits is memory that no limit counts
+    np.right_shift(values, (bits or count_bits(values)) - 8, out=out, casting="unsafe")
+    return out
 
 
 def is_wide_png(data: Buffer) -> bool:
@@ -521,6 +539,8 @@ def _decompress_colour(data: Buffer, header: ImageHeader, what: str) -> Image:
     """Decode a JPEG or PNG to BGR uint8 [height, width, 3], as it is stored. Raises WireError for one with a hole."""
     cv2 = require("cv2", "cli")
 
+    if is_wide_png(data):
+        return narrow(_decompress_wide(data, header, what))
     # without the orientation of a camera's own file: a frame has the size that it says
     flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
     image = _decompress(data, flags, (header.height, header.width, 3), "uint8", what)
@@ -535,6 +555,14 @@ def _decompress_colour(data: Buffer, header: ImageHeader, what: str) -> Image:
             "and the network between camera and reader"
         )
     return image
+
+
+def _decompress_wide(data: Buffer, header: ImageHeader, what: str) -> np.typing.NDArray[np.uint16]:
+    """Decode a PNG of 16 bits a channel to BGR uint16 [height, width, 3], as it is stored."""
+    cv2 = require("cv2", "cli")
+
+    flags = cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH | cv2.IMREAD_IGNORE_ORIENTATION
+    return _decompress(data, flags, (header.height, header.width, 3), "uint16", what)
 
 
 def _decompress(

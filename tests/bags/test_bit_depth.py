@@ -14,7 +14,10 @@ from sam3_node.bags import open_bag
 from sam3_node.bags.bit_depth import BitDepths
 from sam3_node.bags.messages.ros_images import read_payload
 from sam3_node.bags.samples import WideColour
+from sam3_node.cli.calibration_views import _open_sources
+from sam3_node.types import Frame
 from sam3_node.wire import decode_image
+from sam3_node.wire.images import decode_photo
 from tests.support import mcap_files
 from tests.support.mcap_files import T0, raw
 from tests.support.refuses import mentions
@@ -124,3 +127,18 @@ def test_a_recording_of_a_sensor_of_12_bits_is_bright_and_told(tmp_path: Path, k
         assert mentions(bag.lost, "12", "16")
         for frame in frames:
             assert np.abs(decode_image(frame)[:, :, 0].astype(int) - GREY).max() <= 1
+
+
+@each_row("bits", [8, 10, 12, 14, 16])
+@each_row("expected", [GREY, COLOUR])
+def test_a_png_that_is_sent_alone_is_scaled_by_its_own_values(bits: int, expected: np.ndarray) -> None:
+    png = cv2.imencode(".png", widen(expected, bits))[1].tobytes()
+    shown = expected if expected.ndim == 3 else cv2.cvtColor(expected, cv2.COLOR_GRAY2BGR)
+    for found in (decode_image(Frame("cam0", 0, 0, 64, 48, "png", png)), decode_photo(png)):
+        assert (found == shown).all()
+
+
+def test_pictures_of_a_board_are_scaled_each(tmp_path: Path) -> None:
+    cv2.imwrite(str(tmp_path / "board.png"), widen(COLOUR, 12))
+    (picture,) = _open_sources([str(tmp_path)], "", 1, {})
+    assert (picture.image == COLOUR).all()

@@ -335,6 +335,10 @@ def test_the_memory_of_a_photo_is_known_before_it_is_decoded(sampling, progressi
         images.decode_photo(data, max_memory=needed - 1)
 
 
+def test_a_png_of_16_bits_takes_twice_the_memory_of_8():
+    assert images.read_png_header(GOOD_PNGS["16 bits"]).memory_bytes == 12 * SIDE * SIDE
+
+
 def test_a_baseline_jpeg_in_several_scans_is_held_whole_by_its_decoder():
     scans = b"".join(segment(0xDA, bytes([1, number, 0, 0, 63, 0])) + b"\0" for number in (1, 2, 3))
     data = b"\xff\xd8" + frame_header(SIDE, SIDE, components=(0x11, 0x11, 0x11)) + scans + END
