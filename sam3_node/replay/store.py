@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Self, TypedDict
 from urllib.parse import unquote
 
-from ..errors import BagError, MissingExtraError, OutputError, ReplayError, WireError, require
+from ..errors import BagError, MissingExtraError, OutputError, ReplayError, Sam3NodeError, WireError, require
 from ..files import (
     UNFINISHED,
     check_inside,
@@ -59,8 +59,15 @@ MAX_TOKEN_BYTES = 64
 """Bytes that are read of the token of a URL's holder. A longer one is no token of ours, and so another holder's."""
 ANSWER_S = 10.0
 """Time after which a line says that a server has not answered."""
+FIRST_ANSWER_S = 60.0
+"""Time after which a server that has never answered is given up. Libraries try for some minutes, which helps a job that
+runs through an outage, and hides a wrong address."""
 KEPT_FREE_BYTES = 256 << 20
 """Bytes that a recording from a URL leaves free where it is copied to. A larger one is refused or given up."""
+
+_CHECK_SERVER = "check the network and the address of the server (of S3: AWS_ENDPOINT_URL)"
+_answered: set[str] = set()
+"""Buckets and hosts whose server has answered this process."""
 
 
 class StoredCounts(TypedDict, total=False):
@@ -274,7 +281,7 @@ def local_bag(bag: str) -> Iterator[Path]:
         yield path
         return
     # readers seek, so a recording is copied as a whole
-    system, remote = _open_file_system(bag)
+    system, remote = _open_file_system(bag, BagError)
     with temp_dir() as folder:
         copy = child_path(folder, PurePosixPath(remote).name)
         try:
@@ -408,7 +415,7 @@ class UrlStore:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._system, self._root = _open_file_system(url)
+        self._system, self._root = _open_file_system(url, OutputError)
         self._token: bytes | None = None
         self._folder: Path | None = None
 
@@ -537,10 +544,7 @@ def check_protocol(location: str) -> None:
 @contextmanager
 def _tell_wait(url: str) -> Iterator[None]:
     """Log a line if a request takes longer than ANSWER_S. Its library gives up much later."""
-    text = (
-        "%s: waits for an answer of the server for more than %g s; if it goes on, check the network and the "
-        "address of the server (of S3: AWS_ENDPOINT_URL)"
-    )
+    text = f"%s: waits for an answer of the server for more than %g s; if it goes on, {_CHECK_SERVER}"
     timer = threading.Timer(ANSWER_S, _log.warning, (text, url, ANSWER_S))
     timer.daemon = True
     timer.start()
@@ -550,12 +554,37 @@ def _tell_wait(url: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _open_file_system(url: str) -> tuple[Any, str]:
-    """Return the file system of a URL and the path in it."""
+def _open_file_system(url: str, error: type[Sam3NodeError]) -> tuple[Any, str]:
+    """Return the file system of a URL and the path in it. Raises `error` if its server does not answer at all."""
     fsspec = require("fsspec", "cloud")
     with _explain_protocol(url):
         system, path = fsspec.url_to_fs(url)
-    return system, path.rstrip("/")
+    path = path.rstrip("/")
+    protocol, _, rest = url.partition("://")
+    place = f"{protocol}://{rest.partition('/')[0]}"
+    if place not in _answered:
+        with _tell_wait(url):
+            if not _answers(system, path):
+                raise error(
+                    f"{url}: expected an answer of the server within {FIRST_ANSWER_S:g} s, found none; {_CHECK_SERVER}"
+                )
+        _answered.add(place)
+    return system, path
+
+
+def _answers(system: Any, path: str) -> bool:
+    """Return True if the server of a path answers in time, whatever it says."""
+    has_answered = threading.Event()
+
+    def ask() -> None:
+        # the request that follows meets the same error, and tells it
+        with suppress(Exception):
+            system.exists(path)
+        has_answered.set()
+
+    # a request cannot be interrupted: its thread is left behind, and does not hold the process
+    threading.Thread(target=ask, daemon=True).start()
+    return has_answered.wait(FIRST_ANSWER_S)
 
 
 @contextmanager

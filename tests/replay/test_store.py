@@ -6,6 +6,7 @@ import logging.handlers
 import queue
 import shutil
 import tempfile
+import threading
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
@@ -237,6 +238,7 @@ def test_a_silent_server_is_told(url: str, monkeypatch: pytest.MonkeyPatch) -> N
             told.append(lines.get(timeout=60))
         return False
 
+    store = open_store(url)
     handler = logging.handlers.QueueHandler(lines)
     handler.prepare = logging.LogRecord.getMessage
     monkeypatch.setattr(store_module, "ANSWER_S", 0.0)
@@ -245,13 +247,32 @@ def test_a_silent_server_is_told(url: str, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(memory, name, answer_late)
     store_module._log.addHandler(handler)
     try:
-        open_store(url).exists("a")
+        store.exists("a")
         with refuses(BagError, field="nothing"), local_bag(f"{url}/take.mcap"):
             pass
     finally:
         store_module._log.removeHandler(handler)
     assert mentions(told[0], f"{url}/a", "answer")
     assert mentions(told[1], f"{url}/take.mcap", "answer")
+
+
+def test_a_server_that_never_answers_is_given_up(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = threading.Event()
+    monkeypatch.setattr(store_module, "FIRST_ANSWER_S", 0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(fsspec.filesystem("memory"), "exists", lambda path: ends.wait())
+        with refuses(OutputError, field=(url, "0.01 s", "AWS_ENDPOINT_URL")):
+            open_store(url)
+        with refuses(BagError, field=(url, "0.01 s", "AWS_ENDPOINT_URL")), local_bag(f"{url}/take.mcap"):
+            pass
+        ends.set()
+    # one that has answered, with whatever, gets all the time that its library gives it
+    monkeypatch.setattr(store_module, "FIRST_ANSWER_S", 60.0)
+    assert open_store(url).names() == []
+    asked: list[str] = []
+    monkeypatch.setattr(fsspec.filesystem("memory"), "exists", asked.append)
+    open_store(f"{url}/other")
+    assert not asked
 
 
 def test_an_endless_recording_is_given_up(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
