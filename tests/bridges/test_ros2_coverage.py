@@ -77,7 +77,7 @@ def make(kind: type[Struct], number: int, **given: Any) -> Struct:
 
 
 # a sure object with a position, of which all messages are made
-INSTANCE = make(Instance, 1, state="tracked", frame="camera")
+INSTANCE = make(Instance, 1, state="tracked", frame="base")
 MASKS = make(MaskFrame, 1, width=WIDTH, height=HEIGHT, instances=(INSTANCE,), before=None)
 OTHER: dict[str, Any] = {
     **{name: getattr(make(Instance, 2), name) for name in Instance.__struct_fields__},
@@ -86,7 +86,7 @@ OTHER: dict[str, Any] = {
         for name in MaskFrame.__struct_fields__
     },
     "state": "tentative",
-    "frame": "base",
+    "frame": "camera",
     "width": WIDTH + 1,
     "height": HEIGHT + 1,
 }
@@ -100,6 +100,8 @@ def make_messages(masks: MaskFrame) -> str:
     made = [
         MAKE.make_detections_2d(masks, header),
         MAKE.make_detections_3d(masks, header),
+        MAKE.make_upright_boxes(masks, header),
+        MAKE.make_table(masks, header),
         MAKE.make_label_image(masks, header),
         MAKE.make_label_table(masks, header),
         MAKE.make_mask(masks, header, ""),

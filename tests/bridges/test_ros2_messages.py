@@ -28,9 +28,10 @@ from sam3_node_ros.messages import (
 from sam3_node.bags import open_bag
 from sam3_node.bags.messages.ros_images import read_stamp
 from sam3_node.errors import RequestError
+from sam3_node.geometry import rotation_from_quaternion
 from sam3_node.replay.davis_png import paint_indices
 from sam3_node.schema.fields import MAX_EPOCH
-from sam3_node.types import Instance, Mask, MaskFrame
+from sam3_node.types import Instance, Mask, MaskFrame, Plane
 from sam3_node.wire import decode_image
 from tests.support import ros2
 from tests.support.refuses import refuses
@@ -231,6 +232,39 @@ def test_sure_objects_with_a_position_have_a_frame() -> None:
     assert (moved.x, moved.y, moved.z, turned.z, turned.w) == (0.1, 0.2, 0.9, math.sin(0.3), math.cos(0.3))
     masks = replace(MASKS, instances=(placed(9, "base"),))
     assert MAKE.make_transforms(masks, HEADER).transforms[0].header.frame_id == "base_link"
+
+
+def standing(id: int, **fields: Any) -> Instance:
+    turned = (0.0, 0.0, math.sin(0.3), math.cos(0.3))
+    box = {"upright_centre_m": (0.4, 0.1, 0.05), "upright_quaternion_xyzw": turned}
+    return replace(placed(id, "base"), upright_size_m=(0.06, 0.08, 0.1), **box, **fields)
+
+
+def test_sure_objects_have_the_box_in_which_they_stand() -> None:
+    found = (*FOUND, standing(5, confidence=0.8), standing(6, doubtful=True), standing(7))
+    message = over_cdr(MAKE.make_upright_boxes(replace(MASKS, instances=found), HEADER))
+    one, other = message.detections
+    assert (one.id, other.id) == ("5@1f3a9c", "7@1f3a9c")
+    assert read_header(message) == read_header(one) == HEADER._replace(frame_id="base_link")
+    centre = one.bbox.center
+    assert (centre.position.x, centre.position.y, centre.position.z) == (0.4, 0.1, 0.05)
+    assert (centre.orientation.z, centre.orientation.w) == (math.sin(0.3), math.cos(0.3))
+    assert (one.bbox.size.x, one.bbox.size.y, one.bbox.size.z) == (0.06, 0.08, 0.1)
+    (result,) = one.results
+    assert (result.hypothesis.class_id, result.hypothesis.score) == ("thing 5", 0.8)
+    assert result.pose.pose == centre
+
+
+@pytest.mark.parametrize("normal", [(0.0, 0.0, 1.0), (0.6, 0.0, 0.8), (0.0, -0.8, 0.6), (0.0, 0.0, -1.0)])
+def test_the_table_is_a_pose_with_z_up(normal: tuple[float, float, float]) -> None:
+    assert MAKE.make_table(MASKS, HEADER) is None
+    message = over_cdr(MAKE.make_table(replace(MASKS, table=Plane(normal, -0.2, 0.001)), HEADER))
+    assert read_header(message) == HEADER._replace(frame_id="base_link")
+    turned = message.pose.orientation
+    up = rotation_from_quaternion((turned.x, turned.y, turned.z, turned.w))[:, 2]
+    assert up == pytest.approx(normal)
+    place = message.pose.position
+    assert (place.x, place.y, place.z) == pytest.approx([-0.2 * side for side in normal])
 
 
 def test_markers_replace_those_before_with_a_box_and_a_label_for_each_object() -> None:

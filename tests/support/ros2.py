@@ -53,6 +53,8 @@ INFO = "/wrist/camera_info"
 OUTPUTS = {
     "/sam3_bridge/detections": "vision_msgs/msg/Detection2DArray",
     "/sam3_bridge/detections_3d": "vision_msgs/msg/Detection3DArray",
+    "/sam3_bridge/upright_boxes": "vision_msgs/msg/Detection3DArray",
+    "/sam3_bridge/table": "geometry_msgs/msg/PoseStamped",
     "/sam3_bridge/label_image": "sensor_msgs/msg/Image",
     "/sam3_bridge/label_table": "vision_msgs/msg/LabelInfo",
     "/sam3_bridge/mask": "sensor_msgs/msg/Image",

@@ -17,6 +17,7 @@ from typing import Any
 
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
+from geometry_msgs.msg import PoseStamped
 from rcl_interfaces.msg import SetParametersResult
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.clock import Clock, ClockType
@@ -136,6 +137,8 @@ class Sam3Bridge(LifecycleNode):
         outputs: list[tuple[Any, str, Callable[..., Any]]] = [
             (Detection2DArray, "~/detections", write_detections_2d),
             (Detection3DArray, "~/detections_3d", make.make_detections_3d),
+            (Detection3DArray, "~/upright_boxes", make.make_upright_boxes),
+            (PoseStamped, "~/table", make.make_table),
             (Image, "~/label_image", write_label_image),
             (LabelInfo, "~/label_table", make.make_label_table),
             (Image, "~/mask", write_chosen),
@@ -229,7 +232,9 @@ class Sam3Bridge(LifecycleNode):
         wanted = [output for output in self._outputs if output[0].get_subscription_count()]
         # all or none of a stamp
         for publisher, message in [(publisher, build(masks, header)) for publisher, build in wanted]:
-            publisher.publish(message)
+            # there is no table before the node has found one
+            if message is not None:
+                publisher.publish(message)
         if self._points.get_subscription_count():
             self._publish_points(masks, header)
 

@@ -21,14 +21,12 @@ FRAME: dict[str, str] = {
     "robot_pose": _ROBOT,
     "joints": _ROBOT,
     "robot_mask": _CLIENT,
-    "table": _CLIENT,
     "before": "the bridge has sent it before",
 }
 """Fields of a MaskFrame."""
 OBJECT: dict[str, str] = {
     "age": _CLIENT,
     "frames_since_seen": _CLIENT,
-    "confidence": "`score` is in its place; a `doubtful` object has no frame in TF, and another colour as a marker",
     "name_confidence": _CLIENT,
     "world_id": _CLIENT,
     "depth_share": _CLIENT,
@@ -38,9 +36,6 @@ OBJECT: dict[str, str] = {
     "velocity_age_s": _CLIENT,
     "hidden_by": _REQUEST,
     "held": _REQUEST,
-    "heights_m": _CLIENT,
-    "upright_centre_m": _CLIENT,
-    "upright_quaternion_xyzw": _CLIENT,
-    "upright_size_m": _CLIENT,
+    "heights_m": "the upright box has the highest point, `~/table` the plane that it stands on",
 }
 """Fields of an Instance."""

@@ -1,6 +1,6 @@
 """Makes messages of ROS 2 from masks, and reads prompts of its requests, without ROS.
 
-sensor_msgs, vision_msgs 4, visualization_msgs, tf2_msgs and diagnostic_msgs.
+sensor_msgs, geometry_msgs, vision_msgs 4, visualization_msgs, tf2_msgs and diagnostic_msgs.
 
 `find_type` returns the classes of the messages: ROS's, or others that take the same fields by keyword. All messages of
 a frame have the stamp of its image, and all but 3-D ones its frame_id. As in `types`, pixel coordinates
@@ -25,7 +25,7 @@ from sam3_node.bags.samples import Colour
 from sam3_node.client import ObjectPlace, PhotoMask, Segmentation
 from sam3_node.errors import BagError, RequestError
 from sam3_node.schema.fields import MAX_EPOCH
-from sam3_node.types import Frame, Instance, MaskFrame
+from sam3_node.types import Frame, Instance, MaskFrame, Plane
 from sam3_node.wire import decode_image, encode_image
 from sam3_node.wire.images import MAX_PHOTO_FILE
 
@@ -186,6 +186,40 @@ class MaskMessages:
         return self._make(
             "vision_msgs/msg/Detection3DArray", header=self._header(header), detections=detections
         )
+
+    def make_upright_boxes(self, masks: MaskFrame, header: Header) -> Any:
+        """Return the Detection3DArray of the sure objects with an upright box, in `base_frame`.
+
+        The box stands on the table, z up. Its centre is the pose, and the confidence of the mask the score.
+        """
+        header = header._replace(frame_id=self._base_frame)
+        detections = []
+        for instance in _list_shown(masks):
+            if not instance.is_sure or instance.upright_centre_m is None or instance.frame != "base":
+                continue
+            pose = self._pose(instance.upright_centre_m, instance.upright_quaternion_xyzw)
+            score = instance.score if instance.confidence is None else instance.confidence
+            known = self._with_covariance(pose, NO_COVARIANCE)
+            size = self._xyz("Vector3", instance.upright_size_m or ())
+            detection = self._make(
+                "vision_msgs/msg/Detection3D",
+                header=self._header(header),
+                results=[self._hypothesis(instance.label, score, known)],
+                bbox=self._make("vision_msgs/msg/BoundingBox3D", center=pose, size=size),
+                id=format_id(instance.id, masks.epoch),
+            )
+            detections.append(detection)
+        return self._make(
+            "vision_msgs/msg/Detection3DArray", header=self._header(header), detections=detections
+        )
+
+    def make_table(self, masks: MaskFrame, header: Header) -> Any:
+        """Return the PoseStamped of the table in `base_frame`: z up, at its point nearest to the base; None without."""
+        if masks.table is None:
+            return None
+        pose = self._pose(*_pose_of_plane(masks.table))
+        header = header._replace(frame_id=self._base_frame)
+        return self._make("geometry_msgs/msg/PoseStamped", header=self._header(header), pose=pose)
 
     def fill_places(self, response: Any, places: Sequence[ObjectPlace], headers: Sequence[Header]) -> None:
         """Fill in the answer of Where. `headers` are those of the images that showed the objects last."""
@@ -415,6 +449,15 @@ class MaskMessages:
     def _xyz(self, name: str, values: Sequence[float]) -> Any:
         x, y, z = map(float, values)
         return self._make(f"geometry_msgs/msg/{name}", x=x, y=y, z=z)
+
+
+def _pose_of_plane(plane: Plane) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the point of a plane nearest to the origin, and the smallest turn that takes z to its normal."""
+    x, y, z = plane.normal
+    turn = np.array([-y, x, 0.0, 1.0 + z])
+    # upside down, half a turn about any level axis
+    turn = turn / np.linalg.norm(turn) if z > -1.0 + 1e-9 else np.array([1.0, 0.0, 0.0, 0.0])
+    return tuple(plane.offset_m * side for side in plane.normal), tuple(map(float, turn))
 
 
 def write_detections_2d(masks: MaskFrame, header: Header) -> bytes:
