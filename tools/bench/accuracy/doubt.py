@@ -99,6 +99,12 @@ def report_names(args: argparse.Namespace, figures: Figures) -> None:
         for name, value in values.items():
             figures.add(name, value, "%", target="1" if "at 65" in name else "")
         figures.add(f"AUROC by name confidence, {what}", auroc(confidence, right), "AUROC")
+    for index, shared in enumerate(names.SHARED):
+        chosen = records.shared == index
+        if chosen.any():
+            what = f"names that share their {shared} with a thing ({chosen.sum()} masks)"
+            wrong = sure[chosen] & ~records.right[chosen]
+            figures.add(f"surely wrong, {what}", 100 * float(wrong.mean()), "%", target="1")
 
 
 def draw_curves(played: dict[str, Played], path: Path) -> None:
