@@ -30,6 +30,7 @@ from sam3_node.models.sam.tracker_model import TrackerModel
 from sam3_node.tracking import ObjectPrompt, Tracker
 from tests.support.tiny import noise_clip, random_source, stages_of, tiny_model
 
+FAMILIES = ("sam3", "sam2", "edgetam")
 gpu = pytest.mark.gpu
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -94,8 +95,9 @@ def tracked(model: TrackerModel, objects: int, frames: int = 5) -> Tensor:
     return torch.stack(actual)
 
 
-def test_a_tracker_of_replayed_stages_gives_the_same() -> None:
-    source = random_source("sam3")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_tracker_of_replayed_stages_gives_the_same(family: str) -> None:
+    source = random_source(family)
     plain = stages_of(source)
     taped = stages_of(source)
     tape = on_tape(taped)
@@ -184,7 +186,7 @@ def test_a_cpu_has_no_graphs() -> None:
 
 @gpu
 @needs_gpu
-@pytest.mark.parametrize("family", ["sam3", "sam2"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_graphs_give_what_eager_stages_give(family: str, compiled: bool) -> None:
     plain, captured = (stages_of(random_source(family)).to("cuda") for _ in range(2))
