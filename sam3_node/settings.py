@@ -286,7 +286,8 @@ class ModelSettings(Section):
     """Compile the stages with torch.compile: the first start takes a minute or more longer. auto: false, unless
     `sam3-node tune` has found it faster on this machine."""
     threads: int = Field(0, ge=0, le=MAX_THREADS)
-    """CPU threads of a step. 0: a node chooses, while it runs, by the times of its steps; a replay takes all."""
+    """CPU threads of a step. 0: a node chooses, while it runs, by the times of its steps and what other processes leave
+    idle; a replay takes all."""
     image_size: int = Field(0, ge=0, le=4096)
     """Side in pixels of the square model input; 0: default of the weights. Smaller is faster and coarser."""
 
