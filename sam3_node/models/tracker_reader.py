@@ -1,4 +1,4 @@
-"""Read a SAM 2 or SAM 3 tracker in transformers' layout, without transformers."""
+"""Read a tracker in transformers' layout, without transformers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from ..errors import ModelError
 from ..files import check_weights_name, read_regular
 from .family import Reading
-from .sam.configuration import Sam2Config, Sam3Config
+from .sam.configuration import AnyConfig
 from .sam.weights import TrackerWeights
 from .weight_files import (
     CONFIG,
@@ -35,9 +35,7 @@ RENAMES = (
 """Names in files of SAM 3, which may hold its detector too, and the tracker's names for them; applied in this order."""
 
 
-def read_tracker(
-    config_type: type[Sam2Config | Sam3Config], name: str, configure: Callable[[Any], Any]
-) -> Reading:
+def read_tracker(config_type: type[AnyConfig], name: str, configure: Callable[[Any], Any]) -> Reading:
     """Read the tracker in the folder or hub repository `name`; tensors that it lacks are zeros.
 
     `configure` changes the configuration before the modules are built. Raises ModelError if files are missing or
@@ -66,7 +64,7 @@ def read_tracker(
     return Reading(source.requires_grad_(False).eval(), missing)
 
 
-def read_config(path: Path, config_type: type[Sam2Config | Sam3Config]) -> Any:
+def read_config(path: Path, config_type: type[AnyConfig]) -> Any:
     """Read a tracker's configuration. Raises OSError, or ValueError where it is damaged."""
     config = msgspec.json.decode(read_regular(path, MAX_JSON_BYTES), type=config_type)
     part = getattr(config, "tracker_config", None)

@@ -10,7 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from transformers import (
+    EdgeTamVideoConfig,
     EdgeTamVideoInferenceSession,
+    EdgeTamVideoModel,
     Sam2VideoConfig,
     Sam2VideoInferenceSession,
     Sam2VideoModel,
@@ -22,13 +24,13 @@ from transformers import (
 )
 from transformers.models.sam2_video.configuration_sam2_video import Sam2VideoMaskDecoderConfig
 
-from sam3_node.models.sam.edgetam import EdgeTam, EdgeTamConfig, RepVitConfig
 from sam3_node.models.sam.tracker_model import TrackerModel
 from sam3_node.tracking import Tracks
 from tools.bench import tiny_weights
+from tools.bench.edgetam_weights import RepVitConfig
 
 SESSIONS = {
-    EdgeTam: EdgeTamVideoInferenceSession,
+    EdgeTamVideoModel: EdgeTamVideoInferenceSession,
     Sam2VideoModel: Sam2VideoInferenceSession,
     Sam3TrackerVideoModel: Sam3TrackerVideoInferenceSession,
 }
@@ -91,14 +93,14 @@ FREE_LATENTS = 12
 """Its latents without a place."""
 
 
-def edgetam_config(hidden: int = 128, size: int = 128) -> EdgeTamConfig:
+def edgetam_config(hidden: int = 128, size: int = 128) -> EdgeTamVideoConfig:
     """As the published one, it has no embedding of absence and no time of pointers."""
     base = sam2_config(hidden, size)
     grid = size // 16
     widths = [16, 24, 32, 48]
     options = memory_options(hidden, grid)
     options["memory_attention_mlp_hidden_size"] = options.pop("memory_attention_feed_forward_hidden_size")
-    return EdgeTamConfig(
+    return EdgeTamVideoConfig(
         vision_config={
             "model_type": "edgetam_vision_model",
             "backbone_config": RepVitConfig(widths, [1, 1, 3, 2]),
@@ -119,7 +121,7 @@ def edgetam_config(hidden: int = 128, size: int = 128) -> EdgeTamConfig:
 
 
 CONFIGS = {"sam3": sam3_config, "sam2": sam2_config, "edgetam": edgetam_config}
-CLASSES = {"sam3": Sam3TrackerVideoModel, "sam2": Sam2VideoModel, "edgetam": EdgeTam}
+CLASSES = {"sam3": Sam3TrackerVideoModel, "sam2": Sam2VideoModel, "edgetam": EdgeTamVideoModel}
 
 
 # adds to the object score's logit so that objects come into view and go out of it

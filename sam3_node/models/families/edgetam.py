@@ -1,19 +1,14 @@
 """EdgeTAM (arXiv 2501.07256), in transformers' layout."""
 
 import math
+from functools import partial
 from typing import Any
 
-from ..family import Family, Reading, TransformersWeights
-from ..sam.configuration import set_grids, side
+from ..family import Family, TransformersWeights
+from ..sam.configuration import EdgeTamConfig, set_grids, side
 from ..sam.repvit import STRIDE, fold_norms
 from ..sam.tracker_model import MaskLimits
-
-
-def _read(name: str, configure: Any) -> Reading:
-    from ..pretrained import load_pretrained
-    from ..sam.edgetam import EdgeTam
-
-    return Reading(*load_pretrained(name, dict.fromkeys(KINDS, EdgeTam), configure=configure))
+from ..tracker_reader import read_tracker
 
 
 def _fold(source: Any) -> None:
@@ -28,15 +23,14 @@ def _size_step(config: Any) -> int:
     return math.lcm(STRIDE, windows * side(config.prompt_encoder_config.patch_size))
 
 
-def _set_size(config: Any, size: int) -> None:
-    set_grids(config, size)
-    config.memory_attention_rope_feat_sizes = config.vision_config.backbone_feature_sizes[-1]
-
-
-KINDS = ("edgetam_video", "edgetam")
-"""`edgetam` is for single images, without memory modules"""
 FAMILY = Family(
     "EdgeTAM",
-    TransformersWeights(KINDS, _read, _size_step, _set_size, fold=_fold),
+    TransformersWeights(
+        ("edgetam_video", "edgetam"),  # edgetam: for single images, without memory modules
+        partial(read_tracker, EdgeTamConfig),
+        _size_step,
+        set_grids,
+        fold=_fold,
+    ),
     mask_limits=MaskLimits(0.8, 0.95),  # of its copy of SAM 2's generator
 )

@@ -1,4 +1,4 @@
-"""The configuration of a SAM 2 or SAM 3 tracker, as config.json in transformers' layout holds it.
+"""The configuration of a SAM tracker, as config.json in transformers' layout holds it.
 
 Fields have transformers' names and defaults, because a file may leave out what equals them. Other fields are ignored.
 Counts and widths have bounds far above those of any published model, so that a damaged file costs no memory.
@@ -6,6 +6,7 @@ Counts and widths have bounds far above those of any published model, so that a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -78,19 +79,65 @@ class HieraConfig(Struct):
             raise ValueError("expected one to eight stages, and an entry for each in all lists of stages")
 
 
-class Sam2Vision(Struct):
-    """SAM 2's image encoder with its pyramid."""
+class PyramidConfig(Struct):
+    """The feature pyramid of SAM 2 and EdgeTAM."""
 
-    model_type: Literal["sam2_vision_model"] = "sam2_vision_model"
-    backbone_config: HieraConfig = field(default_factory=HieraConfig)
     backbone_channel_list: tuple[Width, ...] = (768, 384, 192, 96)
     backbone_feature_sizes: Maps = ((256, 256), (128, 128), (64, 64))
     fpn_hidden_size: Width = 256
     fpn_top_down_levels: tuple[Index, ...] = (2, 3)
 
+
+class Sam2Vision(PyramidConfig):
+    """SAM 2's image encoder with its pyramid."""
+
+    model_type: Literal["sam2_vision_model"] = "sam2_vision_model"
+    backbone_config: HieraConfig = field(default_factory=HieraConfig)
+
     def __post_init__(self) -> None:
         if len(self.backbone_channel_list) != len(self.backbone_config.blocks_per_stage):
             raise ValueError("backbone_channel_list: expected an entry for each stage of the backbone")
+
+
+class RepVitSizes(Struct, forbid_unknown_fields=True):
+    """The arguments with which timm builds EdgeTAM's RepViT. With others, it would be another network."""
+
+    in_chans: Literal[3] = 3
+    features_only: bool = True
+    out_indices: tuple[Index, Index, Index, Index] = (0, 1, 2, 3)
+    embed_dim: tuple[Width, Width, Width, Width] = (48, 96, 192, 384)
+    depth: tuple[Count, Count, Count, Count] = (2, 2, 14, 2)
+
+    def __post_init__(self) -> None:
+        if not self.features_only or self.out_indices != (0, 1, 2, 3):
+            raise ValueError("expected features_only, and out_indices of all four stages")
+
+
+class RepVitConfig(Struct):
+    """EdgeTAM's image encoder, timm's `repvit_m1` (arXiv 2307.09283)."""
+
+    model_type: Literal["timm_wrapper"] = "timm_wrapper"
+    architecture: Annotated[str, Meta(max_length=256)] = "repvit_m1"
+    model_args: RepVitSizes = field(default_factory=RepVitSizes)
+
+    def __post_init__(self) -> None:
+        # a name of timm may end in a tag of the weights, after a dot
+        if self.architecture.split(".")[0] != "repvit_m1":
+            raise ValueError(f"expected the architecture repvit_m1, found {self.architecture}")
+
+
+class EdgeTamVision(PyramidConfig):
+    """EdgeTAM's image encoder with its pyramid."""
+
+    model_type: Literal["edgetam_vision_model"] = "edgetam_vision_model"
+    backbone_config: RepVitConfig = field(default_factory=RepVitConfig)
+    backbone_channel_list: tuple[Width, ...] = (384, 192, 96, 48)
+
+    def __post_init__(self) -> None:
+        if self.backbone_channel_list != self.backbone_config.model_args.embed_dim[::-1]:
+            raise ValueError(
+                "backbone_channel_list: expected embed_dim of the backbone, the last stage first"
+            )
 
 
 class ViTConfig(Struct):
@@ -161,7 +208,7 @@ class DecoderConfig(Struct):
 
 
 class TrackerConfig(Struct):
-    """What SAM 2 and SAM 3 have in common."""
+    """What SAM 2, SAM 3 and EdgeTAM have in common."""
 
     model_type: str = ""
     prompt_encoder_config: PromptConfig = field(default_factory=PromptConfig)
@@ -207,6 +254,41 @@ class Sam2Config(TrackerConfig):
     image_size: Pixels = 1024
 
 
+class EdgeTamConfig(TrackerConfig):
+    """EdgeTAM."""
+
+    vision_config: EdgeTamVision = field(default_factory=EdgeTamVision)
+    image_size: Pixels = 1024
+    memory_attention_num_layers: Count = 2
+    memory_attention_feed_forward_hidden_size: Width = field(
+        default=2048, name="memory_attention_mlp_hidden_size"
+    )
+    memory_attention_feed_forward_hidden_act: Activation = field(
+        default="relu", name="memory_attention_mlp_hidden_act"
+    )
+    memory_attention_rope_k_sizes: tuple[Count, Count] = (16, 16)
+    perceiver_resampler_num_latents: Annotated[int, Meta(ge=1, le=65536)] = 256
+    perceiver_resampler_num_latents_2d: Annotated[int, Meta(ge=1, le=65536)] = 256
+    perceiver_resampler_hidden_size: Width = 64
+    perceiver_resampler_mlp_intermediate_size: Width = 256
+    perceiver_resampler_num_attention_heads: Literal[1] = 1
+    perceiver_resampler_attention_head_dim: Width = 64
+    perceiver_resampler_num_layers: Count = 2
+
+    def __post_init__(self) -> None:
+        latents = self.perceiver_resampler_num_latents_2d
+        if (
+            list(self.memory_attention_rope_k_sizes) != [math.isqrt(latents)] * 2
+            or math.isqrt(latents) ** 2 != latents
+        ):
+            raise ValueError(
+                "expected memory_attention_rope_k_sizes of a square with perceiver_resampler_num_latents_2d cells, "
+                f"found {self.memory_attention_rope_k_sizes} and {latents}"
+            )
+        if self.perceiver_resampler_hidden_size != self.memory_encoder_output_channels:
+            raise ValueError("perceiver_resampler_hidden_size: expected memory_encoder_output_channels")
+
+
 class Sam3Config(TrackerConfig):
     """SAM 3's tracker."""
 
@@ -221,6 +303,10 @@ class Sam3Config(TrackerConfig):
         # one number sets the size of all parts, as in transformers
         set_grids(self, self.image_size)
         self.vision_config.backbone_config.image_size = self.image_size
+
+
+AnyConfig = Sam2Config | Sam3Config | EdgeTamConfig
+"""The configuration of a family's trackers."""
 
 
 def set_grids(config: Any, size: int) -> None:

@@ -81,11 +81,10 @@ class MemoryTokens(nn.Module):
             else None
         )
         reference = source.no_memory_embedding
-        attention = source.memory_attention
-        width = attention.layers[0].self_attn.q_proj.out_features
+        width = source.memory_attention.layers[0].self_attn.q_proj.out_features
         rotation = self._make_table(axial_rotation(self.height, self.width, width, reference.device))
         if self.compressed:
-            latents = find_latent_positions(source, _rotation(attention, reference, attention.position_ids_k))
+            latents = find_latent_positions(source, width)
             position = latents.position
             self.memory_rows = range(len(rotation), len(rotation) + len(position))
             rotation = torch.cat([rotation, latents.rotation])
@@ -219,12 +218,6 @@ class MemoryTokens(nn.Module):
         if reduced:
             masks.insert(0, valid[:, full : full + reduced].repeat_interleave(tokens // reduced, dim=1))
         return torch.cat(masks, dim=1)[:, None]
-
-
-def _rotation(attention: Any, reference: Tensor, positions: Tensor) -> Tensor:
-    """Return the rotary encoding of EdgeTAM's latents at positions [T, 2], float32 [T, D / 2, (cos, sin)]."""
-    cos, sin = attention.rotary_emb(reference, positions)  # [1, T, D], each value occurs twice
-    return torch.stack([cos[0, :, ::2], sin[0, :, ::2]], dim=-1)
 
 
 def _sine_1d(position: Tensor, channels: int) -> Tensor:

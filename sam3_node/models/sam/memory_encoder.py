@@ -17,7 +17,9 @@ from .algebra import (
     apply_linear,
     apply_mlp,
     apply_norm,
+    axial_rotation,
     centre_convolution,
+    embed_sine,
     is_exact_gelu,
     patch_linear,
     resize_matrix,
@@ -173,7 +175,7 @@ def _to_rows(x: Tensor) -> Tensor:
 
 
 class Perceiver(nn.Module):
-    """The `spatial_perceiver` of a transformers EdgeTAM, for memories of the model's grid."""
+    """The `spatial_perceiver` of EdgeTAM, for memories of the model's grid."""
 
     latents: Tensor
     position: Tensor
@@ -181,15 +183,9 @@ class Perceiver(nn.Module):
     def __init__(self, source: Any) -> None:
         super().__init__()
         perceiver = source.spatial_perceiver
-        config = source.config
-        if config.perceiver_resampler_num_attention_heads != 1:
-            raise ModelError(
-                "EdgeTAM: expected one attention head of the perceiver, found "
-                f"{config.perceiver_resampler_num_attention_heads}"
-            )
         self.height, self.width = source.backbone_feature_sizes[-1]
-        self.free = perceiver.num_latents_1d
-        self.windows = math.isqrt(perceiver.num_latents_2d)
+        self.free = len(perceiver.latents_1d)
+        self.windows = math.isqrt(len(perceiver.latents_2d))
         if self.height % self.windows or self.width % self.windows:
             raise ModelError(
                 f"EdgeTAM: expected a feature grid that divides into {self.windows} x {self.windows} windows, found "
@@ -197,8 +193,8 @@ class Perceiver(nn.Module):
             )
         latents = torch.cat([perceiver.latents_1d, perceiver.latents_2d]).detach()
         self.register_buffer("latents", latents, persistent=False)
-        position = _sine(perceiver, self.height, self.width, latents.device).to(latents.dtype)
-        self.register_buffer("position", position, persistent=False)
+        position = embed_sine(self.height, self.width, latents.shape[1], latents.device)
+        self.register_buffer("position", position.to(latents.dtype), persistent=False)
         self.layers = nn.ModuleList(map(_PerceiverLayer, perceiver.layers))
         self.norm = perceiver.layer_norm
 
@@ -269,31 +265,18 @@ class LatentPositions(NamedTuple):
     """float32 [T, D / 2, (cos, sin)], of the projected keys"""
 
 
-def find_latent_positions(source: Any, rotation: Tensor) -> LatentPositions:
-    """Return the positions of the tokens that `Perceiver` returns.
+def find_latent_positions(source: Any, width: int) -> LatentPositions:
+    """Return the positions of the tokens that `Perceiver` returns, for keys of `width` channels.
 
-    rotation: [W, D / 2, (cos, sin)], of the W windows. Latents without a position are not rotated.
-    Raises ModelError where the configuration has another number of windows.
+    Latents without a position are not rotated.
     """
     perceiver = source.spatial_perceiver
-    free = perceiver.num_latents_1d
-    positioned = perceiver.num_latents_2d
-    side = math.isqrt(positioned)
-    if not free or side * side != positioned or len(rotation) != positioned:
-        raise ModelError(
-            f"EdgeTAM: expected latents without a position, and as many with one as keys are rotated ({len(rotation)}, "
-            f"in a square); found {free} and {positioned}"
-        )
-    position = _sine(perceiver, side, side, rotation.device)
+    free = perceiver.latents_1d
+    windows = math.isqrt(len(perceiver.latents_2d))
+    position = embed_sine(windows, windows, free.shape[1], free.device)
+    rotation = axial_rotation(windows, windows, width, free.device)
     return LatentPositions(
-        torch.cat([position.new_zeros(free, position.shape[1]), position]),
+        torch.cat([position.new_zeros(free.shape), position]),
         # a cosine of 1 and a sine of 0 rotate nothing
-        torch.cat([rotation.new_tensor([1.0, 0.0]).expand(free, rotation.shape[1], 2), rotation]),
+        torch.cat([rotation.new_tensor([1.0, 0.0]).expand(len(free), rotation.shape[1], 2), rotation]),
     )
-
-
-def _sine(perceiver: Any, height: int, width: int, device: torch.device) -> Tensor:
-    """Return the perceiver's position encoding of a grid, float32 [hw, C]."""
-    shape = torch.Size((1, perceiver.hidden_size, height, width))
-    position: Tensor = perceiver.positional_encoding(shape, device, torch.float32)
-    return position[0].flatten(1).T

@@ -7,6 +7,7 @@ by side where they are added. `fold_norms` returns the same network with one con
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -43,7 +44,7 @@ def _fold_children(module: nn.Module) -> None:
 class RepVit(nn.Module):
     """The four stages after a stem of stride 4; each stage halves both sides of the map, except the first."""
 
-    def __init__(self, widths: list[int], depths: list[int]) -> None:
+    def __init__(self, widths: Sequence[int], depths: Sequence[int]) -> None:
         super().__init__()
         self.stem = _Stem(widths[0])
         before = [None, *widths]

@@ -1,4 +1,4 @@
-"""The weights of a SAM 2 or SAM 3 tracker as torch modules, whose tensors have the names of transformers' layout.
+"""The weights of a tracker as torch modules, whose tensors have the names of transformers' layout.
 
 The stages take their weights from here. What they compute themselves has no `forward`; prompts and perceptrons, which
 they use as they are, have one that equals transformers'. No tables of positions are kept: the stages make them. Modules
@@ -16,17 +16,20 @@ from torch import Tensor, nn
 
 from .algebra import embed_positions
 from .configuration import (
+    AnyConfig,
     DecoderConfig,
+    EdgeTamConfig,
+    EdgeTamVision,
     HieraConfig,
     PromptConfig,
-    Sam2Config,
+    PyramidConfig,
     Sam2Vision,
-    Sam3Config,
     Sam3Vision,
     TrackerConfig,
     ViTConfig,
     side,
 )
+from .repvit import RepVit
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
 MAP_EPS = 1e-6
@@ -38,10 +41,10 @@ NO_POINT = -1
 class TrackerWeights(nn.Module):
     """All weights of a tracker."""
 
-    config: Sam2Config | Sam3Config
+    config: AnyConfig
     occlusion_spatial_embedding_parameter: nn.Parameter | None
 
-    def __init__(self, config: Sam2Config | Sam3Config) -> None:
+    def __init__(self, config: AnyConfig) -> None:
         super().__init__()
         self.config = config
         vision = config.vision_config
@@ -52,7 +55,7 @@ class TrackerWeights(nn.Module):
         self.num_maskmem = config.num_maskmem
         self.backbone_feature_sizes = vision.backbone_feature_sizes
         self.shared_image_embedding = Frequencies(hidden)
-        self.vision_encoder = Sam2Encoding(vision) if isinstance(vision, Sam2Vision) else Sam3Encoding(vision)
+        self.vision_encoder = make_encoding(vision)
         self.prompt_encoder = PromptEncoder(config.prompt_encoder_config)
         self.mask_decoder = DecoderWeights(config.mask_decoder_config)
         self.no_memory_embedding = nn.Parameter(torch.zeros(1, 1, hidden))
@@ -73,6 +76,8 @@ class TrackerWeights(nn.Module):
         self.occlusion_spatial_embedding_parameter = (
             nn.Parameter(torch.zeros(1, channels)) if config.enable_occlusion_spatial_embedding else None
         )
+        if isinstance(config, EdgeTamConfig):
+            self.spatial_perceiver = PerceiverWeights(config)
 
 
 class Frequencies(nn.Module):
@@ -121,13 +126,22 @@ class Perceptron(nn.Module):
 class AttentionWeights(nn.Module):
     """Projections of an attention; `width` channels inside, `sources` channels of keys and values."""
 
-    def __init__(self, hidden: int, width: int, heads: int = 1, sources: int | None = None) -> None:
+    def __init__(
+        self, hidden: int, width: int, heads: int = 1, sources: int | None = None, bias: bool = True
+    ) -> None:
         super().__init__()
         self.num_attention_heads = heads
-        self.q_proj = nn.Linear(hidden, width)
-        self.k_proj = nn.Linear(sources or hidden, width)
-        self.v_proj = nn.Linear(sources or hidden, width)
-        self.o_proj = nn.Linear(width, hidden)
+        self.q_proj = nn.Linear(hidden, width, bias)
+        self.k_proj = nn.Linear(sources or hidden, width, bias)
+        self.v_proj = nn.Linear(sources or hidden, width, bias)
+        self.o_proj = nn.Linear(width, hidden, bias)
+
+
+def make_encoding(config: Sam2Vision | Sam3Vision | EdgeTamVision) -> nn.Module:
+    """Return the weights of an image encoder."""
+    if isinstance(config, Sam2Vision):
+        return Sam2Encoding(config)
+    return EdgeTamEncoding(config) if isinstance(config, EdgeTamVision) else Sam3Encoding(config)
 
 
 class Sam2Encoding(nn.Module):
@@ -136,11 +150,29 @@ class Sam2Encoding(nn.Module):
     def __init__(self, config: Sam2Vision) -> None:
         super().__init__()
         self.backbone = HieraWeights(config.backbone_config)
-        self.neck = nn.Module()
-        self.neck.convs = nn.ModuleList(
+        self.neck = PyramidWeights(config)
+
+
+class EdgeTamEncoding(nn.Module):
+    """EdgeTAM's image encoder: `RepVit` and the pyramid of SAM 2."""
+
+    def __init__(self, config: EdgeTamVision) -> None:
+        super().__init__()
+        sizes = config.backbone_config.model_args
+        self.backbone = nn.Module()
+        self.backbone.timm_model = RepVit(sizes.embed_dim, sizes.depth)
+        self.neck = PyramidWeights(config)
+
+
+class PyramidWeights(nn.Module):
+    """The pyramid of SAM 2: a 1x1 convolution for each stage of the backbone, the last stage first."""
+
+    def __init__(self, config: PyramidConfig) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(
             nn.Conv2d(channels, config.fpn_hidden_size, 1) for channels in config.backbone_channel_list
         )
-        self.neck.fpn_top_down_levels = config.fpn_top_down_levels  # type: ignore[assignment]
+        self.fpn_top_down_levels = config.fpn_top_down_levels
 
 
 class HieraWeights(nn.Module):
@@ -391,9 +423,16 @@ class MemoryLayerWeights(nn.Module):
         self.cross_attn_image = AttentionWeights(
             hidden, hidden, sources=config.memory_encoder_output_channels
         )
-        self.linear1 = nn.Linear(hidden, inner)
-        self.activation = ACTIVATIONS[config.memory_attention_feed_forward_hidden_act]()
-        self.linear2 = nn.Linear(inner, hidden)
+        activation = ACTIVATIONS[config.memory_attention_feed_forward_hidden_act]()
+        if isinstance(config, EdgeTamConfig):
+            self.mlp = nn.Module()
+            self.mlp.up_proj = nn.Linear(hidden, inner)
+            self.mlp.down_proj = nn.Linear(inner, hidden)
+            self.mlp.act_fn = activation
+        else:
+            self.linear1 = nn.Linear(hidden, inner)
+            self.activation = activation
+            self.linear2 = nn.Linear(inner, hidden)
         self.layer_norm1 = nn.LayerNorm(hidden)
         self.layer_norm2 = nn.LayerNorm(hidden)
         self.layer_norm3 = nn.LayerNorm(hidden)
@@ -453,3 +492,45 @@ class FuserWeights(nn.Module):
         self.pointwise_conv1 = nn.Linear(width, inner)
         self.pointwise_conv2 = nn.Linear(inner, width)
         self.scale = nn.Parameter(torch.zeros(width))
+
+
+class PerceiverWeights(nn.Module):
+    """EdgeTAM's perceiver: latents without a position, and latents of the windows of a grid."""
+
+    def __init__(self, config: EdgeTamConfig) -> None:
+        super().__init__()
+        width = config.perceiver_resampler_hidden_size
+        self.latents_1d = nn.Parameter(torch.zeros(config.perceiver_resampler_num_latents, width))
+        self.latents_2d = nn.Parameter(torch.zeros(config.perceiver_resampler_num_latents_2d, width))
+        self.layers = nn.ModuleList(
+            PerceiverLayerWeights(config) for _ in range(config.perceiver_resampler_num_layers)
+        )
+        self.layer_norm = nn.LayerNorm(width)
+
+
+class PerceiverLayerWeights(nn.Module):
+    """A layer of the perceiver."""
+
+    def __init__(self, config: EdgeTamConfig) -> None:
+        super().__init__()
+        width = config.perceiver_resampler_hidden_size
+        inner = config.perceiver_resampler_attention_head_dim
+        self.cross_attention = AttentionWeights(width, inner, bias=False)
+        self.mlp = PerceiverPerceptron(config)
+        self.self_attention = AttentionWeights(width, inner, bias=False)
+        self.self_mlp = PerceiverPerceptron(config)
+        self.layer_norm_input = nn.LayerNorm(width)
+        self.layer_norm_latents = nn.LayerNorm(width)
+        self.layer_norm_self = nn.LayerNorm(width)
+
+
+class PerceiverPerceptron(nn.Module):
+    """A norm and two linear maps of the perceiver."""
+
+    def __init__(self, config: EdgeTamConfig) -> None:
+        super().__init__()
+        width = config.perceiver_resampler_hidden_size
+        inner = config.perceiver_resampler_mlp_intermediate_size
+        self.layer_norm = nn.LayerNorm(width)
+        self.up_proj = nn.Linear(width, inner, bias=False)
+        self.down_proj = nn.Linear(inner, width, bias=False)

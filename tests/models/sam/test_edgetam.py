@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,13 @@ from transformers import EdgeTamModel
 
 from sam3_node.errors import ModelError
 from sam3_node.models import TrackerModel, load_tracker
-from sam3_node.models.sam.edgetam import DEPTHS, WIDTHS, EdgeTam, RepVit, RepVitConfig, fold_norms
+from sam3_node.models.sam.repvit import RepVit, fold_norms
 from sam3_node.tracking import ObjectPrompt, Tracker
 from tests.support import tiny
 from tests.support.refuses import refuses
 from tests.support.saving import reload
-from tests.support.tiny import TRAINED_LOGIT, edgetam_config, noise_clip, random_source, tiny_model
+from tests.support.tiny import TRAINED_LOGIT, noise_clip, random_source, tiny_model
+from tools.bench.edgetam_weights import DEPTHS, WIDTHS
 
 TOLERANCE = 1e-3
 TOKENS = tiny.FREE_LATENTS + tiny.WINDOWS**2
@@ -60,7 +60,7 @@ def make_pixels() -> torch.Tensor:
 )
 @torch.inference_mode()
 def test_repvit_equals_timms() -> None:
-    network = RepVit(list(WIDTHS), list(DEPTHS)).eval()
+    network = RepVit(WIDTHS, DEPTHS).eval()
     fill(network)
     names = "".join(f"{name} {list(value.shape)}\n" for name, value in sorted(network.state_dict().items()))
     assert hashlib.sha256(names.encode()).hexdigest() == TIMM_NAMES
@@ -86,24 +86,31 @@ def read_backbone(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return config, config["vision_config"]["backbone_config"]
 
 
-def test_a_folder_loads_without_timm(folder: Path) -> None:
+@pytest.mark.parametrize("size", [128, 192])
+def test_a_folder_equals_the_stages_of_transformers_weights(folder: Path, size: int) -> None:
+    """Bit for bit, in features and masks. `test_parity` compares these stages with transformers' own inference."""
     config, backbone = read_backbone(folder)
     assert (config["model_type"], backbone["model_type"]) == ("edgetam_video", "timm_wrapper")
-    model = load_tracker(folder)
-    pixels = noise_clip(128, 1)[0]
+    model = load_tracker(folder, image_size=size)
     assert model.has_memory
-    assert "timm" not in sys.modules
-    for mine, theirs in zip(model.encode(pixels)[:3], tiny_model("edgetam").encode(pixels)[:3], strict=True):
-        assert (mine - theirs).abs().max() < 1e-5
+    reference = random_source("edgetam", size=size)
+    reference.load_state_dict(random_source("edgetam").state_dict())
+    trackers = [Tracker(model), Tracker(tiny.stages_of(reference))]
+    for frame, pixels in enumerate(noise_clip(size, 4)):
+        features = [tracker.model.encode(pixels)[:3] for tracker in trackers]
+        assert all(map(torch.equal, *features))
+        prompts = [ObjectPrompt(1, box=[20.0, 30.0, 70.0, 90.0])] if frame == 0 else []
+        mine, theirs = (tracker.step(pixels, prompts).logits for tracker in trackers)
+        assert torch.equal(mine, theirs)
 
 
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
-        ("architecture", "repvit_m2", ("timm_wrapper", "repvit_m2")),
+        ("architecture", "repvit_m2", ("repvit_m1", "repvit_m2")),
         ("model_type", "sam2_hiera_det_model", "sam2_hiera_det_model"),
         ("model_args", {"kernel_size": 5}, "kernel_size"),
-        ("model_args", {"depth": [1, 1]}, ("4", "1", "depth")),
+        ("model_args", {"depth": [1, 1]}, ("4", "depth")),
     ],
 )
 def test_another_backbone_is_refused(
@@ -116,14 +123,29 @@ def test_another_backbone_is_refused(
         load_tracker(tmp_path)
 
 
-@pytest.mark.parametrize("change", [{"perceiver_resampler_num_latents_2d": 9}, {"image_size": 96}])
-def test_memories_that_do_not_fit_the_grid_are_refused(change: dict[str, int]) -> None:
-    size = change.pop("image_size", 128)
-    config = edgetam_config(size=size)
-    for name, value in change.items():
-        setattr(config, name, value)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("perceiver_resampler_num_latents_2d", 9),
+        ("perceiver_resampler_num_latents", 0),
+        ("perceiver_resampler_hidden_size", 32),
+        ("perceiver_resampler_num_attention_heads", 2),
+        ("memory_attention_rope_k_sizes", [2, 8]),
+    ],
+)
+def test_memories_that_do_not_fit_are_refused(
+    folder: Path, tmp_path: Path, field: str, value: object
+) -> None:
+    config, _ = read_backbone(folder)
+    (tmp_path / "config.json").write_text(json.dumps(config | {field: value}))
+    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    with refuses(ModelError, field=field):
+        load_tracker(tmp_path)
+
+
+def test_a_grid_that_does_not_divide_into_windows_is_refused() -> None:
     with refuses(ModelError, field="EdgeTAM"):
-        tiny.stages_of(EdgeTam(config))
+        tiny.stages_of(random_source("edgetam", size=96))
 
 
 def test_the_bank_keeps_latents_and_does_not_grow() -> None:
@@ -174,4 +196,3 @@ def test_weights_for_single_images_segment_as_transformers(tmp_path: Path) -> No
     truth = source(pixel_values=pixels, multimask_output=False, **prompt).pred_masks[0, 0, 0]
     assert truth.abs().max() >= TRAINED_LOGIT
     assert (logits - truth).abs().max() < TOLERANCE
-    assert RepVitConfig().to_dict()["model_args"]["embed_dim"] == list(WIDTHS)

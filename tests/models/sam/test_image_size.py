@@ -10,7 +10,7 @@ from transformers import AutoConfig, Sam2VideoConfig, Sam3TrackerVideoConfig
 from sam3_node.errors import ModelError
 from sam3_node.models import load_tracker
 from sam3_node.models.checkpoints import set_image_size, size_step, suggest_sizes
-from sam3_node.models.sam.edgetam import EdgeTamConfig
+from sam3_node.models.sam.configuration import EdgeTamConfig
 from sam3_node.perception.loading import load_model
 from sam3_node.settings import ModelSettings, TrackerSettings
 from sam3_node.tracking import ObjectPrompt, Tracker
@@ -91,7 +91,7 @@ def test_the_tracker_of_a_composite_checkpoint_takes_another_size(tmp_path: Path
 
 
 def test_the_ladders_of_the_public_weights() -> None:
-    edgetam = EdgeTamConfig.from_dict({"vision_config": {"model_type": "edgetam_vision_model"}})
+    edgetam = EdgeTamConfig(model_type="edgetam_video")
     assert suggest_sizes(Sam3TrackerVideoConfig()) == [1008, 840, 672, 504]
     assert suggest_sizes(edgetam) == [1024, 768, 512]
     assert (size_step(Sam3TrackerVideoConfig()), size_step(Sam2VideoConfig())) == (14, 32)

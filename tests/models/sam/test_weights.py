@@ -8,32 +8,40 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from transformers import Sam2VideoConfig, Sam3TrackerVideoConfig
+from transformers import EdgeTamVideoConfig, PreTrainedConfig, Sam2VideoConfig, Sam3TrackerVideoConfig
 
 from sam3_node.errors import ModelError
 from sam3_node.models import load_tracker
 from sam3_node.models.checkpoints import NANO
-from sam3_node.models.sam.configuration import Sam2Config, Sam3Config
+from sam3_node.models.sam.configuration import EdgeTamConfig, Sam2Config, Sam3Config
 from sam3_node.models.sam.weights import TrackerWeights
 from sam3_node.models.tracker_reader import read_config
 from tests.support.refuses import refuses
 from tests.support.tiny import random_source
+from tools.bench.edgetam_weights import DEPTHS, WIDTHS, RepVitConfig
+
+EDGETAM_VISION = {"model_type": "edgetam_vision_model", "backbone_config": RepVitConfig(WIDTHS, DEPTHS)}
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs"), [(Sam2Config, Sam2VideoConfig), (Sam3Config, Sam3TrackerVideoConfig)]
+    ("ours", "theirs"),
+    [
+        (Sam2Config, Sam2VideoConfig()),
+        (Sam3Config, Sam3TrackerVideoConfig()),
+        (EdgeTamConfig, EdgeTamVideoConfig(vision_config=EDGETAM_VISION)),
+    ],
 )
-def test_defaults_are_those_of_transformers(tmp_path: Path, ours: type, theirs: type) -> None:
+def test_defaults_are_those_of_transformers(tmp_path: Path, ours: type, theirs: PreTrainedConfig) -> None:
     """A file may leave out what equals them."""
     (tmp_path / "config.json").write_text("{}")
     found = msgspec.to_builtins(read_config(tmp_path / "config.json", ours))
-    assert_equal(found, theirs().to_dict(), "")
+    assert_equal(found, theirs.to_dict(), "")
 
 
 def assert_equal(found: dict, expected: dict, path: str) -> None:
     for name, value in found.items():
         where = f"{path}.{name}"
-        if name in ("model_type", "tracker_config"):
+        if name in ("model_type", "tracker_config", "architecture"):
             continue
         if isinstance(value, dict):
             assert_equal(value, expected[name], where)
@@ -51,7 +59,9 @@ def flatten(value: object) -> object:
     return value
 
 
-@pytest.mark.parametrize(("family", "config"), [("sam2", Sam2Config), ("sam3", Sam3Config)])
+@pytest.mark.parametrize(
+    ("family", "config"), [("sam2", Sam2Config), ("sam3", Sam3Config), ("edgetam", EdgeTamConfig)]
+)
 def test_tensors_have_the_names_shapes_and_order_of_transformers(
     tmp_path: Path, family: str, config: type
 ) -> None:

@@ -24,6 +24,8 @@ from typing import Any, NamedTuple
 import torch
 from transformers import (
     AutoConfig,
+    EdgeTamVideoConfig,
+    EdgeTamVideoModel,
     Sam2VideoConfig,
     Sam2VideoInferenceSession,
     Sam2VideoModel,
@@ -34,10 +36,10 @@ from transformers import (
 
 from sam3_node.models import TrackerModel
 from sam3_node.models.checkpoints import NANO
-from sam3_node.models.sam.edgetam import EdgeTam, EdgeTamConfig, RepVitConfig
 from sam3_node.tracking import ObjectPrompt, Tracker
 from tools.bench.common import RUNS, Figures, make_parser, objects_text
 from tools.bench.counting import count
+from tools.bench.edgetam_weights import RepVitConfig
 from tools.bench.tiny_weights import sam3_config
 
 PRESENCE_BIAS = 60.0  # without it random weights call objects absent
@@ -49,7 +51,7 @@ SESSIONS = {
     Sam2VideoModel: Sam2VideoInferenceSession,
     Sam3TrackerVideoModel: Sam3TrackerVideoInferenceSession,
 }
-MODELS: dict[Any, Any] = {kind.config_class: kind for kind in (*SESSIONS, EdgeTam)}
+MODELS: dict[Any, Any] = {kind.config_class: kind for kind in (*SESSIONS, EdgeTamVideoModel)}
 CONFIGS: dict[str, Callable[[], Any]] = {
     "nano": lambda: AutoConfig.from_pretrained(NANO),
     "small": lambda: sam3_config(
@@ -96,14 +98,8 @@ def sam2_config(
 
 def edgetam_config() -> Any:
     """Return the configuration of the published EdgeTAM."""
-    widths = [48, 96, 192, 384]
-    return EdgeTamConfig(
-        vision_config={
-            "model_type": "edgetam_vision_model",
-            "backbone_config": RepVitConfig(),
-            "backbone_channel_list": widths[::-1],
-            "backbone_feature_sizes": [[256, 256], [128, 128], [64, 64]],
-        },
+    return EdgeTamVideoConfig(
+        vision_config={"model_type": "edgetam_vision_model", "backbone_config": RepVitConfig()},
         enable_temporal_pos_encoding_for_object_pointers=False,
         enable_occlusion_spatial_embedding=False,
     )
