@@ -10,9 +10,9 @@ import torch
 from transformers import CLIPTextModelWithProjection, CLIPTokenizer
 
 from ..errors import ModelError, VocabularyError
-from ..models.pretrained import load_tokenizer, load_whole
 from ..types import keep_newest
 from .phrases import Vectors, check_token_counts, clean_phrase, normalise_rows, phrase_key
+from .pretrained import load_tokenizer, load_whole
 
 BATCH = 64
 """Phrases in one run of the tower."""

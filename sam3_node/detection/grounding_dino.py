@@ -9,9 +9,10 @@ from torch import Tensor
 from transformers import BertTokenizer, GroundingDinoForObjectDetection
 
 from ..errors import RequestError, UnknownPhraseError
-from ..models import pretrained, weight_files
+from ..models import weight_files
 from ..models.pixels import normalise_frame, select, to_corners, to_detections, unit_letterbox
 from ..types import Detection, Image
+from . import pretrained
 from .detectors import MAX_DETECTIONS, MAX_IOU, raise_model_error
 from .phrases import quote_phrase
 

@@ -14,7 +14,7 @@ from transformers import CLIPTokenizer, Sam3Model
 from transformers.models.sam3.modeling_sam3 import inverse_sigmoid
 
 from ..errors import ModelError
-from ..models import pretrained, weight_files
+from ..models import weight_files
 from ..models.pixels import (
     MAX_CANDIDATES,
     SelectedBoxes,
@@ -29,6 +29,7 @@ from ..models.sam.tracker_model import TrackerModel
 from ..models.sam.vit import WindowedViT
 from ..models.sam31.loading import find_checkpoint, read_tensors
 from ..types import Detection, Image
+from . import pretrained
 from .detectors import MAX_DETECTIONS, MAX_IOU, Boxes, Exemplar, raise_model_error
 from .phrases import check_token_counts
 from .sam3_concept_weights import build_sam3_model

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from transformers import Sam3Config, Sam3Model
 
-from ..models.pretrained import quiet_transformers
 from ..models.sam31.checkpoint import collect_tensors, count_layers, read_sizes
 from ..models.sam31.source import NECKS, ModelSizes, Renames, original_name, tracker_config
 from ..models.weight_files import explain_sizes
+from .pretrained import quiet_transformers
 
 TEXT = "detector.backbone.language_backbone"
 GEOMETRY = "detector.geometry_encoder"

@@ -15,7 +15,8 @@ from torch import Tensor
 from ..errors import ModelError
 from ..files import check_weights_name, read_regular
 from .family import Reading
-from .sam.configuration import AnyConfig
+from .sam.configuration import AnyConfig, Sam1Config
+from .sam.sam1_weights import Sam1Weights
 from .sam.weights import TrackerWeights
 from .weight_files import (
     CONFIG,
@@ -27,12 +28,24 @@ from .weight_files import (
     read_state,
 )
 
+Renames = tuple[tuple[re.Pattern[str], str], ...]
+"""Patterns of names in a file, and what stands for each match."""
 RENAMES = (
     (re.compile(r"^(tracker_model\.)+"), ""),
     (re.compile(r"^detector_model\.vision_encoder\.backbone\."), "vision_encoder.backbone."),
     (re.compile(r"^tracker_neck\."), "vision_encoder.neck."),
 )
 """Names in files of SAM 3, which may hold its detector too, and the tracker's names for them; applied in this order."""
+SAM1_RENAMES = (
+    (re.compile(r"\.out_proj\."), ".o_proj."),
+    (re.compile(r"\.lin1\."), ".proj_in."),
+    (re.compile(r"\.lin2\."), ".proj_out."),
+    (
+        re.compile(r"^prompt_encoder\.shared_embedding\."),
+        "shared_image_embedding.",
+    ),  # one tensor, by either name
+)
+"""Names in files of SAM 1, and those of SAM 2."""
 
 
 def read_tracker(config_type: type[AnyConfig], name: str, configure: Callable[[Any], Any]) -> Reading:
@@ -46,10 +59,11 @@ def read_tracker(config_type: type[AnyConfig], name: str, configure: Callable[[A
         folder = Path(name) if os.path.isdir(name) else fetch_folder(name)
         check_weight_files(folder)
         config = configure(read_config(folder / CONFIG, config_type))
+        is_first = isinstance(config, Sam1Config)
         with torch.device("meta"):
-            source = TrackerWeights(config)
+            source = Sam1Weights(config) if is_first else TrackerWeights(config)
         check_elements(source, folder)
-        state = _rename(read_state(folder))
+        state = _rename(read_state(folder), SAM1_RENAMES if is_first else RENAMES)
     expected = source.state_dict()
     found = {key: value for key, value in state.items() if key in expected}
     wrong = [key for key, value in found.items() if value.shape != expected[key].shape]
@@ -64,17 +78,17 @@ def read_tracker(config_type: type[AnyConfig], name: str, configure: Callable[[A
     return Reading(source.requires_grad_(False).eval(), missing)
 
 
-def read_config(path: Path, config_type: type[AnyConfig]) -> Any:
+def read_config(path: Path, config_type: type[AnyConfig | Sam1Config]) -> Any:
     """Read a tracker's configuration. Raises OSError, or ValueError where it is damaged."""
     config = msgspec.json.decode(read_regular(path, MAX_JSON_BYTES), type=config_type)
     part = getattr(config, "tracker_config", None)
     return config if part is None else part
 
 
-def _rename(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def _rename(state: dict[str, Tensor], renames: Renames) -> dict[str, Tensor]:
     renamed = {}
     for name, value in state.items():
-        for pattern, replacement in RENAMES:
+        for pattern, replacement in renames:
             name = pattern.sub(replacement, name)
         renamed[name] = value
     return renamed

@@ -101,7 +101,7 @@ class LastMasks(Propagation):
         index = torch.from_numpy(rows).to(self._logits.device)
         last = self._logits[index]
         decoded, levels = self._search(features, last)
-        present = (decoded.presence.cpu().numpy() > 0) & ~hidden
+        present = (decoded.presence > 0).cpu().numpy() & ~hidden
         signals = track_history.measure(levels, present)
         quality = decoded.iou.float().cpu().numpy() * signals.stability
         before = track_history.find_level_sets(last).inside

@@ -1,18 +1,13 @@
 """SAM 1 (arXiv 2304.02643), for single images, in transformers' layout."""
 
+from functools import partial
 from typing import Any
 
-from ..family import Family, Reading, TransformersWeights
+from ..family import Family, TransformersWeights
+from ..sam.configuration import Sam1Config
 from ..sam.encoder import adapt_sam1
 from ..sam.tracker_model import TrackerModel
-
-
-def _read(name: str, configure: Any) -> Reading:
-    from transformers import SamModel
-
-    from ..pretrained import load_pretrained
-
-    return Reading(*load_pretrained(name, {"sam": SamModel}, configure=configure))
+from ..tracker_reader import read_tracker
 
 
 def _build(source: Any, **options: Any) -> TrackerModel:
@@ -21,5 +16,7 @@ def _build(source: Any, **options: Any) -> TrackerModel:
 
 FAMILY = Family(
     "SAM 1",
-    TransformersWeights(("sam",), _read, None, None, build=_build, has_memory=False),
+    TransformersWeights(
+        ("sam",), partial(read_tracker, Sam1Config), None, None, build=_build, has_memory=False
+    ),
 )

@@ -140,6 +140,40 @@ class EdgeTamVision(PyramidConfig):
             )
 
 
+class Sam1Vision(Struct):
+    """SAM 1's image encoder (arXiv 2304.02643)."""
+
+    model_type: Literal["sam_vision_model"] = "sam_vision_model"
+    hidden_size: Width = 768
+    output_channels: Width = 256
+    num_hidden_layers: Count = 12
+    num_attention_heads: Count = 12
+    num_channels: Literal[3] = 3
+    image_size: Pixels = 1024
+    patch_size: Pixels = 16
+    hidden_act: Activation = "gelu"
+    layer_norm_eps: Epsilon = 1e-6
+    qkv_bias: bool = True
+    mlp_ratio: Factor = 4.0
+    use_abs_pos: bool = True
+    use_rel_pos: bool = True
+    window_size: Count = 14
+    global_attn_indexes: tuple[Index, ...] = (2, 5, 8, 11)
+    num_pos_feats: Width = 128
+    mlp_dim: Width | None = None
+    """None for `mlp_ratio` of the width"""
+
+    @property
+    def grid(self) -> int:
+        """Number of tokens along a side of the image."""
+        return self.image_size // self.patch_size
+
+    @property
+    def inner(self) -> int:
+        """Width of the perceptrons."""
+        return self.mlp_dim or int(self.hidden_size * self.mlp_ratio)
+
+
 class ViTConfig(Struct):
     """SAM 3's image encoder (arXiv 2511.16719)."""
 
@@ -205,6 +239,13 @@ class DecoderConfig(Struct):
     dynamic_multimask_via_stability: bool = True
     dynamic_multimask_stability_delta: float = 0.05
     dynamic_multimask_stability_thresh: float = 0.98
+
+
+class Sam1DecoderConfig(DecoderConfig):
+    """The mask decoder of SAM 1."""
+
+    hidden_act: Activation = "relu"
+    layer_norm_eps: Epsilon = 1e-6
 
 
 class TrackerConfig(Struct):
@@ -305,8 +346,17 @@ class Sam3Config(TrackerConfig):
         self.vision_config.backbone_config.image_size = self.image_size
 
 
+class Sam1Config(Struct):
+    """SAM 1, for single images."""
+
+    model_type: str = ""
+    vision_config: Sam1Vision = field(default_factory=Sam1Vision)
+    prompt_encoder_config: PromptConfig = field(default_factory=PromptConfig)
+    mask_decoder_config: Sam1DecoderConfig = field(default_factory=Sam1DecoderConfig)
+
+
 AnyConfig = Sam2Config | Sam3Config | EdgeTamConfig
-"""The configuration of a family's trackers."""
+"""The configuration of a tracker with memory modules."""
 
 
 def set_grids(config: Any, size: int) -> None:

@@ -16,14 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import ModelError
-from .algebra import fold_convolution, fold_upscaling, patch_linear, upscaled_bias
-from .configuration import side
+from .algebra import embed_positions, fold_convolution, fold_upscaling, patch_linear, upscaled_bias
 from .repvit import fold_norms
+from .sam1_weights import Sam1Weights
 from .vit import POOL, Hiera, WindowedViT, WindowEncoder, WindowLayer, token_grid, z_order
+from .weights import NO_POINT
 
 
 def build_encoder(source: Any) -> nn.Module:
-    """Build the encoder stage of a transformers tracker, or of what `adapt_sam1` returns."""
+    """Build the encoder stage of a tracker, or of what `adapt_sam1` returns."""
     vision = source.vision_encoder
     # SAM 1's is one module, the others have a backbone and a neck
     if not hasattr(vision, "backbone"):
@@ -173,14 +174,12 @@ def _map(tokens: Tensor, rows: Tensor) -> Tensor:
     return torch.unflatten(tokens[:, rows].transpose(1, 2), 2, (math.isqrt(len(rows)), -1))
 
 
-NO_POINT = -1  # label of a position without a point, as in transformers
 CORNER = 2  # labels from here on are corners of a box
 
 
-def adapt_sam1(source: Any) -> SimpleNamespace:
-    """Return a transformers `SamModel` with the attributes of a SAM 2 model that `TrackerModel` reads."""
-    config = source.config
-    grid = config.prompt_encoder_config.image_embedding_size
+def adapt_sam1(source: Sam1Weights) -> SimpleNamespace:
+    """Return SAM 1 with the attributes of a SAM 2 model that `TrackerModel` reads."""
+    grid = source.config.vision_config.grid
     weight = source.mask_decoder.iou_token.weight
     return SimpleNamespace(
         config=SimpleNamespace(
@@ -190,7 +189,7 @@ def adapt_sam1(source: Any) -> SimpleNamespace:
             multimask_max_pt_num=1,
         ),
         vision_encoder=source.vision_encoder,
-        prompt_encoder=Sam1PromptEncoder(source.prompt_encoder),
+        prompt_encoder=Sam1PromptEncoder(source),
         mask_decoder=source.mask_decoder,
         backbone_feature_sizes=[(grid, grid)],
         hidden_dim=weight.shape[-1],
@@ -203,17 +202,18 @@ def adapt_sam1(source: Any) -> SimpleNamespace:
 class Sam1PromptEncoder(nn.Module):
     """SAM's prompt encoder. Corners of boxes are points with the labels 2 and 3, as in SAM 2's."""
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: Sam1Weights) -> None:
         super().__init__()
-        self.input_image_size = side(source.input_image_size)
-        self.mask_input_size = tuple(4 * size for size in source.image_embedding_size)
-        self.shared_embedding = source.shared_embedding
-        self.mask_embed = source.mask_embed
-        self.no_mask_embed = source.no_mask_embed
-        self.no_point = source.not_a_point_embed
-        labels = torch.cat([embedding.weight for embedding in source.point_embed])
+        prompts = source.prompt_encoder
+        self.input_image_size = prompts.input_image_size
+        self.mask_input_size = tuple(4 * size for size in prompts.image_embedding_size)
+        self.frequencies = source.shared_image_embedding
+        self.mask_embed = prompts.mask_embed
+        self.no_mask_embed = prompts.no_mask_embed
         # labels index this table, and NO_POINT, which is -1, takes its last row
-        self.labels = nn.Parameter(torch.cat([labels, self.no_point.weight]).detach(), requires_grad=False)
+        tables = (*prompts.point_embed, prompts.not_a_point_embed)
+        labels = torch.cat([table.weight for table in tables])
+        self.labels = nn.Parameter(labels.detach(), requires_grad=False)
 
     def forward(self, points: Tensor, labels: Tensor, boxes: None, masks: None) -> tuple[Tensor, None]:
         """Embed points [1, N, n, 2] in model pixels with labels [1, N, n], as [1, N, n or n + 1, C].
@@ -224,9 +224,10 @@ class Sam1PromptEncoder(nn.Module):
         if not torch.onnx.is_in_onnx_export() and not ((labels >= CORNER) | (labels == NO_POINT)).any():
             points = F.pad(points, (0, 0, 0, 1))
             labels = F.pad(labels, (0, 1), value=NO_POINT)
-        size = (self.input_image_size, self.input_image_size)
         # the reference moves points to the centres of pixels
-        position = self.shared_embedding(points + 0.5, size)
+        position = embed_positions(
+            self.frequencies.positional_embedding, (points + 0.5) / self.input_image_size
+        )
         embedded = position.masked_fill(labels[..., None] == NO_POINT, 0) + self.labels[labels.long()]
         return embedded, None
 

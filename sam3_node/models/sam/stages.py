@@ -174,7 +174,7 @@ class _TwoWayLayer(nn.Module):
         own = source.self_attn
         self.own_query_key = join_linear(own.q_proj, own.k_proj)
         self.own_value = own.v_proj
-        self.own_out = _output_projection(own)
+        self.own_out = own.o_proj
         self.own_heads = own.num_attention_heads
         self.to_image = _TokenToImage(source.cross_attn_token_to_image)
         self.to_tokens = _ImageToToken(source.cross_attn_image_to_token)
@@ -201,7 +201,7 @@ class _TokenToImage(nn.Module):
         super().__init__()
         self.heads = source.num_attention_heads
         self.query = source.q_proj
-        self.out = _output_projection(source)
+        self.out = source.o_proj
         self.key = _per_head(source.k_proj.weight, self.heads)
         self.value = _per_head(source.v_proj.weight, self.heads)
         self.value_bias = source.v_proj.bias
@@ -231,7 +231,7 @@ class _ImageToToken(nn.Module):
         self.query_bias = nn.Parameter(
             source.q_proj.bias.detach().view(self.heads, -1, 1), requires_grad=False
         )
-        out = _output_projection(source)
+        out = source.o_proj
         self.out = nn.Parameter(  # [H, D, C]
             out.weight.detach().T.unflatten(0, (self.heads, -1)).contiguous(), requires_grad=False
         )
@@ -281,11 +281,6 @@ class _StackedHeads(nn.Module):
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             x = torch.baddbmm(bias, x if i == 0 else x.relu(), weight)
         return x.transpose(0, 1)
-
-
-def _output_projection(attention: Any) -> nn.Linear:
-    """Return the output projection of an attention layer, which SAM 1 and SAM 2 name differently."""
-    return attention.o_proj if hasattr(attention, "o_proj") else attention.out_proj
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:

@@ -23,6 +23,7 @@ from .configuration import (
     HieraConfig,
     PromptConfig,
     PyramidConfig,
+    Sam1DecoderConfig,
     Sam2Vision,
     Sam3Vision,
     TrackerConfig,
@@ -34,6 +35,8 @@ from .repvit import RepVit
 ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU}
 MAP_EPS = 1e-6
 """Added to the variance by the norms of maps."""
+TOKEN_EPS = 1e-5
+"""Added to the variance by the norms of the decoder's tokens, but for SAM 1."""
 NO_POINT = -1
 """Label of a position without a point."""
 
@@ -341,16 +344,13 @@ class MaskEmbedding(nn.Module):
         return self.conv3(masks)
 
 
-class DecoderWeights(nn.Module):
-    """The mask decoder."""
+class Sam1DecoderWeights(nn.Module):
+    """The mask decoder of SAM 1, and what those of its successors have in common with it."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         hidden = config.hidden_size
         self.num_mask_tokens = config.num_multimask_outputs + 1
-        self.dynamic_multimask_via_stability = config.dynamic_multimask_via_stability
-        self.dynamic_multimask_stability_delta = config.dynamic_multimask_stability_delta
-        self.dynamic_multimask_stability_thresh = config.dynamic_multimask_stability_thresh
         self.iou_token = make_table(1, hidden)
         self.mask_tokens = make_table(self.num_mask_tokens, hidden)
         narrow = hidden // config.attention_downsample_rate
@@ -373,8 +373,19 @@ class DecoderWeights(nn.Module):
             config.iou_head_hidden_dim,
             self.num_mask_tokens,
             config.iou_head_depth,
-            sigmoid_output=True,
+            sigmoid_output=not isinstance(config, Sam1DecoderConfig),
         )
+
+
+class DecoderWeights(Sam1DecoderWeights):
+    """The mask decoder of SAM 2, SAM 3 and EdgeTAM."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__(config)
+        hidden = config.hidden_size
+        self.dynamic_multimask_via_stability = config.dynamic_multimask_via_stability
+        self.dynamic_multimask_stability_delta = config.dynamic_multimask_stability_delta
+        self.dynamic_multimask_stability_thresh = config.dynamic_multimask_stability_thresh
         self.conv_s0 = nn.Conv2d(hidden, hidden // 8, 1)
         self.conv_s1 = nn.Conv2d(hidden, hidden // 4, 1)
         self.obj_score_token = make_table(1, hidden)
@@ -389,15 +400,18 @@ class TwoWayWeights(nn.Module):
         hidden = config.hidden_size
         heads = config.num_attention_heads
         narrow = hidden // config.attention_downsample_rate
+        # the successors' reference takes the number of layers of the decoder for that of the perceptron
+        eps, depth, activation = TOKEN_EPS, config.num_hidden_layers, "relu"
+        if isinstance(config, Sam1DecoderConfig):
+            eps, depth, activation = config.layer_norm_eps, 2, config.hidden_act
         self.skip_first_layer_pe = is_first
         self.self_attn = AttentionWeights(hidden, hidden, heads)
-        self.layer_norm1 = nn.LayerNorm(hidden)
+        self.layer_norm1 = nn.LayerNorm(hidden, eps=eps)
         self.cross_attn_token_to_image = AttentionWeights(hidden, narrow, heads)
-        self.layer_norm2 = nn.LayerNorm(hidden)
-        # the reference takes the number of layers of the decoder for that of the perceptron
-        self.mlp = Perceptron(hidden, config.mlp_dim, hidden, config.num_hidden_layers)
-        self.layer_norm3 = nn.LayerNorm(hidden)
-        self.layer_norm4 = nn.LayerNorm(hidden)
+        self.layer_norm2 = nn.LayerNorm(hidden, eps=eps)
+        self.mlp = Perceptron(hidden, config.mlp_dim, hidden, depth, activation)
+        self.layer_norm3 = nn.LayerNorm(hidden, eps=eps)
+        self.layer_norm4 = nn.LayerNorm(hidden, eps=eps)
         self.cross_attn_image_to_token = AttentionWeights(hidden, narrow, heads)
 
 

@@ -1,4 +1,4 @@
-"""Load models and tokenizers by transformers, from a folder or the hub.
+"""Load detectors and tokenizers by transformers, from a folder or the hub.
 
 Transformers' progress bars and warnings are suppressed, and its errors become ModelError. Whoever imports this module
 imports transformers, which takes seconds.
@@ -7,7 +7,7 @@ imports transformers, which takes seconds.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from transformers.utils import logging as transformers_logging
 
 from ..errors import ModelError
 from ..files import check_weights_name
-from .torch_files import check_torch_file
-from .weight_files import (
+from ..models.torch_files import check_torch_file
+from ..models.weight_files import (
     CONFIG,
     INDEX,
     WEIGHTS,
@@ -35,19 +35,12 @@ TORCH_FILE = "pytorch_model.bin"
 FAST_TOKENIZER = "tokenizer.json"
 
 
-def load_pretrained(
-    name: str,
-    classes: Mapping[str, Any],
-    dtype: torch.dtype = torch.float32,
-    configure: Callable[[Any], Any] = lambda config: config,
-    is_safe: bool = True,
-) -> tuple[nn.Module, list[str]]:
-    """Load a model of the class for its `model_type`, in inference mode; return it and the names of missing tensors.
+def load_whole(name: str, classes: Mapping[str, Any], dtype: torch.dtype, is_safe: bool = True) -> nn.Module:
+    """Load a model of the class for its `model_type`, in inference mode.
 
-    `name` is a folder or a hub repository. `configure` may change the configuration before the model is built. Raises
-    ModelError if the files are missing, damaged, or of another type, or lie outside the folder. Only safetensors are
-    loaded, unless `is_safe` is False: then torch's own files where there are no others, from which it reads tensors
-    alone. No code of the repository runs.
+    `name` is a folder or a hub repository. Raises ModelError if the files are missing, damaged, or of another type, lie
+    outside the folder, or lack tensors. Only safetensors are loaded, unless `is_safe` is False: then torch's own files
+    where there are no others, from which it reads tensors alone. No code of the repository runs.
     """
     check_weights_name(name)
     # before transformers opens a file of the folder
@@ -55,7 +48,7 @@ def load_pretrained(
         check_weight_files(Path(name))
     if not is_safe:
         _check_torch_files(name)
-    kind, config = read_config(name, classes, configure)
+    kind, config = _read_config(name, classes)
     with _reading(name, "config.json and safetensors"):
         model, report = kind.from_pretrained(
             name,
@@ -70,16 +63,18 @@ def load_pretrained(
     # the cache has the files of a hub repository only now
     if not os.path.isdir(name) and (path := find_file(name, CONFIG)):
         check_weight_files(Path(path).parent)
-    if wrong := [str(item) for item in report["mismatched_keys"]]:
-        raise ModelError(
-            f"{name} has {len(wrong)} tensors of another shape, for example {', '.join(wrong[:3])}"
-        )
-    return model.eval(), sorted(report["missing_keys"])
+    for key, fault in (
+        ("mismatched_keys", "has {} tensors of another shape"),
+        ("missing_keys", "lacks {} tensors"),
+    ):
+        if found := sorted(map(str, report[key])):
+            raise ModelError(
+                f"{name} {fault.format(len(found))} of a {kind.__name__}, for example {', '.join(found[:3])}"
+            )
+    return model.eval()
 
 
-def read_config(
-    name: str, classes: Mapping[str, Any], configure: Callable[[Any], Any] = lambda config: config
-) -> tuple[Any, Any]:
+def _read_config(name: str, classes: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return the class for the `model_type` of a folder or hub repository, and its configuration.
 
     Raises ModelError for a configuration that is damaged, of another type, or of a larger model than the files.
@@ -90,7 +85,7 @@ def read_config(
         kind = str(values.get("model_type"))
         if kind not in classes:
             raise ModelError(f"{name} holds a {kind:.80} model; expected one of {', '.join(classes)}")
-        config = configure(classes[kind].config_class.from_pretrained(name))
+        config = classes[kind].config_class.from_pretrained(name)
         if os.path.isdir(name):
             with torch.device("meta"):
                 check_elements(classes[kind](config), Path(name))
@@ -110,16 +105,6 @@ def _check_torch_files(name: str) -> None:
         )
     if path := find_file(name, TORCH_FILE):
         check_torch_file(Path(path))
-
-
-def load_whole(name: str, classes: Mapping[str, Any], dtype: torch.dtype, is_safe: bool = True) -> nn.Module:
-    """Load a model as `load_pretrained` does. Raises ModelError if tensors are missing."""
-    model, missing = load_pretrained(name, classes, dtype, is_safe=is_safe)
-    if missing:
-        raise ModelError(
-            f"{name} lacks {len(missing)} tensors of a {type(model).__name__}, for example {', '.join(missing[:3])}"
-        )
-    return model
 
 
 def load_tokenizer(name: str, kind: Any, tokens: int) -> Any:
