@@ -323,6 +323,12 @@ def test_torch_stays_in_the_perception_stack() -> None:
     assert {name for name in named if unit(name) == "cli"} <= {"sam3_node.cli.doctor"}
 
 
+def test_trackers_load_without_transformers() -> None:
+    """Its import takes as long as all else until a node is ready, and half a second alone."""
+    assert importers("transformers") == {"detection"}
+    assert "transformers" not in needed("sam3_node.node.node")
+
+
 def test_only_models_and_the_plan_of_a_step_know_the_kind_of_a_model() -> None:
     asked = re.compile(
         r"\.(static_shapes|is_compiled)\b|\b(not|and|or|if) [\w.]*\.has_memory\b|\.slots (==|!=|>|<) \d|\bmodel_type =="

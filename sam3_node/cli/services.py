@@ -69,7 +69,6 @@ def run(args: Namespace, settings: Settings) -> None:
     prepare_torch()
     with _begin_service(settings) as watchdog:
         require("torch", "node")
-        require("transformers", "node")
         if settings.model.device != "cpu":
             threading.Thread(target=_begin_cuda, args=(settings.model.device,), daemon=True).start()
         from ..node.node import Node

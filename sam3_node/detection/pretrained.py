@@ -71,7 +71,8 @@ def load_whole(name: str, classes: Mapping[str, Any], dtype: torch.dtype, is_saf
             raise ModelError(
                 f"{name} {fault.format(len(found))} of a {kind.__name__}, for example {', '.join(found[:3])}"
             )
-    return model.eval()
+    loaded: nn.Module = model.eval()
+    return loaded
 
 
 def _read_config(name: str, classes: Mapping[str, Any]) -> tuple[Any, Any]:

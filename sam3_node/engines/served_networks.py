@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from ..detection.detectors import MAX_IOU
 from ..models import TrackerModel
 from ..models.pixels import GREY, box_iou
-from ..models.sam.encoder import NO_POINT, Sam1PromptEncoder
+from ..models.sam.encoder import Sam1PromptEncoder
 from ..models.sam.stages import ABSENT_LOGIT, Decoder, Features
+from ..models.sam.weights import NO_POINT
 from ..models.yolo.network import YoloWorld
 
 NAMED = 16

@@ -48,7 +48,9 @@ SAM1_RENAMES = (
 """Names in files of SAM 1, and those of SAM 2."""
 
 
-def read_tracker(config_type: type[AnyConfig], name: str, configure: Callable[[Any], Any]) -> Reading:
+def read_tracker(
+    config_type: type[AnyConfig | Sam1Config], name: str, configure: Callable[[Any], Any]
+) -> Reading:
     """Read the tracker in the folder or hub repository `name`; tensors that it lacks are zeros.
 
     `configure` changes the configuration before the modules are built. Raises ModelError if files are missing or

@@ -163,15 +163,14 @@ class Sam1Vision(Struct):
     mlp_dim: Width | None = None
     """None for `mlp_ratio` of the width"""
 
+    def __post_init__(self) -> None:
+        if self.mlp_dim is None:
+            self.mlp_dim = int(self.hidden_size * self.mlp_ratio)
+
     @property
     def grid(self) -> int:
         """Number of tokens along a side of the image."""
         return self.image_size // self.patch_size
-
-    @property
-    def inner(self) -> int:
-        """Width of the perceptrons."""
-        return self.mlp_dim or int(self.hidden_size * self.mlp_ratio)
 
 
 class ViTConfig(Struct):
@@ -225,8 +224,8 @@ class Sam3PromptConfig(PromptConfig):
     patch_size: Sides = 14
 
 
-class DecoderConfig(Struct):
-    """The mask decoder."""
+class TwoWayConfig(Struct):
+    """What the mask decoders have in common."""
 
     hidden_size: Annotated[int, Meta(ge=8, le=65536, multiple_of=8)] = 256
     mlp_dim: Width = 2048
@@ -236,12 +235,17 @@ class DecoderConfig(Struct):
     num_multimask_outputs: Count = 3
     iou_head_depth: Annotated[int, Meta(ge=2, le=16)] = 3
     iou_head_hidden_dim: Width = 256
+
+
+class DecoderConfig(TwoWayConfig):
+    """The mask decoder of SAM 2, SAM 3 and EdgeTAM."""
+
     dynamic_multimask_via_stability: bool = True
     dynamic_multimask_stability_delta: float = 0.05
     dynamic_multimask_stability_thresh: float = 0.98
 
 
-class Sam1DecoderConfig(DecoderConfig):
+class Sam1DecoderConfig(TwoWayConfig):
     """The mask decoder of SAM 1."""
 
     hidden_act: Activation = "relu"

@@ -64,7 +64,8 @@ class Sam1LayerWeights(nn.Module):
                 table = nn.Parameter(torch.zeros(positions, width // config.num_attention_heads))
                 self.attn.register_parameter(name, table)
         self.layer_norm2 = nn.LayerNorm(width, eps=config.layer_norm_eps)
-        self.mlp = Perceptron(width, config.inner, width, 2, config.hidden_act)
+        assert config.mlp_dim is not None, "set by the configuration"
+        self.mlp = Perceptron(width, config.mlp_dim, width, 2, config.hidden_act)
 
 
 class Sam1Neck(nn.Module):

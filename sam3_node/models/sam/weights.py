@@ -27,6 +27,7 @@ from .configuration import (
     Sam2Vision,
     Sam3Vision,
     TrackerConfig,
+    TwoWayConfig,
     ViTConfig,
     side,
 )
@@ -347,7 +348,7 @@ class MaskEmbedding(nn.Module):
 class Sam1DecoderWeights(nn.Module):
     """The mask decoder of SAM 1, and what those of its successors have in common with it."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: TwoWayConfig) -> None:
         super().__init__()
         hidden = config.hidden_size
         self.num_mask_tokens = config.num_multimask_outputs + 1
@@ -395,7 +396,7 @@ class DecoderWeights(Sam1DecoderWeights):
 class TwoWayWeights(nn.Module):
     """A layer of the mask decoder. The first one adds no positions to the tokens."""
 
-    def __init__(self, config: DecoderConfig, is_first: bool) -> None:
+    def __init__(self, config: TwoWayConfig, is_first: bool) -> None:
         super().__init__()
         hidden = config.hidden_size
         heads = config.num_attention_heads

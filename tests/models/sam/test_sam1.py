@@ -1,10 +1,12 @@
 """SAM 1 against transformers' `SamModel`: features, and masks from points, boxes and earlier masks."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import SamModel
 
 from sam3_node.errors import ModelError
@@ -89,6 +91,41 @@ def follow(source: SamModel, pixels: torch.Tensor, before: torch.Tensor, margin:
     corners += margin * torch.cat([-sides, sides], dim=1)
     corners.clamp_(0, SIZE)
     return decode(source, pixels, False, input_boxes=corners[None], input_masks=before[None].clamp(-32, 32))
+
+
+def test_objects_are_followed_in_bfloat16(model: TrackerModel, source: SamModel, tmp_path: Path) -> None:
+    """It is what a GPU runs. Clicks are embedded in float32 all the same."""
+    source.save_pretrained(tmp_path)
+    half = load_tracker(tmp_path, dtype="bfloat16")
+    prompt = ObjectPrompt(1, points=[[70.5, 80.5]], labels=[1])
+    trackers = Tracker(half), Tracker(model)
+    for number, pixels in enumerate(noise_clip(SIZE, 2)):
+        rounded, exact = (tracker.step(pixels, [] if number else [prompt]) for tracker in trackers)
+        assert ((rounded.logits > 0) == (exact.logits > 0)).float().mean() > 0.95
+    points = torch.tensor(prompt.points)[None], torch.tensor(prompt.labels)[None]
+    mine, truth = (tracker.model.decode_stage.prompt(*points)[0].float() for tracker in trackers)
+    assert (mine - truth).abs().max() < 2**-7
+
+
+@pytest.mark.parametrize("kept", ["shared_image_embedding", "prompt_encoder.shared_embedding"])
+def test_the_shared_frequencies_have_either_name(
+    source: SamModel, model: TrackerModel, tmp_path: Path, kept: str
+) -> None:
+    source.save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    state[f"{kept}.positional_embedding"] = state.pop("shared_image_embedding.positional_embedding")
+    save_file(state, tmp_path / "model.safetensors")
+    assert torch.equal(load_tracker(tmp_path).decode_stage.position, model.decode_stage.position)
+
+
+@pytest.mark.parametrize("field", ["mlp_dim", "num_hidden_layers"])
+def test_a_configuration_out_of_bounds_is_refused(tmp_path: Path, field: str) -> None:
+    random_sam1().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["vision_config"][field] = 10**8
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with refuses(ModelError, field=field):
+        load_tracker(tmp_path)
 
 
 def test_there_is_one_image_size(tmp_path: Path) -> None:

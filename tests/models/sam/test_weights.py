@@ -8,12 +8,18 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from transformers import EdgeTamVideoConfig, PreTrainedConfig, Sam2VideoConfig, Sam3TrackerVideoConfig
+from transformers import (
+    EdgeTamVideoConfig,
+    PreTrainedConfig,
+    Sam2VideoConfig,
+    Sam3TrackerVideoConfig,
+    SamConfig,
+)
 
 from sam3_node.errors import ModelError
 from sam3_node.models import load_tracker
 from sam3_node.models.checkpoints import NANO
-from sam3_node.models.sam.configuration import EdgeTamConfig, Sam2Config, Sam3Config
+from sam3_node.models.sam.configuration import EdgeTamConfig, Sam1Config, Sam2Config, Sam3Config
 from sam3_node.models.sam.weights import TrackerWeights
 from sam3_node.models.tracker_reader import read_config
 from tests.support.refuses import refuses
@@ -29,6 +35,7 @@ EDGETAM_VISION = {"model_type": "edgetam_vision_model", "backbone_config": RepVi
         (Sam2Config, Sam2VideoConfig()),
         (Sam3Config, Sam3TrackerVideoConfig()),
         (EdgeTamConfig, EdgeTamVideoConfig(vision_config=EDGETAM_VISION)),
+        (Sam1Config, SamConfig()),
     ],
 )
 def test_defaults_are_those_of_transformers(tmp_path: Path, ours: type, theirs: PreTrainedConfig) -> None:
