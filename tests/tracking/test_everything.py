@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -13,10 +14,8 @@ from transformers.models.sam.image_processing_pil_sam import SamImageProcessorPi
 
 from sam3_node.bags.native.reader import TABLETOP, LabelledClip
 from sam3_node.errors import RequestError
-from sam3_node.models import TrackerModel
 from sam3_node.models.checkpoints import load_tracker
 from sam3_node.models.families import edgetam, sam1, sam2, sam3
-from sam3_node.models.sam.encoder import adapt_sam1
 from sam3_node.perception.output_masks import rasterize
 from sam3_node.resumable import resume, run_to_end
 from sam3_node.tracking import ObjectPrompt, Tracker
@@ -61,12 +60,15 @@ def encode(masks: list[np.ndarray]) -> list[dict]:
     return [coco.encode(np.asfortranarray(mask.astype(np.uint8))) for mask in masks]
 
 
-def test_masks_are_those_of_transformers_pipeline() -> None:
+def test_masks_are_those_of_transformers_pipeline(tmp_path: Path) -> None:
     """There is no limit of stability, which transformers measures after upsampling, and ours before it."""
     from PIL import Image
 
     source = random_sam1()
-    model = TrackerModel(adapt_sam1(source), name="sam1", mean=[0.5] * 3, std=[0.5] * 3, has_memory=False)
+    source.save_pretrained(tmp_path)
+    model = load_tracker(tmp_path)
+    for buffer in (model.mean, model.std):
+        buffer.fill_(0.5)
     image = np.random.default_rng(3).integers(0, 255, (10, 10, 3), np.uint8).repeat(16, 0).repeat(16, 1)
     sides = {"height": SIZE, "width": SIZE}
     processor = Processor(
