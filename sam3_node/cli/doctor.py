@@ -43,6 +43,8 @@ OPENCV_BUILDS = (
 """Packages that install the module cv2. Any one of them will do; the first is what the extra cli asks for."""
 CLOCK_SYNC_FILES = ("/run/systemd/timesync/synchronized", "/run/chrony/chronyd.pid", "/var/run/ntpd.pid")
 """Files that time services have while they run."""
+BUSY_SHARE = 0.5
+"""Share of the processors that programs keep busy from which steps may wait for others."""
 GPUS_GB = {
     "T4": 16,
     "RTX 3090": 24,
@@ -132,7 +134,7 @@ def run_checks(settings: Settings) -> Iterator[CheckResult]:
     yield from _check_torch(settings.model.device)
     yield from _check_options(settings)
     yield _check_realsense()
-    yield CheckResult("cpu", "ok", f"{_count_cpus()} threads for this process")
+    yield _check_cpu()
     yield _check("keys", partial(_describe_keys, settings.transport))
     for path in filter(None, (settings.camera.calibration, *settings.spatial.calibration)):
         yield _check("calibration", partial(_describe_calibration, path))
@@ -526,7 +528,7 @@ def _judge_node(endpoint: str, node: NodeAnswers) -> CheckResult:
     state = "paused" if status["paused"] else "running"
     detail = (
         f"{endpoint}: {state} for {status['uptime_s']:.0f} s, version {theirs}, {status['model']} on "
-        f"{status['device']}; {', '.join(ages) or 'no camera'}"
+        f"{status['device']}{_describe_threads(status)}; {', '.join(ages) or 'no camera'}"
     )
     # an older node does not tell
     if not status.get("confidence_calibrated", True):
@@ -558,6 +560,30 @@ def _judge_node(endpoint: str, node: NodeAnswers) -> CheckResult:
     if own is not None and theirs != own:
         return CheckResult("node", "warn", detail, f"this installation is {own}: restart the node")
     return CheckResult("node", "ok", detail)
+
+
+def _describe_threads(status: Mapping[str, Any]) -> str:
+    """Return how many CPU threads a node on a CPU uses, and why; nothing for a GPU, or a node too old to tell."""
+    if status["device"] != "cpu" or not status.get("threads"):
+        return ""
+    return f" with {status['threads']} CPU threads ({status.get('threads_reason', '')})"
+
+
+def _check_cpu() -> CheckResult:
+    """Say how many processors there are, and whether other programs take them from the steps of a node."""
+    detail = f"{_count_cpus()} processors for this process"
+    if not hasattr(os, "getloadavg"):  # Windows
+        return CheckResult("cpu", "ok", detail)
+    load = os.getloadavg()[0]
+    count = os.cpu_count() or 1
+    detail += f", load {load:.1f} on all {count} in the last minute"
+    hint = ""
+    if load > BUSY_SHARE * count:
+        hint = (
+            "a node takes fewer threads by itself where steps wait for others (threads in sam3-node status); "
+            "docs/troubleshooting.md#slow"
+        )
+    return CheckResult("cpu", "ok", detail, hint)
 
 
 def _count_cpus() -> int:

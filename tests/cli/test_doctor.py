@@ -1,5 +1,6 @@
 """Tests of `doctor`: cameras, the robot's description, who sends poses, and an installation of the client alone."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sam3_node.cli import doctor
+from sam3_node.errors import find_version
 from sam3_node.settings import load_settings
 from sam3_node.transport import PosePublisher
 from sam3_node.types import JointState
@@ -37,6 +39,27 @@ sys.exit(main())
 def rows(name: str, **settings: object) -> list[doctor.CheckResult]:
     overrides = {key.replace("__", "."): value for key, value in settings.items()}
     return [row for row in doctor.run_checks(load_settings(overrides=overrides)) if row.name == name]
+
+
+@pytest.mark.skipif(not hasattr(os, "getloadavg"), reason="Windows tells no load")
+@pytest.mark.parametrize("load", [0.0, 1e4])
+def test_busy_processors_are_told_with_what_a_node_does(monkeypatch: pytest.MonkeyPatch, load: float) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    row = next(row for row in doctor.run_checks(load_settings()) if row.name == "cpu")
+    assert mentions(row.detail, f"{load:.1f}", "processors")
+    assert mentions(row.hint, "threads", "troubleshooting.md#slow") == (load > 0)
+
+
+@pytest.mark.parametrize(("device", "told"), [("cpu", True), ("cuda", False)])
+def test_a_nodes_threads_are_told_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, device: str, told: bool
+) -> None:
+    status = {"cameras": {}, "paused": False, "uptime_s": 3.0, "model": "nano", "device": device}
+    choice = {"threads": 2, "threads_reason": "median time of a step"}
+    answers = doctor.NodeAnswers(status | choice, {"sam3-node": find_version("sam3-node") or ""})
+    monkeypatch.setattr(doctor, "_ask_node", lambda settings: answers)
+    (row,) = rows("node")
+    assert mentions(row.detail, "2 CPU threads", "median time of a step") == told
 
 
 @pytest.mark.parametrize(
