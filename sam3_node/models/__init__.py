@@ -1,4 +1,4 @@
-"""Trackers with transformers' SAM 3 and SAM 2 weights, split into stages with plain tensor signatures."""
+"""Trackers with SAM's weights in transformers' layout or Meta's, split into stages with plain tensor signatures."""
 
 from .checkpoints import load_tracker
 from .sam.stages import Features

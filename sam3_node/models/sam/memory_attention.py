@@ -240,7 +240,7 @@ class Attend(Protocol):
 
 
 class MemoryAttention(CompilableStage):
-    """The memory attention of a transformers tracker: of SAM 3, SAM 2 or EdgeTAM."""
+    """The memory attention of SAM 3, SAM 2 or EdgeTAM."""
 
     image_position: Tensor
 

@@ -29,7 +29,7 @@ IN_VIEW_LOGIT = 10.0
 
 
 class MaskDecoder(nn.Module):
-    """The mask decoder of a transformers tracker, for image tokens with the position encoding [1, C, h, w]."""
+    """The mask decoder of a tracker, for image tokens with the position encoding [1, C, h, w]."""
 
     output_tokens: Tensor
     position: Tensor

@@ -47,7 +47,7 @@ PUBLISHED_LIMITS = MaskLimits(0.88, 0.95)
 
 
 class TrackerModel(nn.Module):
-    """The stages of a SAM tracker. They share the weights of a transformers model. For inference only.
+    """The stages of a SAM tracker. They share the weights of `TrackerWeights`. For inference only.
 
     Without memory modules (`has_memory` is False), objects are followed by their last masks; see
     `tracking.last_masks.LastMasks`.

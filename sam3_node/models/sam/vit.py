@@ -37,7 +37,7 @@ class WindowEncoder(nn.Module):
 
 
 class WindowedViT(WindowEncoder):
-    """The backbone of a transformers `Sam3TrackerVideoModel`."""
+    """The backbone of SAM 3."""
 
     position: Tensor
 
@@ -194,7 +194,7 @@ POOL = 4  # consecutive tokens that pooling joins to their maximum: it halves bo
 
 
 class Hiera(nn.Module):
-    """The backbone of a transformers SAM 2 model. It uses the source's layers themselves, so training updates them."""
+    """The backbone of SAM 2. It uses the source's layers themselves, so training updates them."""
 
     order: Tensor
     position: Tensor
