@@ -33,7 +33,7 @@ PRELOADED = [
     "sam3_node.replay.run",
     "tests.support.confined",
     "tests.support.transport_peer",
-    "tests.support.warm_up",
+    "tests.support.freeze",  # the last
 ]
 """All that any forked process needs: a process that runs tests has one server, whoever starts it."""
 
