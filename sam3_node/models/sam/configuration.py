@@ -322,10 +322,8 @@ class EdgeTamConfig(TrackerConfig):
 
     def __post_init__(self) -> None:
         latents = self.perceiver_resampler_num_latents_2d
-        if (
-            list(self.memory_attention_rope_k_sizes) != [math.isqrt(latents)] * 2
-            or math.isqrt(latents) ** 2 != latents
-        ):
+        windows = math.isqrt(latents)
+        if windows**2 != latents or self.memory_attention_rope_k_sizes != (windows, windows):
             raise ValueError(
                 "expected memory_attention_rope_k_sizes of a square with perceiver_resampler_num_latents_2d cells, "
                 f"found {self.memory_attention_rope_k_sizes} and {latents}"
@@ -357,6 +355,14 @@ class Sam1Config(Struct):
     vision_config: Sam1Vision = field(default_factory=Sam1Vision)
     prompt_encoder_config: PromptConfig = field(default_factory=PromptConfig)
     mask_decoder_config: Sam1DecoderConfig = field(default_factory=Sam1DecoderConfig)
+
+    def __post_init__(self) -> None:
+        prompts = self.prompt_encoder_config
+        sizes = (self.vision_config.image_size, self.vision_config.patch_size)
+        if sizes != (side(prompts.image_size), side(prompts.patch_size)):
+            raise ValueError(
+                "expected the same image_size and patch_size in vision_config and prompt_encoder_config"
+            )
 
 
 AnyConfig = Sam2Config | Sam3Config | EdgeTamConfig

@@ -401,10 +401,14 @@ class TwoWayWeights(nn.Module):
         hidden = config.hidden_size
         heads = config.num_attention_heads
         narrow = hidden // config.attention_downsample_rate
-        # the successors' reference takes the number of layers of the decoder for that of the perceptron
-        eps, depth, activation = TOKEN_EPS, config.num_hidden_layers, "relu"
+        eps = TOKEN_EPS
+        activation = "relu"
+        # the reference of all but SAM 1 takes the number of layers of the decoder for that of the perceptron
+        depth = config.num_hidden_layers
         if isinstance(config, Sam1DecoderConfig):
-            eps, depth, activation = config.layer_norm_eps, 2, config.hidden_act
+            eps = config.layer_norm_eps
+            activation = config.hidden_act
+            depth = 2
         self.skip_first_layer_pe = is_first
         self.self_attn = AttentionWeights(hidden, hidden, heads)
         self.layer_norm1 = nn.LayerNorm(hidden, eps=eps)

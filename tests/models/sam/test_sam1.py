@@ -118,11 +118,13 @@ def test_the_shared_frequencies_have_either_name(
     assert torch.equal(load_tracker(tmp_path).decode_stage.position, model.decode_stage.position)
 
 
-@pytest.mark.parametrize("field", ["mlp_dim", "num_hidden_layers"])
-def test_a_configuration_out_of_bounds_is_refused(tmp_path: Path, field: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"), [("mlp_dim", 10**8), ("num_hidden_layers", 10**8), ("image_size", 96)]
+)
+def test_a_configuration_out_of_bounds_is_refused(tmp_path: Path, field: str, value: int) -> None:
     random_sam1().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    config["vision_config"][field] = 10**8
+    config["vision_config"][field] = value
     (tmp_path / "config.json").write_text(json.dumps(config))
     with refuses(ModelError, field=field):
         load_tracker(tmp_path)
