@@ -2,9 +2,12 @@
 
 import os
 
-SPINS = 10_000
-"""Turns of an idle thread at a barrier before it sleeps. Threads that spin longer take processor time from cameras;
-threads that sleep at once (OMP_WAIT_POLICY=PASSIVE) make two threads no faster than one."""
+SPINS = 3_000
+"""Turns of an idle thread at a barrier before it sleeps. Threads that spin longer take processor time from cameras, and
+from one another where processors are busy; those that sleep sooner wake late. Median step of nano with two threads on
+two cores, one object at 15 Hz, alone: 36 ms with 3,000 turns, 44 with 10,000, 47 with 1,000 and 62 with 0 (5 paired
+runs of 3 s, 3 of 6 s for 0; other work on the machine). Beside two busy processes: 53 and 126 with 3,000, up to 240
+with 10,000, 79 and 88 with 1,000."""
 PRIMITIVES = 256
 """Compiled operations that oneDNN keeps, one for each shape. A step with a detector uses about 80."""
 COMPUTATIONS = 128
