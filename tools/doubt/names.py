@@ -32,7 +32,7 @@ Ints = npt.NDArray[np.int64]
 
 CAMERA = CameraSettings(name="cam0")
 MIN_SHARE = 0.5  # of a mask's pixels that lie on the object
-ABSENT = {"colour": 4, "kind": 2, "nothing": 2}
+ABSENT = {"colour": 4, "kind": 2, "neither": 2}
 """Number of absent names by what they share with a thing of the clip."""
 SINGLE = 3
 """Number of absent names that are also asked for alone."""
@@ -95,7 +95,7 @@ def compare_label(label: str, objects: Sequence[dict[str, Any]]) -> str:
     # a colour that is shared is the harder case, because the detector goes by it
     if any(colour == item["color"] for item in objects):
         return "colour"
-    return "kind" if any(kind == item["kind"] for item in objects) else "nothing"
+    return "kind" if any(kind == item["kind"] for item in objects) else "neither"
 
 
 def knows(detector: Detector, name: str) -> bool:

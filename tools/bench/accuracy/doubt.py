@@ -39,6 +39,13 @@ COVERAGES = (0.5, 0.65, 0.8)
 EDGES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
 MAX_RISK = "5"
 MIN_AUROC = "0.95"
+SORTS = (
+    "names of things in the clip",
+    "absent names with the colour of a thing",
+    "absent names with the kind of a thing",
+    "other absent names",
+)
+"""What the figures call each of `names.SHARED`."""
 
 
 def measure_all(sets: dict[str, Path], args: argparse.Namespace) -> dict[str, Played]:
@@ -99,12 +106,13 @@ def report_names(args: argparse.Namespace, figures: Figures) -> None:
         for name, value in values.items():
             figures.add(name, value, "%", target="1" if "at 65" in name else "")
         figures.add(f"AUROC by name confidence, {what}", auroc(confidence, right), "AUROC")
-    for index, shared in enumerate(names.SHARED):
+    for index, what in enumerate(SORTS):
         chosen = records.shared == index
         if chosen.any():
-            what = f"names that share their {shared} with a thing ({chosen.sum()} masks)"
             wrong = sure[chosen] & ~records.right[chosen]
-            figures.add(f"surely wrong, {what}", 100 * float(wrong.mean()), "%", target="1")
+            tracks = len(set(records.track[chosen].tolist()))
+            size = f"{tracks} tracks, {chosen.sum()} masks"
+            figures.add(f"surely wrong, {what} ({size})", 100 * float(wrong.mean()), "%", target="1")
 
 
 def draw_curves(played: dict[str, Played], path: Path) -> None:
