@@ -502,6 +502,8 @@ class RecordSettings(Section):
 class LeRobotSettings(Section):
     folder: OptionalProfilePath = None
     """Folder of the LeRobot dataset to which `record` and `convert` append episodes. Empty: none."""
+    version: Literal["3.0", "2.1"] = "3.0"
+    """Version of the dataset. 2.1 is what GR00T trains on, with its `modality.json` and masks as numbers of regions."""
     fps: int = Field(0, ge=0, le=MAX_DATASET_FPS)
     """Rows per second. 0: those of the dataset, or for a new one the whole frames per second of its slowest camera."""
     task: str = Field("", max_length=200)
@@ -511,8 +513,7 @@ class LeRobotSettings(Section):
     objects: int = Field(8, ge=1, le=64)
     """Objects of a camera in an episode that have numbers (confidence, doubtful) beside their pixels."""
     max_gap_s: float = Field(0.25, gt=0.0, le=60.0)
-    """Longest time in seconds between a row and its frame, joints or action. An episode with a longer one is left
-    out."""
+    """Longest time in seconds from a row to its frame, joints or action. Episodes with a longer one are left out."""
 
 
 class SnapshotSettings(Section):
@@ -522,8 +523,7 @@ class SnapshotSettings(Section):
     every_s: float = Field(2.0, gt=0.0, le=86400.0)
     """Seconds between two snapshots: the largest loss when the node is killed."""
     max_age_s: float = Field(60.0, ge=0.0, le=1e9)
-    """Age in seconds up to which the node restores the snapshot at its start. It ignores an older one: the things have
-    moved, so objects would be confused. 0: any age."""
+    """Age in seconds up to which the node restores the snapshot at its start: later, things have moved. 0: any age."""
     confirm_s: float = Field(10.0, gt=0.0, le=3600.0)
     """Seconds that a node waits for its successor's confirmation before it keeps serving, and that the successor asks
     for the answer to its confirmation before it begins new ids."""

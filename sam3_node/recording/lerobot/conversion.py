@@ -16,15 +16,24 @@ from ...settings import LeRobotSettings
 from ...types import NANOSECONDS, Frame, FrameKey, Image, MaskFrame
 from ...wire import decode_image
 from ...wire.images import encode_image
-from .dataset import INDICES, DatasetFolder, EpisodeFiles, EpisodeRecord
+from .dataset import DatasetFolder, EpisodeFiles
 from .episodes import RecordedEpisode, find_episodes, read_index
-from .forms import Cells, EpisodeSource, Feature, Features, PictureCell, VideoInfo
-from .masks import FEATURE, OBJECTS_FEATURE, CameraMasks, encode_picture, name_numbers
+from .forms import Cells, EpisodeSource, Feature, Features, PictureCell, RowCounts, VideoInfo
+from .groot import number_regions
+from .masks import (
+    FEATURE,
+    IMAGE,
+    OBJECTS_FEATURE,
+    VALID,
+    VALID_FEATURE,
+    CameraMasks,
+    encode_picture,
+    name_numbers,
+)
+from .records import INDICES, EpisodeRecord
 from .rows import SampledValues, choose_rows, measure_fps
 from .statistics import NamedStats, PixelStatistics, describe_numbers, name_pixel_stats
 
-IMAGE = "observation.images.{}"
-"""Name of the pictures of a camera."""
 STATE = "observation.state"
 """Name of the joints."""
 ACTION = "action"
@@ -67,7 +76,7 @@ def convert_recordings(
     appended = 0
     present = 0
     left_out = 0
-    with DatasetFolder(folder) as dataset:
+    with DatasetFolder(folder, settings.version) as dataset:
         known = dataset.keys
         for number, episode in enumerate(found.episodes):
             if episode.key in known:
@@ -80,6 +89,8 @@ def convert_recordings(
             except (BagError, WireError) as error:
                 left_out += 1
                 report(f"left out episode {number} of {paths[0].name}: {error}")
+        if dataset.episodes:
+            report(f"{folder}: {dataset.count_rows()}")
     return Converted(appended, present, left_out)
 
 
@@ -140,7 +151,7 @@ class _EpisodeConverter:
 
         # then the pixels, and all that belongs to a row
         features = self._describe_features()
-        with self._dataset.begin(features, self._fps) as files:
+        with self._dataset.begin(features, self._fps, len(rows.times_ns)) as files:
             self._write(files, features)
             record = self._make_record(files.number, features)
             self._dataset.append(record, files)
@@ -191,6 +202,7 @@ class _EpisodeConverter:
             features[FEATURE.format(camera)] = {"dtype": "image", "shape": [height, width, 3], "names": AXES}
             names = name_numbers(self._settings.objects)
             features[OBJECTS_FEATURE.format(camera)] = _describe_vector(names)
+            features[VALID_FEATURE.format(camera)] = VALID
         for key, (names, _) in self._vectors.items():
             features[key] = _describe_vector(names)
         for key, kind in INDICES.items():
@@ -224,8 +236,6 @@ class _EpisodeConverter:
         for camera, found in pixels.items():
             self._statistics[IMAGE.format(camera)] = name_pixel_stats(found.describe_all(), length)
         self._statistics |= table.describe()
-        for key in features:
-            assert key in self._statistics, key
 
     def _read_frames(self) -> Iterator[tuple[str, Frame, int]]:
         """Yield each frame that is in a row, with its camera and the number of its rows, in the recording's order.
@@ -313,6 +323,7 @@ class _EpisodeConverter:
             "max_gap_ms": {key: round(found.max_gap_ms, 3) for key, (_, found) in self._vectors.items()},
             "action_sources": self._index.sources,
             "timed_by_arrival": sorted(self._index.by_arrival),
+            "rows": self._count_rows(),
         }
         return EpisodeRecord(
             number=number,
@@ -325,9 +336,19 @@ class _EpisodeConverter:
             labels=list(self._labels),
             objects=objects,
             missing=sum(masks.missing for masks in self._masks.values()),
-            statistics={key: self._statistics[key] for key in features},
+            statistics={key: self._statistics[key] for key in features if features[key] != VALID},
             source=source,
         )
+
+    def _count_rows(self) -> RowCounts:
+        """Return how many rows have something that a policy should not learn from."""
+        without: set[int] = set()
+        doubtful: set[int] = set()
+        for masks in self._masks.values():
+            without |= masks.invalid
+            doubtful |= masks.doubted
+        off = set().union(*(rows.off for rows in self._rows.cameras.values()))
+        return {"without_masks": len(without), "doubtful": len(doubtful), "off_in_time": len(off)}
 
     def _describe(self, record: EpisodeRecord) -> str:
         """Return a line about an appended episode: what it has, what was repeated, and the gaps."""
@@ -372,10 +393,15 @@ class _RowTable:
         row = self.length
         cells: Cells = {key: _make_cell(data) for key, data in pictures.items()}
         for camera, masks in self._episode.masks.items():
-            image, numbers = masks.add(row, self._episode.find_masks(camera, row))
-            self._pixels[FEATURE.format(camera)].add(0, image)
-            cells[FEATURE.format(camera)] = _make_cell(encode_picture(image))
-            self._add_numbers(cells, OBJECTS_FEATURE.format(camera), numbers.ravel().tolist())
+            found = self._episode.find_masks(camera, row)
+            made = masks.add(row, found)
+            self._pixels[FEATURE.format(camera)].add(0, made.picture)
+            cells[FEATURE.format(camera)] = _make_cell(encode_picture(made.picture))
+            self._add_numbers(cells, OBJECTS_FEATURE.format(camera), made.numbers.ravel().tolist())
+            cells[VALID_FEATURE.format(camera)] = made.is_valid
+            if self._files.has_regions:
+                regions = number_regions(made.picture, found)
+                self._files.add_regions(IMAGE.format(camera), regions, made.is_valid)
         for key, (_, sampled) in self._episode.vectors.items():
             self._add_numbers(cells, key, sampled.values[row].tolist())
         for key, value in self._episode.number_row(row).items():

@@ -63,6 +63,8 @@ class MaskNames(TypedDict):
     objects: list[ObjectRow]
     frames_without_masks: dict[int, int]
     """Number of frames without masks, by episode"""
+    regions: NotRequired[dict[int, str]]
+    """Numbers of the pixels of GR00T's masks"""
 
 
 class CameraGaps(TypedDict):
@@ -71,6 +73,14 @@ class CameraGaps(TypedDict):
     repeated: int
     left_out: int
     max_gap_ms: float
+
+
+class RowCounts(TypedDict):
+    """Numbers of an episode's rows that a policy should not learn from without a look at them."""
+
+    without_masks: Natural
+    doubtful: Natural
+    off_in_time: Natural
 
 
 class EpisodeSource(TypedDict, total=False):
@@ -87,6 +97,7 @@ class EpisodeSource(TypedDict, total=False):
     """Longest time between a row and a message of a feature of numbers"""
     action_sources: dict[str, str]
     timed_by_arrival: list[str]
+    rows: RowCounts
 
 
 class Info(TypedDict):
@@ -98,13 +109,18 @@ class Info(TypedDict):
     total_frames: int
     total_tasks: int
     chunks_size: int
-    data_files_size_in_mb: int
-    video_files_size_in_mb: int
     fps: int
     splits: dict[str, str]
     data_path: str
     video_path: str
     features: Features
+    # version 3.0
+    data_files_size_in_mb: NotRequired[int]
+    video_files_size_in_mb: NotRequired[int]
+    # version 2.1
+    total_videos: NotRequired[int]
+    total_chunks: NotRequired[int]
+    mask_path: NotRequired[str]
 
 
 class TaskRow(TypedDict):

@@ -4,22 +4,30 @@ The picture `observation.masks.<camera>` has the size of the camera's frames. It
 255), and 0 for the background. It has three channels, so that policies take it as any camera. Where masks overlap, the
 one of the higher score is on top. `observation.objects.<camera>` has the OBJECT_FIELDS of the first objects: row k of
 it belongs to the pixels whose object is k. Labels are numbered over the dataset, objects over their episode and camera,
-both from 1. NAMES says what they are.
+both from 1. NAMES says what they are. `observation.masks_valid.<camera>` is false where the picture is empty, or lacks
+objects, because the frame was not tracked.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 
 from ...types import Instance, MaskFrame
-from .forms import ObjectRow
+from .forms import Feature, ObjectRow
 
+IMAGE = "observation.images.{}"
+"""Name of the pictures of a camera."""
 FEATURE = "observation.masks.{}"
 """Name of the picture of a camera's masks."""
 OBJECTS_FEATURE = "observation.objects.{}"
 """Name of the numbers of a camera's objects."""
+VALID_FEATURE = "observation.masks_valid.{}"
+"""Name of the column that is true where a camera's frame was tracked."""
+VALID: Feature = {"dtype": "bool", "shape": [1], "names": None}
+"""The description of VALID_FEATURE."""
 NAMES = "meta/sam3_masks.json"
 """File that names labels and objects, and lists the frames on which an object was doubtful."""
 CHANNELS = ("label", "object", "score")
@@ -28,8 +36,8 @@ OBJECT_FIELDS = ("label", "score", "confidence", "doubtful")
 """Numbers of an object. `label` is 0 where the frame does not have the object; `doubtful` is 1 or 0."""
 UNKNOWN = -1.0
 """Confidence of an object whose confidence is not known."""
-MAX_NUMBER = 254
-"""Largest number of a label or an object in a pixel. Above, numbers repeat from 1."""
+MAX_NUMBER = 253
+"""Largest number of a label or an object in a pixel. Above, numbers repeat from 1. GR00T's masks have two more."""
 
 Objects = dict[int, str]
 """Labels of an episode's objects by their ids, in the order of the objects' numbers."""
@@ -76,6 +84,14 @@ def make_object_row(
     return row
 
 
+class RowMasks(NamedTuple):
+    """The masks of a row: the picture [h, w, 3], numbers of objects [slots, OBJECT_FIELDS], and VALID_FEATURE."""
+
+    picture: npt.NDArray[np.uint8]
+    numbers: npt.NDArray[np.float32]
+    is_valid: bool
+
+
 class CameraMasks:
     """Turns the masks of one camera in one episode into pictures and numbers, row by row.
 
@@ -87,19 +103,29 @@ class CameraMasks:
         self.objects: Objects = {}
         self.doubtful: dict[int, list[list[int]]] = {}
         """Runs of rows on which an object was doubtful, by its id."""
-        self.missing = 0
-        """Number of rows without masks."""
+        self.doubted: set[int] = set()
+        """Rows on which an object was doubtful."""
+        self.invalid: set[int] = set()
+        """Rows without masks, or without those of all objects."""
         self._size = size
         self._slots = slots
         self._number_label = number_label
 
-    def add(self, row: int, masks: MaskFrame | None) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
-        """Return the picture [h, w, 3] of a row's masks, and the numbers [slots, OBJECT_FIELDS] of its objects."""
+    @property
+    def missing(self) -> int:
+        """Number of rows without masks, or without those of all objects."""
+        return len(self.invalid)
+
+    def add(self, row: int, masks: MaskFrame | None) -> RowMasks:
+        """Return a row's masks."""
         image = np.zeros((*self._size, len(CHANNELS)), np.uint8)
         numbers = np.zeros((self._slots, len(OBJECT_FIELDS)), np.float32)
+        # a busy node may step a frame without some of its objects
+        is_valid = masks is not None and self._fits(masks) and not (masks.shed and masks.shed.held)
+        if not is_valid:
+            self.invalid.add(row)
         if masks is None or not self._fits(masks):
-            self.missing += 1
-            return image, numbers
+            return RowMasks(image, numbers, is_valid)
 
         # masks may be smaller than a picture that was padded to even sides
         frame = image[: masks.height, : masks.width]
@@ -107,10 +133,11 @@ class CameraMasks:
             paint_object(frame, instance, self.objects, self._number_label)
             if instance.doubtful:
                 add_to_runs(self.doubtful.setdefault(instance.id, []), row)
+                self.doubted.add(row)
             slot = list(self.objects).index(instance.id)
             if slot < self._slots:
                 numbers[slot] = self._describe(instance)
-        return image, numbers
+        return RowMasks(image, numbers, is_valid)
 
     def describe(self, episode: int, camera: str) -> list[ObjectRow]:
         """Return the objects of the episode as NAMES lists them."""

@@ -60,6 +60,8 @@ class CameraRows:
     """Frames between the first and the last row that are in no row."""
     max_gap_ms: float = 0.0
     """Longest time between a row and its frame."""
+    off: set[int] = field(default_factory=set)
+    """Rows whose frame is more than half a period away."""
 
     def describe(self) -> CameraGaps:
         """Return the counts as the dataset stores them."""
@@ -198,6 +200,8 @@ def _choose_frames(
                 f"camera {camera}: expected a frame within {max_gap_ns / NANOSECONDS:g} s of row {row}, found the "
                 f"nearest {gap_ns / NANOSECONDS:.2f} s away; raise lerobot.max_gap_s to repeat a frame for longer"
             )
+        if gap_ns > period_ns / 2:
+            rows.off.add(row)
         if rows.frames and found == rows.frames[-1]:
             rows.repeated += 1
         rows.frames.append(found)

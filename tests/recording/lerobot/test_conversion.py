@@ -18,8 +18,9 @@ from sam3_node.bags.native.reader import TABLETOP
 from sam3_node.errors import BagError, OutputError
 from sam3_node.recording.lerobot import dataset as dataset_module
 from sam3_node.recording.lerobot.conversion import Converted, convert_recordings, group_files
-from sam3_node.recording.lerobot.dataset import DatasetFolder, EpisodeRecord
+from sam3_node.recording.lerobot.dataset import DatasetFolder
 from sam3_node.recording.lerobot.masks import NAMES
+from sam3_node.recording.lerobot.records import EpisodeRecord
 from sam3_node.recording.lerobot.rows import CameraFrames, NamedSeries, choose_rows, measure_fps
 from sam3_node.settings import LeRobotSettings
 from sam3_node.types import NANOSECONDS, Frame, JointState, MaskFrame
