@@ -502,8 +502,8 @@ class RecordSettings(Section):
 class LeRobotSettings(Section):
     folder: OptionalProfilePath = None
     """Folder of the LeRobot dataset to which `record` and `convert` append episodes. Empty: none."""
-    version: Literal["3.0", "2.1"] = "3.0"
-    """Version of the dataset. 2.1 is what GR00T trains on, with its `modality.json` and masks as numbers of regions."""
+    version: Literal["", "3.0", "2.1"] = ""
+    """Version of the dataset. Empty: its own, 3.0 for a new one. 2.1 is what GR00T reads, masks as integers included."""
     fps: int = Field(0, ge=0, le=MAX_DATASET_FPS)
     """Rows per second. 0: those of the dataset, or for a new one the whole frames per second of its slowest camera."""
     task: str = Field("", max_length=200)

@@ -37,7 +37,7 @@ def add_commands(commands: Commands) -> None:
     dataset = commands.add("convert", convert)
     dataset.add_path("recordings RECORDING", "file NAME.mcap, or a folder of them", nargs="+")
     dataset.add_setting("--lerobot FOLDER", "lerobot.folder", "LeRobot dataset to write, or to append to")
-    text = "version of the dataset: 3.0, or 2.1 with what GR00T reads [3.0]"
+    text = "version of a new dataset: 3.0, or 2.1 for GR00T [3.0]"
     dataset.add_setting("--lerobot-version V", "lerobot.version", text)
     dataset.add_setting("--fps N", "lerobot.fps", "rows per second [those of the slowest camera]")
     dataset.add_setting("--task TEXT", "lerobot.task", "task of episodes without one [the names looked for]")

@@ -139,7 +139,7 @@ def _add_record(commands: Commands) -> None:
     )
     text = "LeRobot dataset to which each episode is appended when it ends"
     parser.add_setting("--lerobot FOLDER", "lerobot.folder", text)
-    text = "version of the dataset: 3.0, or 2.1 with what GR00T reads [3.0]"
+    text = "version of a new dataset: 3.0, or 2.1 for GR00T [3.0]"
     parser.add_setting("--lerobot-version V", "lerobot.version", text)
     parser.add_setting(
         "--fps N", "lerobot.fps", "with --lerobot: rows per second [those of the slowest camera]"

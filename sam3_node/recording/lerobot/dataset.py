@@ -9,7 +9,6 @@ killed leaves a whole dataset: without its episode, or with it.
 import fcntl
 import json
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -61,14 +60,13 @@ KEYFRAME_EVERY = 2
 class DatasetFolder(Closeable):
     """A dataset to which episodes are appended. A context manager; one process at a time may have it open.
 
-    `version` is that of the dataset, 2.1 or 3.0. Raises OutputError for a folder that has another content or version,
-    MissingExtraError without pyarrow.
+    `version` is 2.1 or 3.0; without one it is that of the dataset, 3.0 for a new one. Raises OutputError for a folder
+    that has another content or version, MissingExtraError without pyarrow.
     """
 
-    def __init__(self, path: Path, version: str = LayoutV3.version.removeprefix("v")) -> None:
+    def __init__(self, path: Path, version: str = "") -> None:
         require("pyarrow.parquet", EXTRA)
         self.path = path
-        self._layout = LAYOUTS[f"v{version}"]
         self.episodes: list[EpisodeRecord] = []
         records = path / RECORDS
         has_content = path.exists() and (not path.is_dir() or any(path.iterdir()))
@@ -77,14 +75,14 @@ class DatasetFolder(Closeable):
                 f"expected a new folder, or a dataset that sam3-node has written, found other content in {path}; "
                 "name another folder"
             )
-        for place in (RECORDS, LOCK, UNFINISHED, INFO, *self._layout.meta):
+        described = [place for layout in LAYOUTS for place in layout.meta]
+        for place in (RECORDS, LOCK, UNFINISHED, INFO, *described):
             check_inside(path, path / place)
         make_folder(records)
         self._lock = _lock(path / LOCK)
         try:
             self.episodes = read_records(records)
-            self._described = self._read_description()
-            self._check_version()
+            self._layout = self._find_layout(version)
             self._check_writers()
             self._repair()
         except BaseException:
@@ -159,27 +157,24 @@ class DatasetFolder(Closeable):
             os.close(self._lock)
             self._lock = -1
 
-    def _read_description(self) -> Mapping[str, Any]:
-        """Return the description; an empty one if it is absent or damaged."""
-        try:
-            described = decode_json(read_regular(self.path / INFO, MAX_RECORD_BYTES), INFO)
-        except (OSError, WireError):
-            return {}
-        return described if isinstance(described, dict) else {}
+    def _find_layout(self, version: str) -> type[Layout]:
+        """Return the layout of the dataset, or of a new one. Raises OutputError if it is of another version."""
+        found = [layout for layout in LAYOUTS if (self.path / layout.place(layout.data, 0)).is_file()]
+        wanted = [layout for layout in LAYOUTS if layout.version == f"v{version}"]
+        if self.episodes and found and wanted and found != wanted:
+            raise OutputError(
+                f"expected a dataset of version {version} in {self.path}, found one of {found[0].version}; leave out "
+                "--lerobot-version, or name another folder"
+            )
+        return [*wanted, *found, LayoutV3][0]
 
     def _count_described(self) -> int:
         """Return the number of episodes in the description; 0 without one."""
-        described = self._described.get("total_episodes")
+        try:
+            described = decode_json(read_regular(self.path / INFO, MAX_RECORD_BYTES), INFO)["total_episodes"]
+        except (OSError, WireError, LookupError, TypeError):
+            return 0
         return described if isinstance(described, int) else 0
-
-    def _check_version(self) -> None:
-        """Raise OutputError for a dataset of another version: an episode would have its files elsewhere."""
-        found = self._described.get("codebase_version", self._layout.version)
-        if self.episodes and found != self._layout.version:
-            raise OutputError(
-                f"expected a dataset of version {self._layout.version} in {self.path}, found {found!r:.20}; choose "
-                "its version by --lerobot-version, or name another folder"
-            )
 
     def _check_writers(self) -> None:
         """Raise OutputError for a dataset that another program has changed: episodes would be lost, or files lack."""
@@ -206,7 +201,7 @@ class DatasetFolder(Closeable):
             with explain_os_error(OutputError, f"cannot repair {self.path}"):
                 # a file that somebody made up may name any file: only those of the next episode are removed
                 for place in read_regular(journal, MAX_RECORD_BYTES).decode(errors="replace").split("\n"):
-                    if place in expected or (not self.episodes and self._layout.is_first_place(place)):
+                    if place in expected or (not self.episodes and _is_first_place(place)):
                         remove_inside(self.path, self.path / place)
                 remove_inside(self.path, journal)
         # a process may have been killed between the record of an episode and the description
@@ -225,6 +220,11 @@ class DatasetFolder(Closeable):
             make_folder((self.path / place).parent)
             write_atomically(self.path / place, data)
         write_atomically(self.path / INFO, pack_json(self._layout.describe_info(self.episodes)))
+
+
+def _is_first_place(place: str) -> bool:
+    """Return True for the place of a file of the first episode, whose features and version no record tells."""
+    return any(layout.is_first_place(place) for layout in LAYOUTS)
 
 
 class EpisodeFiles(Closeable):

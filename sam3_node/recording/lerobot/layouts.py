@@ -192,8 +192,8 @@ class LayoutV2(Layout):
         yield NAMES, pack_json(names)
 
 
-LAYOUTS: dict[str, type[Layout]] = {layout.version: layout for layout in (LayoutV3, LayoutV2)}
-"""The versions, by their names in the description."""
+LAYOUTS: tuple[type[Layout], ...] = (LayoutV3, LayoutV2)
+"""The versions."""
 
 
 def pack_json(values: Mapping[str, object]) -> bytes:
