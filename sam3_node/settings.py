@@ -503,7 +503,7 @@ class LeRobotSettings(Section):
     folder: OptionalProfilePath = None
     """Folder of the LeRobot dataset to which `record` and `convert` append episodes. Empty: none."""
     version: Literal["", "3.0", "2.1"] = ""
-    """Version of the dataset. Empty: its own, 3.0 for a new one. 2.1 is what GR00T reads, masks as integers included."""
+    """Version of the dataset. Empty: its own, 3.0 for a new one. 2.1 has what GR00T reads, also masks as integers."""
     fps: int = Field(0, ge=0, le=MAX_DATASET_FPS)
     """Rows per second. 0: those of the dataset, or for a new one the whole frames per second of its slowest camera."""
     task: str = Field("", max_length=200)

@@ -235,12 +235,14 @@ def list_columns(path: str) -> list[str]:
 class _Copy:
     """A copy of a Parquet file with more columns, and without those that are `dropped`, written batch by batch.
 
-    `close` releases the source and the target. Without it, each copied table would leave a descriptor open.
+    Added columns of `vectors` have lists of one length, of 32-bit floats. `close` releases the source and the target.
+    Without it, each copied table would leave a descriptor open.
     """
 
-    def __init__(self, path: str, target: str, dropped: list[str]) -> None:
+    def __init__(self, path: str, target: str, dropped: list[str], vectors: list[str]) -> None:
         self._target = target
         self._dropped = dropped
+        self._vectors = vectors
         self._rows = _Rows(path, None, 0)
         self._batch: Any = None
         # the schema of the target is known with the first batch's added columns
@@ -256,7 +258,12 @@ class _Copy:
         import pyarrow
         from pyarrow.parquet import ParquetWriter
 
-        table = _add_columns(pyarrow.Table.from_batches([self._batch]), added, self._dropped)
+        kinds = {
+            name: pyarrow.list_(pyarrow.float32(), len(added[name][0]))
+            for name in self._vectors
+            if name in added
+        }
+        table = _add_columns(pyarrow.Table.from_batches([self._batch]), added, self._dropped, kinds)
         if self._writer is None:
             self._writer = ParquetWriter(self._target, table.schema, compression="snappy")
         self._writer.write_table(table)
@@ -268,7 +275,7 @@ class _Copy:
             self._writer.close()
 
 
-def _add_columns(table: Any, added: dict[str, list[Any]], dropped: list[str]) -> Any:
+def _add_columns(table: Any, added: dict[str, list[Any]], dropped: list[str], kinds: dict[str, Any]) -> Any:
     import pyarrow
 
     table = table.drop_columns([name for name in dropped if name in table.schema.names])
@@ -277,11 +284,11 @@ def _add_columns(table: Any, added: dict[str, list[Any]], dropped: list[str]) ->
     for name, values in added.items():
         # a dataset that has masks already gets the new ones in their place, and its other columns keep their types
         at = table.schema.get_field_index(name)
-        kind = image_type if name in images else None
+        kind = image_type if name in images else kinds.get(name)
         if at < 0:
             table = table.append_column(name, pyarrow.array(values, kind))
         else:
-            array = pyarrow.array(values, kind or table.schema.field(at).type)
+            array = pyarrow.array(values, image_type if name in images else table.schema.field(at).type)
             table = table.set_column(at, name, array)
     return table.replace_schema_metadata(_describe_columns(table.schema.metadata, images, dropped))
 
@@ -307,9 +314,9 @@ _copies: dict[str, _Copy] = {}
 """Copies that are being written, by the path of their source."""
 
 
-def begin_copy(path: str, target: str, dropped: list[str]) -> int:
+def begin_copy(path: str, target: str, dropped: list[str], vectors: list[str]) -> int:
     """Begin a copy of a file with other columns. Return the number of rows of its first batch."""
-    copy = _Copy(path, target, dropped)
+    copy = _Copy(path, target, dropped, vectors)
     with _closed_on_error(path, copy):
         count = copy.read()
         if not count:

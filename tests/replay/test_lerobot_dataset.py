@@ -93,7 +93,11 @@ def test_masks_are_exact_and_everything_else_stays(version: str, tmp_path: Path)
             image = cv2.imdecode(np.frombuffer(data, np.uint8), -1)
             labels, objects, scores = np.moveaxis(image[..., ::-1], -1, 0)
             expected = masks_in(camera, row)
-            if (camera, row) == ("wrist", 5):
+            numbers = np.array(masks.pop(f"observation.objects.{camera}"), np.float32).reshape(8, 4)
+            is_valid = (camera, row) != ("wrist", 5)
+            assert masks.pop(f"observation.masks_valid.{camera}") == is_valid
+            assert np.count_nonzero(numbers[:, 0]) == (len(expected.instances) if is_valid else 0)
+            if not is_valid:
                 assert not image.any()
                 continue
             mug = next(item for item in expected.instances if item.label == "mug")
@@ -108,7 +112,50 @@ def test_masks_are_exact_and_everything_else_stays(version: str, tmp_path: Path)
     assert names["frames_without_masks"] == {"1": 1}
     source = {path.relative_to(DATA / version) for path in (DATA / version).rglob("*") if path.is_file()}
     files = {path.relative_to(written) for path in written.rglob("*") if path.is_file()}
-    assert files == source | {Path(NAMES)}
+    for_groot = [path for path in files if path.parts[0] == "masks" or path.name == "modality.json"]
+    assert files == source | {Path(NAMES), *for_groot}
+    assert len(for_groot) == (7 if version == "v2.1" else 0)
+
+
+def test_a_copy_of_version_2_has_its_masks_as_groot_reads_them(tmp_path: Path) -> None:
+    written = write(tmp_path, "v2.1")
+    info = json.loads((written / "meta/info.json").read_text())
+    modality = json.loads((written / "meta/modality.json").read_text())
+    assert modality["state"] == {"arm": {"start": 0, "end": 2}, "gripper": {"start": 2, "end": 3}}
+    assert list(modality["mask"]) == ["front", "wrist"]
+    for camera, view in modality["mask"].items():
+        for episode, first in enumerate(STARTS):
+            place = info["mask_path"].format(
+                episode_chunk=0, episode_index=episode, mask_key=view["original_key"]
+            )
+            with np.load(written / place) as found:
+                regions, valid = found["arr_0"], found["valid"]
+            rows = range(first, (*STARTS, 15)[episode + 1])
+            width, height = SIZES[camera]
+            assert (regions.shape, regions.dtype) == ((len(rows), height, width), np.uint8)
+            assert valid.tolist() == [(camera, row) != ("wrist", 5) for row in rows]
+            for row, picture, is_valid in zip(rows, regions, valid, strict=True):
+                expected = np.zeros((height, width), np.uint8)
+                for instance in sorted(masks_in(camera, row).instances, key=lambda item: item.paint_order):
+                    instance.mask.paint(expected, {"mug": 2, "bowl": 3}[instance.label])
+                assert (picture == expected * is_valid).all()
+
+
+def test_a_copy_keeps_the_groups_and_views_that_the_dataset_has(tmp_path: Path) -> None:
+    dataset = Path(shutil.copytree(DATA / "v2.1", tmp_path / "dataset"))
+    modality = {
+        "state": {"left": {"start": 0, "end": 3}},
+        "video": {"ego_view": {"original_key": "observation.images.front"}},
+    }
+    (dataset / "meta/modality.json").write_text(json.dumps(modality))
+    written = write_masks(tmp_path / "out", Dataset(dataset))
+    found = json.loads((written / "meta/modality.json").read_text())
+    masks = found.pop("mask")
+    assert found == modality
+    assert masks == {
+        "ego_view": {"original_key": "observation.images.front"},
+        "wrist": {"original_key": "observation.images.wrist"},
+    }
 
 
 def test_the_names_list_the_frames_with_doubtful_objects(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A recording that became a LeRobot dataset: its replay gives the masks that the node published."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -131,8 +132,10 @@ def test_masks_of_a_camera_that_was_not_replayed_are_left_out(lerobot_dataset: P
     (path,) = (written / "meta/episodes").rglob("*.parquet")
     described = {name.split("/")[1] for name in pyarrow.parquet.read_schema(path).names if "stats/" in name}
     for known in (names, features, stats, described):
-        objects = {name for name in known if ".masks." in name or ".objects." in name}
-        assert objects == {"observation.masks.wrist"}
+        objects = {name for name in known if re.search(r"\.(masks|objects|masks_valid)\.", name)}
+        # what is true or false has no statistics
+        flags = {"observation.masks_valid.wrist"} if known in (names, features) else set()
+        assert objects == {"observation.masks.wrist", "observation.objects.wrist"} | flags
     with open_bag(written) as bag:
         assert bag.cameras == ("front", "wrist")
 

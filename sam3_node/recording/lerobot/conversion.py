@@ -27,8 +27,8 @@ from .masks import (
     VALID,
     VALID_FEATURE,
     CameraMasks,
+    describe_objects,
     encode_picture,
-    name_numbers,
 )
 from .records import INDICES, EpisodeRecord
 from .rows import SampledValues, choose_rows, measure_fps
@@ -200,8 +200,7 @@ class _EpisodeConverter:
         for camera in self._masks:
             height, width = self._sizes[camera]
             features[FEATURE.format(camera)] = {"dtype": "image", "shape": [height, width, 3], "names": AXES}
-            names = name_numbers(self._settings.objects)
-            features[OBJECTS_FEATURE.format(camera)] = _describe_vector(names)
+            features[OBJECTS_FEATURE.format(camera)] = describe_objects(self._settings.objects)
             features[VALID_FEATURE.format(camera)] = VALID
         for key, (names, _) in self._vectors.items():
             features[key] = _describe_vector(names)

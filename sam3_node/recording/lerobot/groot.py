@@ -20,7 +20,6 @@ import numpy.typing as npt
 from ...files import make_folder
 from ...resources import Closeable
 from ...types import MaskFrame
-from .forms import Features
 from .masks import FEATURE, IMAGE, MAX_NUMBER
 
 MODALITY = "meta/modality.json"
@@ -45,7 +44,7 @@ def is_gripper(name: str) -> bool:
     return _GRIPPER.search(name) is not None
 
 
-def list_masked(features: Features) -> list[str]:
+def list_masked(features: Mapping[str, Any]) -> list[str]:
     """Return the keys of the pictures that have masks."""
     prefix = FEATURE.format("")
     return [IMAGE.format(key.removeprefix(prefix)) for key in features if key.startswith(prefix)]
@@ -136,12 +135,13 @@ def number_regions(
 class RegionFile(Closeable):
     """The regions of an episode and camera, which are written row by row. There is no file before the first row.
 
-    numpy could write them at once alone, and an episode takes hundreds of MB.
+    numpy could write them at once alone, and an episode takes hundreds of MB. Rows that do not come are not valid.
     """
 
     def __init__(self, path: Path, rows: int) -> None:
         self.path = path
         self._rows = rows
+        self._row_bytes = 0
         self._zip: zipfile.ZipFile | None = None
         self._array: IO[bytes] | None = None
         self._valid: list[bool] = []
@@ -153,6 +153,7 @@ class RegionFile(Closeable):
             # a file of others is not overwritten
             self._zip = zipfile.ZipFile(self.path, "x", zipfile.ZIP_DEFLATED, compresslevel=1)
             self._array = self._begin("arr_0", (self._rows, *regions.shape), np.dtype(np.uint8))
+            self._row_bytes = regions.size
         assert self._array is not None
         self._array.write(regions.tobytes())
         self._valid.append(is_valid)
@@ -161,6 +162,9 @@ class RegionFile(Closeable):
         """Finish the file. Idempotent."""
         if self._zip is None or self._array is None:
             return
+        while len(self._valid) < self._rows:
+            self._array.write(bytes(self._row_bytes))
+            self._valid.append(False)
         self._array.close()
         valid = np.array(self._valid, np.bool_)
         with self._begin("valid", valid.shape, valid.dtype) as array:

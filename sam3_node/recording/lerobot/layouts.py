@@ -50,9 +50,9 @@ class Layout:
     """places of the files in `meta` that describe the dataset, without the description itself"""
 
     @classmethod
-    def place(cls, template: str, episode: int, key: str = "") -> str:
+    def place(cls, template: str, episode: int, key: str = "", chunk_size: int = FILES_PER_CHUNK) -> str:
         """Return the place of a file of an episode."""
-        chunk, file = divmod(episode, FILES_PER_CHUNK)
+        chunk, file = divmod(episode, chunk_size)
         numbers = {"chunk_index": chunk, "file_index": file, "episode_chunk": chunk, "episode_index": episode}
         # a key is no template, whatever it has
         filled = template.replace("{video_key}", "\0").replace("{mask_key}", "\0").format(**numbers)

@@ -24,7 +24,7 @@ from ...schema.operations import BeginEpisode, EndEpisode
 from ...settings import LeRobotSettings
 from ...wire import Event
 from ..series import RecordedSeries
-from .dataset import EXTRA
+from .layouts import EXTRA
 
 NICE = ("nice", "-n", "10")
 """Command that lets recorder and node go first."""

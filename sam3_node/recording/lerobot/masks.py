@@ -163,3 +163,9 @@ class CameraMasks:
 def name_numbers(slots: int) -> list[str]:
     """Return the names of the numbers of so many objects, such as object_1.label."""
     return [f"object_{slot}.{field}" for slot in range(1, slots + 1) for field in OBJECT_FIELDS]
+
+
+def describe_objects(slots: int) -> Feature:
+    """Return the description of OBJECTS_FEATURE with so many objects."""
+    names = name_numbers(slots)
+    return {"dtype": "float32", "shape": [len(names)], "names": names}

@@ -4,10 +4,11 @@ The feature `observation.masks.<camera>` is a lossless PNG in the table, of the 
 are (label, object, score x 255), and 0 for the background. They have three channels, so that policies take the feature
 as any camera. Labels are numbered over the whole dataset, objects over their episode and camera, both from 1.
 meta/sam3_masks.json names them, and lists the frames of the episode on which each object was doubtful, as runs of
-[first, last]. The statistics are exact, in 0..1 as the loader gives the pixels.
+[first, last]. The statistics are exact, in 0..1 as the loader gives the pixels. `observation.masks_valid.<camera>` and
+`observation.objects.<camera>` are added, too. A dataset of version 2 also gets its masks as GR00T reads them.
 
-All that speaks of objects is of one replay. A dataset that has `observation.objects.<camera>` gets it anew, with the
-masks. Features of masks and objects of cameras that were not replayed are left out, because labels have new numbers.
+All that speaks of objects is of one replay: what the dataset had of them is written anew. Features of masks and objects
+of cameras that were not replayed are left out, because labels have new numbers.
 """
 
 import json
@@ -17,24 +18,45 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...bags.formats.lerobot_layout import EPISODES_V3, INFO, Episode, is_lerobot, read_layout
+from ...bags.formats.lerobot_layout import (
+    EPISODES_V3,
+    INFO,
+    Episode,
+    LeRobotLayout,
+    is_lerobot,
+    read_layout,
+)
 from ...bags.isolated import IsolatedCalls
 from ...bags.samples import split_selection
 from ...errors import BagError, ReplayError, WireError, find_version, install_advice
 from ...files import check_inside, has_home, link_or_copy, write_atomically, write_new
 from ...recording.lerobot.dataset import LOCK, RECORDS, UNFINISHED
 from ...recording.lerobot.forms import Feature, MaskNames, PictureCell
+from ...recording.lerobot.groot import (
+    MODALITY,
+    RegionFile,
+    describe_modality,
+    name_regions,
+    name_views,
+    number_regions,
+)
+from ...recording.lerobot.layouts import FILES_PER_CHUNK, LayoutV2
 from ...recording.lerobot.masks import (
     CHANNELS,
     FEATURE,
+    IMAGE,
     NAMES,
     OBJECT_FIELDS,
     OBJECTS_FEATURE,
+    VALID,
+    VALID_FEATURE,
     CameraMasks,
+    describe_objects,
     encode_picture,
 )
 from ...recording.lerobot.statistics import NamedStats, NumberStatistics, PixelStatistics, name_pixel_stats
 from ...schema.fields import decode_json
+from ...settings import LeRobotSettings
 from ...types import MaskFrame
 from ..davis_png import MaskSource, NumberTable
 from .output import OutputFormat, Progress, Sources
@@ -45,6 +67,8 @@ STATS = "meta/stats.json"
 """File with the statistics of the whole dataset."""
 EPISODE_STATS_V2 = "meta/episodes_stats.jsonl"
 """File with the statistics of each episode, in version 2.1."""
+SLOTS: int = LeRobotSettings().objects
+"""Number of objects in a new feature of objects."""
 MAX_SLOTS = 64
 """Largest number of objects in a feature of objects, as `lerobot.objects` allows."""
 COPIED = ("meta", "data", "videos", "images")
@@ -78,8 +102,10 @@ def check_lerobot(path: Path) -> None:
 
 def write_lerobot(
     folder: Path, path: Path, masks: MaskSource, progress: Callable[[int], None], labels: Sequence[str]
-) -> None:
+) -> str:
     """Write the copy of the dataset at `path` into `folder`/lerobot. Videos are hard links where possible.
+
+    Return a line that says which rows may be learnt from.
 
     `labels` are numbered first, in their order; others follow by name. A row without masks, because it was not replayed
     or could not be, has the background alone, and is counted in NAMES. Raises BagError for a damaged dataset.
@@ -96,6 +122,7 @@ def write_lerobot(
             raise BagError(
                 f"{path}: expected statistics as lerobot writes them in meta, found {error!r:.200}"
             ) from error
+        return writer.count_rows()
 
 
 class _DatasetWriter:
@@ -128,8 +155,8 @@ class _DatasetWriter:
         for label in (*labels, *sorted(others - set(labels))):
             _ = self._numbers[label]
         self._slots = _count_slots(self._layout.info, self._cameras)
-        """Number of objects that have numbers, of each camera whose feature of objects is written anew."""
-        self._dropped = _list_stale(root, self._layout.info, self._cameras, self._slots)
+        """Number of objects of each camera that have numbers."""
+        self._dropped = _list_stale(root, self._layout.info, self._cameras)
         self._masks: dict[tuple[str, int], CameraMasks] = {}
         """The converter of the masks of a camera in an episode."""
         self._pixels = {camera: PixelStatistics() for camera in self._cameras}
@@ -140,6 +167,8 @@ class _DatasetWriter:
         self._episodes = sorted(self._layout.episodes, key=lambda episode: episode.first_row)
         self._starts = [episode.first_row for episode in self._episodes]
         self._rows = {camera: _CameraRows(camera, masks()) for camera in self._cameras}
+        self._regions = _RegionFiles(self._layout, target) if self._layout.version != "v3.0" else None
+        """Masks as GR00T reads them, which knows no version 3.0."""
         self._progress = progress
         self._written = 0
 
@@ -175,6 +204,8 @@ class _DatasetWriter:
             firsts.setdefault(episode.table, episode.first_row - episode.table_row)
         for table, row in firsts.items():
             self._write_table(table, row)
+        if self._regions is not None:
+            self._regions.close()
 
     def _write_table(self, table: Path, row: int) -> None:
         count = self._begin_copy(table, self._dropped)
@@ -191,7 +222,10 @@ class _DatasetWriter:
         """Begin the copy of a table without these columns. Return the number of rows of the first batch."""
         target = self._find_target(table)
         target.parent.mkdir(parents=True, exist_ok=True)
-        count: int = self._tables.call("begin_copy", table, target=target, dropped=list(dropped))
+        vectors = [OBJECTS_FEATURE.format(camera) for camera in self._slots]
+        count: int = self._tables.call(
+            "begin_copy", table, target=target, dropped=list(dropped), vectors=vectors
+        )
         return count
 
     def _find_target(self, path: Path) -> Path:
@@ -224,17 +258,31 @@ class _DatasetWriter:
         found = self._masks.get((camera, number))
         if found is None:
             width, height = self._cameras[camera]
-            slots = self._slots.get(camera, 0)
-            found = CameraMasks((height, width), slots, self._numbers.__getitem__)
+            found = CameraMasks((height, width), self._slots[camera], self._numbers.__getitem__)
             self._masks[camera, number] = found
-        image, numbers = found.add(row - first_row, masks)
-        self._pixels[camera].add(number, image)
-        cell: PictureCell = {"bytes": encode_picture(image), "path": None}
+        made = found.add(row - first_row, masks)
+        self._pixels[camera].add(number, made.picture)
+        cell: PictureCell = {"bytes": encode_picture(made.picture), "path": None}
         added[FEATURE.format(camera)].append(cell)
-        if camera in self._slots:
-            values = numbers.ravel().tolist()
-            self._object_numbers[camera].add(number, values)
-            added[OBJECTS_FEATURE.format(camera)].append(values)
+        values = made.numbers.ravel().tolist()
+        self._object_numbers[camera].add(number, values)
+        added[OBJECTS_FEATURE.format(camera)].append(values)
+        added[VALID_FEATURE.format(camera)].append(made.is_valid)
+        if self._regions is not None and episode is not None:
+            regions = number_regions(made.picture, masks)
+            self._regions.find(camera, episode).add(regions, made.is_valid)
+
+    def count_rows(self) -> str:
+        """Return a line that says which rows may be learnt from."""
+        without = set()
+        doubtful = set()
+        for (_, episode), masks in self._masks.items():
+            without |= {(episode, row) for row in masks.invalid}
+            doubtful |= {(episode, row) for row in masks.doubted}
+        return (
+            f"{sum(self._lengths.values())} rows in {len(self._lengths)} episodes: {len(without)} without masks of a "
+            f"camera, {len(doubtful)} with a doubtful object"
+        )
 
     def write_meta(self) -> None:
         """Write what describes the added features: info, statistics and names."""
@@ -248,10 +296,16 @@ class _DatasetWriter:
             }
             for camera, (width, height) in self._cameras.items()
         }
+        for camera, slots in self._slots.items():
+            added[OBJECTS_FEATURE.format(camera)] = describe_objects(slots)
+            added[VALID_FEATURE.format(camera)] = VALID
         features = {**self._layout.info["features"], **added}
         for name in self._dropped:
             features.pop(name, None)
         info = {**self._layout.info, "features": features}
+        if self._regions is not None:
+            info["mask_path"] = LayoutV2.masks
+            self._write_text(MODALITY, json.dumps(self._describe_modality(features), indent=1))
         self._write_text(INFO, json.dumps(info, indent=4, ensure_ascii=False))
         self._write_text(NAMES, json.dumps(self._describe(), indent=1, ensure_ascii=False) + "\n")
 
@@ -273,14 +327,32 @@ class _DatasetWriter:
     def _write_text(self, name: str, text: str) -> None:
         write_atomically(self._target / name, text.encode())
 
+    def _describe_modality(self, features: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the dataset's own modality.json, or one by the names of its joints, with the masks."""
+        modality = describe_modality(features)
+        if (self._target / MODALITY).is_file():
+            modality = decode_json(self._read_text(MODALITY), MODALITY)
+        # masks have the names of their cameras
+        names = {
+            view.get("original_key", IMAGE.format(name)): name
+            for name, view in modality.get("video", {}).items()
+        }
+        modality["mask"] = {}
+        for image in self._layout.images:
+            if image.name in self._cameras:
+                ((name, view),) = name_views([image.key]).items()
+                modality["mask"][names.get(image.key, name)] = view
+        return modality
+
     def _describe(self) -> MaskNames:
         missing: Counter[int] = Counter()
         for (_, episode), found in self._masks.items():
             if found.missing:
                 missing[episode] += found.missing
-        return {
+        labels = {number: label for label, number in self._numbers}
+        names: MaskNames = {
             "channels": CHANNELS,
-            "labels": {number: label for label, number in self._numbers},
+            "labels": labels,
             "objects": [
                 row
                 for (camera, episode), masks in sorted(self._masks.items())
@@ -288,6 +360,9 @@ class _DatasetWriter:
             ],
             "frames_without_masks": dict(sorted(missing.items())),
         }
+        if self._regions is not None:
+            names["regions"] = name_regions(labels)
+        return names
 
     def _describe_all(self, names: Collection[str]) -> dict[str, NamedStats]:
         """Return the statistics with these names of all added features in the whole dataset."""
@@ -347,6 +422,33 @@ class _DatasetWriter:
                 count = self._tables.call("append_copy", path, added=dict(added))
 
 
+class _RegionFiles:
+    """Writes the masks of one episode after the other as GR00T reads them."""
+
+    def __init__(self, layout: LeRobotLayout, target: Path) -> None:
+        self._target = target
+        self._keys = {image.name: image.key for image in layout.images}
+        self._chunk_size = layout.info.get("chunks_size", FILES_PER_CHUNK)
+        self._open: dict[str, tuple[int, RegionFile]] = {}
+        """The episode and file of each camera."""
+
+    def find(self, camera: str, episode: Episode) -> RegionFile:
+        """Return the file of an episode. An earlier one of the camera is finished."""
+        number, file = self._open.get(camera, (-1, None))
+        if file is None or number != episode.number:
+            if file is not None:
+                file.close()
+            place = LayoutV2.place(LayoutV2.masks, episode.number, self._keys[camera], self._chunk_size)
+            file = RegionFile(check_inside(self._target, self._target / place), episode.length)
+            self._open[camera] = episode.number, file
+        return file
+
+    def close(self) -> None:
+        """Finish all files. Idempotent."""
+        for _, file in self._open.values():
+            file.close()
+
+
 class _CameraRows:
     """Finds the masks of one camera by their row, in ascending order."""
 
@@ -363,8 +465,8 @@ class _CameraRows:
 
 
 def _count_slots(info: Mapping[str, Any], cameras: Collection[str]) -> dict[str, int]:
-    """Return the number of objects in the feature of objects of each of these cameras that has one."""
-    slots = {}
+    """Return the number of objects in the feature of objects of each of these cameras: SLOTS if it is a new one."""
+    slots = dict.fromkeys(cameras, SLOTS)
     for camera in cameras:
         feature = info["features"].get(OBJECTS_FEATURE.format(camera))
         shape = feature.get("shape") if isinstance(feature, dict) else None
@@ -375,23 +477,22 @@ def _count_slots(info: Mapping[str, Any], cameras: Collection[str]) -> dict[str,
     return slots
 
 
-def _list_stale(
-    root: Path, info: Mapping[str, Any], cameras: Collection[str], slots: Collection[str]
-) -> list[str]:
+def _list_stale(root: Path, info: Mapping[str, Any], cameras: Collection[str]) -> list[str]:
     """Return the features of masks and objects that are not written anew, if this package has written them."""
     if not (root / NAMES).is_file():
         return []
-    kept = {FEATURE.format(camera) for camera in cameras}
-    kept |= {OBJECTS_FEATURE.format(camera) for camera in slots}
-    begins = tuple(feature.format("") for feature in (FEATURE, OBJECTS_FEATURE))
+    written = (FEATURE, OBJECTS_FEATURE, VALID_FEATURE)
+    kept = {feature.format(camera) for feature in written for camera in cameras}
+    begins = tuple(feature.format("") for feature in written)
     return [name for name in info["features"] if name.startswith(begins) and name not in kept]
 
 
 def _choose_stats(stats: Mapping[str, NamedStats], names: Collection[str]) -> dict[str, NamedStats]:
-    """Return the statistics with these names of each feature: a dataset has the same ones of all."""
+    """Return the statistics with these names of each feature: a dataset has the same ones of all, or of no picture."""
     return {
         feature: {name: value for name, value in values.items() if name in names}
         for feature, values in stats.items()
+        if names
     }
 
 
@@ -408,8 +509,8 @@ class LeRobot(OutputFormat):
         check_lerobot(recording)
 
     @classmethod
-    def write(cls, folder: Path, sources: Sources, progress: Progress) -> None:
-        """Write the copy of the dataset that was replayed."""
+    def write(cls, folder: Path, sources: Sources, progress: Progress) -> str:
+        """Write the copy of the dataset that was replayed. Return which rows may be learnt from."""
         if sources.dataset is None:
             raise ReplayError("the output lerobot: expected a LeRobot dataset to add masks to, found none")
-        write_lerobot(folder, sources.dataset.path, sources.labels, progress, sources.dataset.prompts)
+        return write_lerobot(folder, sources.dataset.path, sources.labels, progress, sources.dataset.prompts)
