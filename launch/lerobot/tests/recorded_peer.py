@@ -55,7 +55,7 @@ def read(root: str) -> dict[str, Any]:
             key: [int((np.round(item[key].numpy()[1] * 255) > 0).sum()) for item in items] for key in masks
         },
         "numbers": {key: [np.round(item[key].numpy(), 4).tolist() for item in items] for key in numbers},
-        "stats": {key: sorted(dataset.meta.stats[key]) for key in dataset.features},
+        "stats": {key: sorted(dataset.meta.stats.get(key, ())) for key in dataset.features},
     }
 
 

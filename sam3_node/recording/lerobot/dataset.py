@@ -318,7 +318,10 @@ def _make_schema(features: Features) -> Any:
         elif kind != "video":
             (length,) = feature["shape"]
             columns.append((key, arrow.list_(arrow.type_for_alias(kind), length)))
-    return arrow.schema(columns)
+    # lerobot reads tables of version 2.1 without the description, so that they say themselves what a picture is
+    pictures = {key: {"_type": "Image"} for key, feature in features.items() if feature["dtype"] == "image"}
+    described = {b"huggingface": json.dumps({"info": {"features": pictures}}).encode()} if pictures else None
+    return arrow.schema(columns, described)
 
 
 def _require_equal(expected: Features, found: Features) -> None:
