@@ -114,15 +114,21 @@ def convert(args: Namespace, settings: Settings) -> int:
     `convert_recordings` does.
     """
     from ..recording.lerobot.conversion import convert_recordings, group_files
+    from ..recording.lerobot.gripper import GripperFinder
 
     folder = settings.lerobot.folder
     if folder is None:
         raise SettingsError("convert: expected --lerobot FOLDER, the dataset to write, found none")
+    gripper = None
+    if settings.robot.urdf is not None:
+        gripper = GripperFinder(settings.robot.urdf, settings.robot.base, settings.spatial.calibration)
     left_out = 0
     groups = group_files(args.recordings)
     for files in groups:
         try:
-            found = convert_recordings(files, settings.lerobot, folder, lambda line: print(printable(line)))
+            found = convert_recordings(
+                files, settings.lerobot, folder, lambda line: print(printable(line)), gripper
+            )
         except BagError as error:
             # one that cannot be read does not hold the others
             if len(groups) == 1:

@@ -109,7 +109,7 @@ class Recorder(SocketOwner):
                     "lerobot.folder: expected a recording without a ring (record.ring_s 0), found a ring; convert its "
                     "files with sam3-node convert"
                 )
-            self._episodes = EpisodeRecorder(settings.lerobot, settings.lerobot.folder, self._print)
+            self._episodes = EpisodeRecorder(settings, settings.lerobot.folder, self._print)
         if record.ring_s:
             self._ring = MessageRing(record.ring_s, int(record.ring_mb * 1e6))
         self._quota = Quota(record)

@@ -7,7 +7,7 @@ robot's only if the measured point lies on a part.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ..errors import CalibrationError, SettingsError
 from ..geometry import Array, DepthMap, Float, invert
+from .gripper import find_gripper
 from .joint_positions import MAX_SHOWN, JointPositions
 from .lens_view import SHIFT, LensView
 from .robot_model import FREE, MAX_REACH_M, MOVING, Part, list_names, origin_of, read_robot
@@ -41,6 +42,8 @@ class RobotBody:
         links = model.links
         joints = model.joints
         self._parts = model.parts
+        self.gripper = find_gripper(links, joints)
+        """Links of the gripper."""
         if base and base not in links:
             raise SettingsError(
                 f"robot.base: expected a link of {path}, one of {list_names(links)}, found {base}"
@@ -141,9 +144,14 @@ class RobotBody:
         return found
 
     def draw(
-        self, camera_from_link: Array, view: LensView, depth: DepthMap | None = None, margin_m: float = 0.0
+        self,
+        camera_from_link: Array,
+        view: LensView,
+        depth: DepthMap | None = None,
+        margin_m: float = 0.0,
+        links: Collection[int] | None = None,
     ) -> Pixels:
-        """Return the pixels of the robot in a view, bool [height, width].
+        """Return the pixels of the robot in a view, bool [height, width]; of some of its links, if they are given.
 
         With `depth`, of the view's size, only those whose measured point is less than `margin_m` outside of a part, and
         those without a measured depth.
@@ -155,7 +163,7 @@ class RobotBody:
         outlines = view.outlines(corners, self._starts, [part.edges for part in self._parts])
         measured = None if depth is None else _thin(depth)
         for part, outline in zip(self._parts, outlines, strict=True):
-            if outline is None:
+            if outline is None or (links is not None and part.link not in links):
                 continue
             if measured is None:
                 cv2.fillPoly(drawn, [outline], 1, shift=SHIFT)

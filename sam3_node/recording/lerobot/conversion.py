@@ -19,7 +19,8 @@ from ...wire.images import encode_image
 from .dataset import DatasetFolder, EpisodeFiles
 from .episodes import RecordedEpisode, find_episodes, read_index
 from .forms import Cells, EpisodeSource, Feature, Features, PictureCell, RowCounts, VideoInfo
-from .groot import number_regions
+from .gripper import GripperFinder
+from .groot import Regions, number_regions
 from .masks import (
     FEATURE,
     IMAGE,
@@ -27,6 +28,7 @@ from .masks import (
     VALID,
     VALID_FEATURE,
     CameraMasks,
+    RowMasks,
     describe_objects,
     encode_picture,
 )
@@ -55,13 +57,17 @@ class Converted(NamedTuple):
 
 
 def convert_recordings(
-    paths: Sequence[Path], settings: LeRobotSettings, folder: Path, report: Callable[[str], None]
+    paths: Sequence[Path],
+    settings: LeRobotSettings,
+    folder: Path,
+    report: Callable[[str], None],
+    gripper: GripperFinder | None = None,
 ) -> Converted:
     """Append the episodes of a recording, of one file or of several that follow one another, to a dataset.
 
     An episode that the dataset has already is not appended again. One that does not fit is left out. `report` is called
-    with a line about each. Raises BagError for files that are no recording, OutputError for a folder that cannot be
-    written.
+    with a line about each. With `gripper`, masks for GR00T tell it from the arm. Raises BagError for files that are no
+    recording, OutputError for a folder that cannot be written, and the errors of `gripper`.
     """
     reader = RecordingReader(paths)
     found = find_episodes(reader)
@@ -84,7 +90,7 @@ def convert_recordings(
                 continue
             # an episode that does not fit costs no other
             try:
-                report(_EpisodeConverter(reader, dataset, settings, episode).convert())
+                report(_EpisodeConverter(reader, dataset, settings, episode, gripper).convert())
                 appended += 1
             except (BagError, WireError) as error:
                 left_out += 1
@@ -119,11 +125,13 @@ class _EpisodeConverter:
         dataset: DatasetFolder,
         settings: LeRobotSettings,
         episode: RecordedEpisode,
+        gripper: GripperFinder | None,
     ) -> None:
         self._reader = reader
         self._dataset = dataset
         self._settings = settings
         self._episode = episode
+        self._gripper = gripper
         self._max_gap_ns = round(settings.max_gap_s * NANOSECONDS)
         self._labels: dict[str, int] = {label: n for n, label in enumerate(dataset.labels, start=1)}
         self._statistics: dict[str, NamedStats] = {}
@@ -280,6 +288,13 @@ class _EpisodeConverter:
         frame = self._rows.cameras[camera].frames[row]
         return self._index.masks.get(self._index.heads[camera][frame].key)
 
+    def find_regions(self, made: RowMasks, masks: MaskFrame | None) -> Regions:
+        """Return a row's masks as numbers of regions."""
+        gripper = None
+        if self._gripper is not None and masks is not None and masks.robot_mask is not None:
+            gripper = self._gripper.find(masks)
+        return number_regions(made.picture, masks, gripper)
+
     @property
     def masks(self) -> dict[str, CameraMasks]:
         """The converter of the masks of each camera."""
@@ -399,7 +414,7 @@ class _RowTable:
             self._add_numbers(cells, OBJECTS_FEATURE.format(camera), made.numbers.ravel().tolist())
             cells[VALID_FEATURE.format(camera)] = made.is_valid
             if self._files.has_regions:
-                regions = number_regions(made.picture, found)
+                regions = self._episode.find_regions(made, found)
                 self._files.add_regions(IMAGE.format(camera), regions, made.is_valid)
         for key, (_, sampled) in self._episode.vectors.items():
             self._add_numbers(cells, key, sampled.values[row].tolist())

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from ...files import make_folder
 from ...resources import Closeable
+from ...robot.gripper import is_gripper
 from ...types import MaskFrame
 from .masks import FEATURE, IMAGE, MAX_NUMBER
 
@@ -32,16 +33,8 @@ BACKGROUND = 0
 """Number of the pixels of nothing that was looked for."""
 TASK = "human.task_description"
 """Name of the tasks among the annotations. Their numbers are in the column task_index."""
-_GRIPPER = re.compile("grip|finger|thumb|jaw|knuckle|claw|hand(?!le)", re.IGNORECASE)
-"""Part of a name by which a joint or link belongs to a gripper."""
-
 Regions = npt.NDArray[np.uint8]
 """Numbers of regions, [h, w]."""
-
-
-def is_gripper(name: str) -> bool:
-    """Return True for the name of a joint or link of a gripper."""
-    return _GRIPPER.search(name) is not None
 
 
 def list_masked(features: Mapping[str, Any]) -> list[str]:

@@ -21,7 +21,7 @@ from typing import IO, Any
 from ...errors import require
 from ...resources import Closeable
 from ...schema.operations import BeginEpisode, EndEpisode
-from ...settings import LeRobotSettings
+from ...settings import Settings
 from ...wire import Event
 from ..series import RecordedSeries
 from .layouts import EXTRA
@@ -40,7 +40,7 @@ class EpisodeRecorder(Closeable):
     Raises MissingExtraError without pyarrow.
     """
 
-    def __init__(self, settings: LeRobotSettings, folder: Path, report: Callable[[str], None]) -> None:
+    def __init__(self, settings: Settings, folder: Path, report: Callable[[str], None]) -> None:
         require("pyarrow.parquet", EXTRA)
         self._settings = settings
         self._folder = folder
@@ -149,8 +149,14 @@ class EpisodeRecorder(Closeable):
         self._until_s = time.monotonic() + LEAST_S + _count_bytes(files) / LEAST_BYTES_PER_S
         self._output = TemporaryFile()  # noqa: SIM115 - it lives as long as the child
         command = [sys.executable, "-m", "sam3_node", "convert", *map(str, files)]
-        for name, value in self._settings.model_dump(exclude_none=True).items():
+        for name, value in self._settings.lerobot.model_dump(exclude_none=True).items():
             command += [f"--lerobot.{name}", str(value)]
+        # by the robot's body, masks tell the gripper from the arm
+        robot = self._settings.robot
+        files = ",".join(map(str, self._settings.spatial.calibration))
+        if robot.urdf is not None and files:
+            command += ["--robot.urdf", str(robot.urdf), "--robot.base", robot.base]
+            command += ["--spatial.calibration", files]
         if shutil.which(NICE[0]):
             command = [*NICE, *command]
         # an interrupt is for the recorder, which waits for its last episode

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,11 +20,12 @@ from sam3_node.errors import BagError, OutputError
 from sam3_node.recording.lerobot import dataset as dataset_module
 from sam3_node.recording.lerobot.conversion import Converted, convert_recordings, group_files
 from sam3_node.recording.lerobot.dataset import DatasetFolder
+from sam3_node.recording.lerobot.groot import group_joints
 from sam3_node.recording.lerobot.masks import NAMES
 from sam3_node.recording.lerobot.records import EpisodeRecord
 from sam3_node.recording.lerobot.rows import CameraFrames, NamedSeries, choose_rows, measure_fps
 from sam3_node.settings import LeRobotSettings
-from sam3_node.types import NANOSECONDS, Frame, JointState, MaskFrame
+from sam3_node.types import NANOSECONDS, Frame, JointState, MaskFrame, Shed
 from sam3_node.wire import decode_image, pack_masks
 from tests.support.paths import ROOT
 from tests.support.refuses import mentions, refuses
@@ -161,6 +163,133 @@ def test_our_own_reader_replays_the_dataset(lerobot_dataset: Path) -> None:
         assert len(list(bag)) == 2 * len(ROWS)
         assert bag.lost is None
     assert joints[0].positions == pytest.approx(joint_positions(time_of(ROWS[0])), abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def groot_dataset(lerobot_recording: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The dataset of version 2.1 that `lerobot_recording` is converted to. Tests only read it."""
+    folder = tmp_path_factory.mktemp("groot") / "pick"
+    assert convert(lerobot_recording, folder, version="2.1")[0] == Converted(2, 0, 0)
+    return folder
+
+
+def read_lines(dataset: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (dataset / name).read_text().splitlines()]
+
+
+@pytest.mark.verifies(
+    "results",
+    "LeRobot datasets 2.1 of own recordings, for GR00T",
+    "own package",
+    "GR00T's LeRobotEpisodeLoader (N1.7) and lerobot 0.3.3 read the same values, once, by hand",
+)
+def test_both_versions_of_a_recording_are_read_equal(lerobot_dataset: Path, groot_dataset: Path) -> None:
+    assert read_rows(groot_dataset) == read_rows(lerobot_dataset)
+    with open_bag(groot_dataset) as bag, open_bag(lerobot_dataset) as other:
+        assert (bag.cameras, bag.episode_starts) == (other.cameras, other.episode_starts)
+        assert list(bag.robot()) == list(other.robot())
+        for frame, expected in zip(bag, other, strict=True):
+            assert (frame.key, frame.encoding) == (expected.key, expected.encoding)
+            assert (decode_image(frame) == decode_image(expected)).all()
+        assert bag.lost is None
+
+
+def test_version_2_has_the_layout_that_is_documented(lerobot_dataset: Path, groot_dataset: Path) -> None:
+    info = read_json(groot_dataset, "meta/info.json")
+    features = read_json(lerobot_dataset, "meta/info.json")["features"]
+    assert (info["codebase_version"], info["features"]) == ("v2.1", features)
+    assert (info["total_videos"], info["total_chunks"], info["chunks_size"]) == (4, 1, 1000)
+    for episode, mark in enumerate(KEPT):
+        numbers = {"episode_chunk": 0, "episode_index": episode}
+        assert (groot_dataset / info["data_path"].format(**numbers)).is_file()
+        for camera in SIZES:
+            key = f"observation.images.{camera}"
+            assert (groot_dataset / info["video_path"].format(video_key=key, **numbers)).is_file()
+        line = read_lines(groot_dataset, "meta/episodes.jsonl")[episode]
+        assert line == {
+            "episode_index": episode,
+            "tasks": [mark.task or "mug, bowl"],
+            "length": mark.end - mark.first,
+        }
+    tasks = read_lines(groot_dataset, "meta/tasks.jsonl")
+    assert tasks == [
+        {"task_index": 0, "task": "put the mug on the tray"},
+        {"task_index": 1, "task": "mug, bowl"},
+    ]
+    stats = read_lines(groot_dataset, "meta/episodes_stats.jsonl")
+    assert [row["stats"]["action"]["count"] for row in stats] == [[12], [14]]
+    # each statistic of the whole has a value for each joint, of which GR00T takes a group
+    whole = read_json(groot_dataset, "meta/stats.json")["observation.state"]
+    assert {len(values) for values in whole.values()} == {3}
+    assert {"min", "max", "mean", "std", "q01", "q99"} <= set(whole)
+    modality = read_json(groot_dataset, "meta/modality.json")
+    groups = {"arm": {"start": 0, "end": 2}, "gripper": {"start": 2, "end": 3}}
+    assert (modality["state"], modality["action"]) == (groups, groups)
+    assert list(modality["video"]) == ["front", "wrist"]
+    assert modality["annotation"] == {"human.task_description": {"original_key": "task_index"}}
+    assert modality["mask"] == {"front": {"original_key": "observation.images.front"}}
+
+
+def test_masks_for_groot_are_a_number_for_each_label(groot_dataset: Path) -> None:
+    template = read_json(groot_dataset, "meta/info.json")["mask_path"]
+    regions = read_json(groot_dataset, NAMES)["regions"]
+    assert regions == {"0": "background", "1": "bowl", "2": "mug", "254": "gripper", "255": "arm"}
+    for episode, mark in enumerate(KEPT):
+        place = template.format(episode_chunk=0, episode_index=episode, mask_key="observation.images.front")
+        with np.load(groot_dataset / place) as found:
+            masks, valid = found["arr_0"], found["valid"]
+        assert valid.tolist() == [True] * (mark.end - mark.first)
+        for picture, frame in zip(masks, range(mark.first, mark.end), strict=True):
+            expected = np.zeros((120, 160), np.uint8)
+            for instance in sorted(masks_of(frame, "front").instances, key=lambda item: item.paint_order):
+                instance.mask.paint(expected, {"bowl": 1, "mug": 2}[instance.label])
+            assert (picture == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("names", "groups"),
+    [
+        (["a1", "a2", "panda_finger_joint1"], {"arm": (0, 2), "gripper": (2, 3)}),
+        (["shoulder_pan.pos", "gripper.pos"], {"arm": (0, 1), "gripper": (1, 2)}),
+        (
+            ["left.a", "left.b", "left.jaw", "right.a", "right.jaw"],
+            {"left_arm": (0, 2), "left_gripper": (2, 3), "right_arm": (3, 4), "right_gripper": (4, 5)},
+        ),
+        (["hand_1", "wrist", "hand_2"], {"gripper": (0, 1), "arm": (1, 2), "gripper_2": (2, 3)}),
+    ],
+)
+def test_joints_are_grouped_by_their_names(names: list[str], groups: dict[str, tuple[int, int]]) -> None:
+    expected = {name: {"start": start, "end": end} for name, (start, end) in groups.items()}
+    assert group_joints(names) == expected
+
+
+def test_a_dataset_keeps_its_version(groot_dataset: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(groot_dataset, tmp_path / "pick"))
+    recording = write_recording(tmp_path / "next.mcap", marks=[Mark(30, 40)])
+    with refuses(OutputError, field=("3.0", "v2.1", "folder")):
+        convert(recording, folder, version="3.0")
+    assert convert(recording, folder)[0].appended == 1
+    assert [line["length"] for line in read_lines(folder, "meta/episodes.jsonl")] == [12, 14, 10]
+    assert len(read_rows(folder)) == len(ROWS) + 10
+
+
+def test_rows_that_were_not_tracked_are_marked_and_counted(tmp_path: Path) -> None:
+    """The node skips every third frame, and leaves out an object of another one to keep its budget."""
+    with RecordingWriter(tmp_path / "a.mcap") as writer:
+        for seq, time_ns in enumerate(stamps(*[NANOSECONDS / 10] * 11)):
+            writer.write_frame(Frame("front", seq, time_ns, 16, 12, "mono8", bytes(192)), time_ns)
+            if seq % 3 != 1:
+                shed = Shed(2, (7,)) if seq == 6 else None
+                found = MaskFrame("front", seq, time_ns, 16, 12, shed=shed)
+                writer.write_masks(pack_masks(found)[1], found, time_ns)
+    _, lines = convert(tmp_path / "a.mcap", tmp_path / "out", version="2.1")
+    valid = [seq % 3 != 1 and seq != 6 for seq in range(12)]
+    assert [row["observation.masks_valid.front"] for row in read_rows(tmp_path / "out")] == valid
+    with np.load(next((tmp_path / "out/masks").rglob("*.npz"))) as found:
+        assert found["valid"].tolist() == valid
+    assert mentions(lines[-1], "12 rows", "5 without masks", "0 with a doubtful", "0 more than half a period")
+    # lerobot cannot normalise what is true or false
+    assert "observation.masks_valid.front" not in read_json(tmp_path / "out", "meta/stats.json")
 
 
 def test_pictures_without_loss_are_in_the_tables(lerobot_recording: Path, tmp_path: Path) -> None:
@@ -312,7 +441,9 @@ def test_lerobot_has_opened_such_a_dataset_and_trained_on_it(lerobot_dataset: Pa
     assert set(outcome) == {"0.4.4", "0.6.1"}
     for release, found in outcome.items():
         assert (found["lerobot"], found["faults"]) == (release, [])
-        assert {key: feature["shape"] for key, feature in features.items()} == found["features"]
+        # the outcome is older than the columns that are true or false
+        shapes = {key: feature["shape"] for key, feature in features.items() if feature["dtype"] != "bool"}
+        assert shapes == found["features"]
         assert len(found["act"]["losses"]) == 10
 
 

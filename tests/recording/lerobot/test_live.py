@@ -142,7 +142,7 @@ class Marks(NamedTuple):
 @pytest.fixture
 def marks(tmp_path: Path) -> Iterator[Marks]:
     lines: list[str] = []
-    settings = LeRobotSettings(folder=tmp_path / "out")
+    settings = Settings(lerobot=LeRobotSettings(folder=tmp_path / "out"))
     with (
         RecordedSeries(tmp_path / "pick.mcap", RecordSettings(), lambda: 0, lambda: None) as series,
         EpisodeRecorder(settings, tmp_path / "out", lines.append) as episodes,
