@@ -30,7 +30,7 @@ from ...types import Image
 from ...visualization import VideoWriter
 from .forms import Cells, Feature, Features
 from .groot import RegionFile, Regions, list_masked
-from .layouts import EXTRA, LAYOUTS, PARTIAL, Layout, LayoutV3, pack_json
+from .layouts import EXTRA, LAYOUTS, PARTIAL, DatasetLayout, LayoutV3, pack_json
 from .records import (
     FLAG,
     INDICES,
@@ -157,7 +157,7 @@ class DatasetFolder(Closeable):
             os.close(self._lock)
             self._lock = -1
 
-    def _find_layout(self, version: str) -> type[Layout]:
+    def _find_layout(self, version: str) -> type[DatasetLayout]:
         """Return the layout of the dataset, or of a new one. Raises OutputError if it is of another version."""
         found = [layout for layout in LAYOUTS if (self.path / layout.place(layout.data, 0)).is_file()]
         wanted = [layout for layout in LAYOUTS if layout.version == f"v{version}"]
@@ -231,7 +231,7 @@ class EpisodeFiles(Closeable):
     """The files of an episode while it is written. A context manager: at its end, unfinished files are removed."""
 
     def __init__(
-        self, folder: Path, layout: type[Layout], number: int, features: Features, fps: int, rows: int
+        self, folder: Path, layout: type[DatasetLayout], number: int, features: Features, fps: int, rows: int
     ) -> None:
         self._parquet = require("pyarrow.parquet", EXTRA)
         self._arrow = require("pyarrow", EXTRA)

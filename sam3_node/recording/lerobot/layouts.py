@@ -36,7 +36,7 @@ Described = Iterator[tuple[str, bytes]]
 """Files in `meta`: the place of each, and its content."""
 
 
-class Layout:
+class DatasetLayout:
     """A version of datasets. A class has the templates of the places, and makes the files in `meta`."""
 
     version: ClassVar[str]
@@ -110,7 +110,7 @@ class Layout:
         }
 
 
-class LayoutV3(Layout):
+class LayoutV3(DatasetLayout):
     """Version 3.0: lerobot's present one."""
 
     version = "v3.0"
@@ -135,7 +135,7 @@ class LayoutV3(Layout):
         yield NAMES, pack_json(cls._describe_masks(episodes))
 
 
-class LayoutV2(Layout):
+class LayoutV2(DatasetLayout):
     """Version 2.1, which GR00T trains on."""
 
     version = "v2.1"
@@ -192,7 +192,7 @@ class LayoutV2(Layout):
         yield NAMES, pack_json(names)
 
 
-LAYOUTS: tuple[type[Layout], ...] = (LayoutV3, LayoutV2)
+LAYOUTS: tuple[type[DatasetLayout], ...] = (LayoutV3, LayoutV2)
 """The versions."""
 
 
