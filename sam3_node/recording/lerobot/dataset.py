@@ -276,8 +276,10 @@ class EpisodeFiles(Closeable):
         """Finish the files, and give them their names."""
         self._flush()
         self._table.close()
-        for file in (*self._videos.values(), *self._regions.values()):
-            file.close()
+        for video in self._videos.values():
+            video.close()
+        for regions in self._regions.values():
+            regions.finish()
         move_inside(self._folder, self._partial, self._data)
         self._is_published = True
 

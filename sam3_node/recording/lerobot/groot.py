@@ -151,8 +151,8 @@ class RegionFile(Closeable):
         self._array.write(regions.tobytes())
         self._valid.append(is_valid)
 
-    def close(self) -> None:
-        """Finish the file. Idempotent."""
+    def finish(self) -> None:
+        """Write what is left, and close the file."""
         if self._zip is None or self._array is None:
             return
         while len(self._valid) < self._rows:
@@ -162,8 +162,14 @@ class RegionFile(Closeable):
         valid = np.array(self._valid, np.bool_)
         with self._begin("valid", valid.shape, valid.dtype) as array:
             array.write(valid.tobytes())
-        self._zip.close()
-        self._zip = None
+        self.close()
+
+    def close(self) -> None:
+        """Close the file, which is no whole one unless it was finished. Idempotent."""
+        if self._zip is not None and self._array is not None:
+            self._array.close()
+            self._zip.close()
+            self._zip = None
 
     def _begin(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> IO[bytes]:
         """Begin an array of the file. Its name has no time, so that the same rows give the same bytes."""

@@ -153,10 +153,10 @@ class EpisodeRecorder(Closeable):
             command += [f"--lerobot.{name}", str(value)]
         # by the robot's body, masks tell the gripper from the arm
         robot = self._settings.robot
-        files = ",".join(map(str, self._settings.spatial.calibration))
-        if robot.urdf is not None and files:
+        calibrations = ",".join(map(str, self._settings.spatial.calibration))
+        if robot.urdf is not None and calibrations:
             command += ["--robot.urdf", str(robot.urdf), "--robot.base", robot.base]
-            command += ["--spatial.calibration", files]
+            command += ["--spatial.calibration", calibrations]
         if shutil.which(NICE[0]):
             command = [*NICE, *command]
         # an interrupt is for the recorder, which waits for its last episode

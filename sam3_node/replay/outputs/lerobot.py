@@ -55,6 +55,7 @@ from ...recording.lerobot.masks import (
     encode_picture,
 )
 from ...recording.lerobot.statistics import NamedStats, NumberStatistics, PixelStatistics, name_pixel_stats
+from ...resources import Closeable
 from ...schema.fields import decode_json
 from ...settings import LeRobotSettings
 from ...types import MaskFrame
@@ -115,7 +116,8 @@ def write_lerobot(
     with IsolatedCalls("pyarrow", "lerobot-datasets") as tables:
         writer = _DatasetWriter(path, folder / FOLDER, tables, masks, progress, labels)
         writer.copy_files()
-        writer.write_tables()
+        with writer:
+            writer.write_tables()
         try:
             writer.write_meta()
         except (ValueError, LookupError, TypeError, AttributeError, WireError) as error:
@@ -125,7 +127,7 @@ def write_lerobot(
         return writer.count_rows()
 
 
-class _DatasetWriter:
+class _DatasetWriter(Closeable):
     """Writes tables with a column of masks for each camera, and then what describes these columns."""
 
     def __init__(
@@ -204,6 +206,11 @@ class _DatasetWriter:
             firsts.setdefault(episode.table, episode.first_row - episode.table_row)
         for table, row in firsts.items():
             self._write_table(table, row)
+        if self._regions is not None:
+            self._regions.finish()
+
+    def close(self) -> None:
+        """Close the files that a failure has left open. Idempotent."""
         if self._regions is not None:
             self._regions.close()
 
@@ -422,7 +429,7 @@ class _DatasetWriter:
                 count = self._tables.call("append_copy", path, added=dict(added))
 
 
-class _RegionFiles:
+class _RegionFiles(Closeable):
     """Writes the masks of one episode after the other as GR00T reads them."""
 
     def __init__(self, layout: LeRobotLayout, target: Path) -> None:
@@ -437,14 +444,19 @@ class _RegionFiles:
         number, file = self._open.get(camera, (-1, None))
         if file is None or number != episode.number:
             if file is not None:
-                file.close()
+                file.finish()
             place = LayoutV2.place(LayoutV2.masks, episode.number, self._keys[camera], self._chunk_size)
             file = RegionFile(check_inside(self._target, self._target / place), episode.length)
             self._open[camera] = episode.number, file
         return file
 
+    def finish(self) -> None:
+        """Finish all files."""
+        for _, file in self._open.values():
+            file.finish()
+
     def close(self) -> None:
-        """Finish all files. Idempotent."""
+        """Close all files. Idempotent."""
         for _, file in self._open.values():
             file.close()
 

@@ -325,8 +325,9 @@ def test_a_second_conversion_appends_nothing(lerobot_recording: Path, lerobot_da
     assert before == {path: path.read_bytes() for path in lerobot_dataset.rglob("*") if path.is_file()}
 
 
+@pytest.mark.parametrize("version", ["3.0", "2.1"])
 def test_a_killed_process_leaves_a_whole_dataset(
-    lerobot_recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    version: str, lerobot_recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "out"
     published = dataset_module.EpisodeFiles.publish
@@ -339,7 +340,7 @@ def test_a_killed_process_leaves_a_whole_dataset(
     # the files of the second episode are there, its record is not
     monkeypatch.setattr(dataset_module.EpisodeFiles, "publish", publish)
     with pytest.raises(KeyboardInterrupt):
-        convert(lerobot_recording, folder)
+        convert(lerobot_recording, folder, version=version)
     assert read_json(folder, "meta/info.json")["total_episodes"] == 1
     monkeypatch.undo()
     assert convert(lerobot_recording, folder)[0] == Converted(1, 1, 0)

@@ -10,13 +10,21 @@ import pyarrow.parquet
 import pytest
 
 from sam3_node.bags.native.reader import RecordingReader
+from sam3_node.cli import main
 from sam3_node.client import PerceptionClient
 from sam3_node.errors import RequestError, SettingsError
 from sam3_node.recording.lerobot import live
 from sam3_node.recording.lerobot.live import EpisodeRecorder
 from sam3_node.recording.recorder import Recorder, Trigger
 from sam3_node.recording.series import RecordedSeries
-from sam3_node.settings import LeRobotSettings, RecordSettings, Settings
+from sam3_node.settings import (
+    LeRobotSettings,
+    RecordSettings,
+    RobotSettings,
+    Settings,
+    SpatialSettings,
+    load_settings,
+)
 from sam3_node.transport import PosePublisher
 from sam3_node.transport.tap import ReceivedMessage
 from sam3_node.types import JointState, RobotAction
@@ -189,6 +197,30 @@ def test_a_conversion_that_hangs_holds_no_other(marks: Marks, monkeypatch: pytes
         (True, False),
         (False, True),
     ] * 2
+
+
+def test_a_conversion_knows_version_and_robot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the recorder's command and profile say is passed on: `convert` reads it as the recorder has."""
+    lines: list[str] = []
+    settings = Settings(
+        lerobot=LeRobotSettings(folder=tmp_path / "out", version="2.1"),
+        robot=RobotSettings(urdf=tmp_path / "arm.urdf", base="floor"),
+        spatial=SpatialSettings(calibration=(tmp_path / "front.toml", tmp_path / "wrist.toml")),
+    )
+    commands = []
+    monkeypatch.setattr(live.subprocess, "Popen", lambda command, **_: commands.append(command))  # no child
+    with (
+        RecordedSeries(tmp_path / "pick.mcap", RecordSettings(), lambda: 0, lambda: None) as series,
+        EpisodeRecorder(settings, tmp_path / "out", lines.append) as episodes,
+    ):
+        found = Marks(series, episodes, lines)
+        found.tell("begin_episode", 0)
+        found.tell("end_episode", 0)
+        episodes.tick()
+    (command,) = commands
+    options = vars(main._parser().parse(command[command.index("convert") :]))
+    read = load_settings(None, {name: value for name, value in options.items() if "." in name})
+    assert (read.lerobot, read.robot, read.spatial) == (settings.lerobot, settings.robot, settings.spatial)
 
 
 def test_a_ring_has_no_episodes(tmp_path: Path) -> None:
