@@ -115,6 +115,7 @@ def convert(args: Namespace, settings: Settings) -> int:
     """
     from ..recording.lerobot.conversion import convert_recordings, group_files
     from ..recording.lerobot.gripper import GripperFinder
+    from ..recording.lerobot.records import count_rows
 
     folder = settings.lerobot.folder
     if folder is None:
@@ -143,6 +144,8 @@ def convert(args: Namespace, settings: Settings) -> int:
         if found.left_out:
             text += f", {found.left_out} left out"
         print(printable(text), flush=True)
+    if rows := count_rows(folder):
+        print(printable(f"{folder}: {rows}"), flush=True)
     return 1 if left_out else 0
 
 

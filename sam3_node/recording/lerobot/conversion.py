@@ -95,8 +95,6 @@ def convert_recordings(
             except (BagError, WireError) as error:
                 left_out += 1
                 report(f"left out episode {number} of {paths[0].name}: {error}")
-        if dataset.episodes:
-            report(f"{folder}: {dataset.count_rows()}")
     return Converted(appended, present, left_out)
 
 

@@ -35,8 +35,8 @@ from .records import (
     FLAG,
     INDICES,
     MAX_RECORD_BYTES,
+    RECORDS,
     EpisodeRecord,
-    count_rows,
     list_tasks,
     list_videos,
     read_records,
@@ -44,8 +44,6 @@ from .records import (
 
 INFO = "meta/info.json"
 """File with the description of the dataset."""
-RECORDS = "meta/sam3_episodes"
-"""Folder of the records of this package, one JSON file of each episode."""
 LOCK = "meta/.sam3_lock"
 """File that the process that writes locks."""
 UNFINISHED = "meta/.sam3_unfinished"
@@ -112,10 +110,6 @@ class DatasetFolder(Closeable):
         if task in tasks:
             return tasks.index(task)
         return len(tasks)
-
-    def count_rows(self) -> str:
-        """Return a line that says which rows may be learnt from."""
-        return count_rows(self.episodes)
 
     def begin(self, features: Features, fps: int, rows: int = 0) -> "EpisodeFiles":
         """Begin an episode of so many rows.

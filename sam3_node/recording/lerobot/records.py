@@ -16,6 +16,8 @@ from .forms import EpisodeSource, Features, ObjectRow, RowCounts
 from .statistics import CHANNELS as COLOURS
 from .statistics import NamedStats, check_stats
 
+RECORDS = "meta/sam3_episodes"
+"""Folder of the records of this package, one JSON file of each episode."""
 MAX_RECORD_BYTES = 16 << 20
 """Size of the largest record of an episode, or description of a dataset, that is read."""
 _KEY = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.-]{1,128}")
@@ -67,8 +69,14 @@ def list_tasks(episodes: Sequence[EpisodeRecord]) -> list[str]:
     return list(dict.fromkeys(episode.task for episode in episodes))
 
 
-def count_rows(episodes: Sequence[EpisodeRecord]) -> str:
-    """Return a line that says which rows of a dataset may be learnt from."""
+def count_rows(folder: Path) -> str | None:
+    """Return a line that says which rows of a dataset may be learnt from; None without episodes.
+
+    Raises OutputError if a record is damaged.
+    """
+    episodes = read_records(folder / RECORDS)
+    if not episodes:
+        return None
     total: RowCounts = {"without_masks": 0, "doubtful": 0, "off_in_time": 0}
     uncounted = 0
     for episode in episodes:

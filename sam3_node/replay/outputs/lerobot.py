@@ -30,7 +30,7 @@ from ...bags.isolated import IsolatedCalls
 from ...bags.samples import split_selection
 from ...errors import BagError, ReplayError, WireError, find_version, install_advice
 from ...files import check_inside, has_home, link_or_copy, write_atomically, write_new
-from ...recording.lerobot.dataset import LOCK, RECORDS, UNFINISHED
+from ...recording.lerobot.dataset import LOCK, UNFINISHED
 from ...recording.lerobot.forms import Feature, MaskNames, PictureCell
 from ...recording.lerobot.groot import (
     MODALITY,
@@ -54,6 +54,7 @@ from ...recording.lerobot.masks import (
     describe_objects,
     encode_picture,
 )
+from ...recording.lerobot.records import RECORDS
 from ...recording.lerobot.statistics import NamedStats, NumberStatistics, PixelStatistics, name_pixel_stats
 from ...resources import Closeable
 from ...schema.fields import decode_json

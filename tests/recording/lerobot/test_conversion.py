@@ -22,7 +22,7 @@ from sam3_node.recording.lerobot.conversion import Converted, convert_recordings
 from sam3_node.recording.lerobot.dataset import DatasetFolder
 from sam3_node.recording.lerobot.groot import group_joints
 from sam3_node.recording.lerobot.masks import NAMES
-from sam3_node.recording.lerobot.records import EpisodeRecord
+from sam3_node.recording.lerobot.records import RECORDS, EpisodeRecord, count_rows
 from sam3_node.recording.lerobot.rows import CameraFrames, NamedSeries, choose_rows, measure_fps
 from sam3_node.settings import LeRobotSettings
 from sam3_node.types import NANOSECONDS, Frame, JointState, MaskFrame, Shed
@@ -181,7 +181,7 @@ def read_lines(dataset: Path, name: str) -> list[dict[str, Any]]:
     "results",
     "LeRobot datasets 2.1 of own recordings, for GR00T",
     "own package",
-    "GR00T's LeRobotEpisodeLoader (N1.7) and lerobot 0.3.3 read the same values, once, by hand",
+    "the loader of GR00T-H (N1.7) and lerobot 0.3.3 read the same values, once, by hand",
 )
 def test_both_versions_of_a_recording_are_read_equal(lerobot_dataset: Path, groot_dataset: Path) -> None:
     assert read_rows(groot_dataset) == read_rows(lerobot_dataset)
@@ -282,12 +282,14 @@ def test_rows_that_were_not_tracked_are_marked_and_counted(tmp_path: Path) -> No
                 shed = Shed(2, (7,)) if seq == 6 else None
                 found = MaskFrame("front", seq, time_ns, 16, 12, shed=shed)
                 writer.write_masks(pack_masks(found)[1], found, time_ns)
-    _, lines = convert(tmp_path / "a.mcap", tmp_path / "out", version="2.1")
+    convert(tmp_path / "a.mcap", tmp_path / "out", version="2.1")
     valid = [seq % 3 != 1 and seq != 6 for seq in range(12)]
     assert [row["observation.masks_valid.front"] for row in read_rows(tmp_path / "out")] == valid
     with np.load(next((tmp_path / "out/masks").rglob("*.npz"))) as found:
         assert found["valid"].tolist() == valid
-    assert mentions(lines[-1], "12 rows", "5 without masks", "0 with a doubtful", "0 more than half a period")
+    told = count_rows(tmp_path / "out")
+    assert told is not None
+    assert mentions(told, "12 rows", "5 without masks", "0 with a doubtful", "0 more than half a period")
     # lerobot cannot normalise what is true or false
     assert "observation.masks_valid.front" not in read_json(tmp_path / "out", "meta/stats.json")
 
@@ -383,7 +385,7 @@ def test_a_folder_of_somebody_else_is_refused(lerobot_recording: Path, tmp_path:
 @pytest.mark.parametrize("field", ["labels", "features", "objects"])
 def test_a_damaged_record_of_an_episode_is_refused(tmp_path: Path, field: str) -> None:
     record = EpisodeRecord(0, 1, "pick", 3, 0, 30, {}, [], [], 0, {})
-    folder = tmp_path / dataset_module.RECORDS
+    folder = tmp_path / RECORDS
     folder.mkdir(parents=True)
     damaged = {"labels": [3], "features": {"action": {"dtype": 3, "shape": [2]}}, "objects": [{"episode": 0}]}
     path = folder / "episode-000000.json"

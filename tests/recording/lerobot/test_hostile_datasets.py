@@ -170,6 +170,20 @@ def test_links_in_the_place_of_a_new_episode_are_not_followed(
     assert read_all(victim.parents[2]) == before
 
 
+def test_links_in_the_place_of_masks_for_groot_are_not_followed(
+    lerobot_recording: Path, victim: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "groot"
+    options = LeRobotSettings(version="2.1")
+    assert convert_recordings([lerobot_recording], options, folder, lambda _: None).appended == 2
+    before = read_all(victim.parents[1])
+    (folder / "masks/chunk-000/observation.images.front/episode_000002.npz").symlink_to(victim)
+    with DatasetFolder(folder) as dataset, pytest.raises(OutputError) as caught:
+        dataset.begin(dataset.episodes[0].features, dataset.episodes[0].fps)
+    assert mentions(str(caught.value), "folder")
+    assert read_all(victim.parents[1]) == before
+
+
 @pytest.mark.parametrize(
     "place", ["meta", "meta/sam3_episodes", "meta/info.json", "meta/.sam3_lock", "meta/stats.json"]
 )
