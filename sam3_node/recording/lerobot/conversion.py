@@ -207,7 +207,10 @@ class _EpisodeConverter:
             height, width = self._sizes[camera]
             features[FEATURE.format(camera)] = {"dtype": "image", "shape": [height, width, 3], "names": AXES}
             features[OBJECTS_FEATURE.format(camera)] = describe_objects(self._settings.objects)
-            features[VALID_FEATURE.format(camera)] = VALID
+            # a dataset of an earlier version goes on without it
+            key = VALID_FEATURE.format(camera)
+            if not self._dataset.episodes or key in self._dataset.episodes[0].features:
+                features[key] = VALID
         for key, (names, _) in self._vectors.items():
             features[key] = _describe_vector(names)
         for key, kind in INDICES.items():

@@ -376,6 +376,21 @@ def test_an_episode_with_other_features_is_left_out(lerobot_dataset: Path, tmp_p
     assert any(mentions(line, "action", "another folder") for line in lines)
 
 
+def test_a_dataset_from_before_the_flags_goes_on_without_them(lerobot_dataset: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(lerobot_dataset, tmp_path / "out"))
+    for path in (folder / RECORDS).iterdir():
+        record = json.loads(path.read_text())
+        del record["features"]["observation.masks_valid.front"]
+        del record["source"]["rows"]
+        path.write_text(json.dumps(record))
+    found, _ = convert(write_recording(tmp_path / "next.mcap", marks=[Mark(30, 40)]), folder)
+    assert found == Converted(1, 0, 0)
+    assert "observation.masks_valid.front" not in read_json(folder, "meta/info.json")["features"]
+    told = count_rows(folder)
+    assert told is not None
+    assert mentions(told, "36 rows", "4 with a doubtful", "26 rows of an older version")
+
+
 def test_a_folder_of_somebody_else_is_refused(lerobot_recording: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with refuses(OutputError, field=("new folder", str(tmp_path))):
