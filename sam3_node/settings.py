@@ -40,6 +40,9 @@ MAX_DATASET_FPS = 240
 CAMERA_PATTERN = r"^\.*[A-Za-z0-9_-][A-Za-z0-9_.-]*$"
 """Names of cameras: letters, digits, _, . and -, and not of dots alone."""
 
+DETECTOR_KINDS = ("none", "yolo-world", "sam3-concept", "grounding-dino", "onnx")
+"""Kinds of detectors that this package has."""
+
 
 def join_path(folder: Path | None, text: str) -> str:
     """Return a path with ~ as the home folder; a relative one of a profile starts at its `folder`. Empty stays so."""
@@ -399,10 +402,14 @@ class DeadlineSettings(Section):
 
 
 class DetectorSettings(Section):
-    kind: Literal["none", "yolo-world", "sam3-concept", "grounding-dino"] = "yolo-world"
-    """Detector that finds objects by name. none: objects are added only by points, box or mask."""
+    kind: Annotated[str, Field(pattern=CAMERA_PATTERN, max_length=64, examples=list(DETECTOR_KINDS))] = (
+        "yolo-world"
+    )
+    """Detector that finds objects by name. none: objects are added only by points, box or mask. Any other name is that
+    of a detector of your own, which an installed package offers."""
     name: WeightsName = "nano"
-    """Weights of the detector: nano (bundled, for yolo-world), a folder, or a hub name (for the other two kinds)."""
+    """Weights of the detector: nano (bundled, for yolo-world), a folder, a hub name (for sam3-concept and
+    grounding-dino), or an ONNX file (for onnx). A detector of your own gets this text."""
     prompts: Annotated[tuple[str, ...], *CommaSeparated] = ()
     """Names of objects to look for at startup, separated by commas. `sam3-node prompt` changes them live."""
     vocabulary: OptionalProfilePath = None
@@ -413,6 +420,9 @@ class DetectorSettings(Section):
     """Detect on every N-th frame, when prompts change, and when an object's score drops below min_track_score."""
     score: float = Field(0.2, gt=0.0, lt=1.0)
     """Minimum score of a detection to start a new object. Half of it confirms an existing object."""
+    max_ms: float = Field(500.0, ge=0.0, le=60_000.0)
+    """Longest time in ms that a frame waits for a detector of kind onnx, or of your own; it then has masks without
+    detections. 0 waits for the end. Live delivery only."""
     text_score: float = Field(0.0, ge=0.0, lt=1.0)
     """For grounding-dino: score that each token of a name must exceed, transformers' text_threshold. 0: the best token
     alone decides, so a blue mug may be found as red mug."""
@@ -617,7 +627,9 @@ def options() -> Iterator[Option]:
     for section, holder in Settings.model_fields.items():
         for name, field in holder.annotation.model_fields.items():  # type: ignore[union-attr]
             kind = field.annotation
-            choices: tuple[str, ...] = tuple(kind.__args__) if get_origin(kind) is Literal else ()
+            # examples are those of a field that takes other names, too
+            is_closed = get_origin(kind) is Literal
+            choices = tuple(kind.__args__) if is_closed else tuple(map(str, field.examples or ()))
             # a list of cameras is a list of tables, which no text gives
             is_text = not (get_origin(kind) is tuple and kind.__args__[0] is CameraSettings)
             default = _format_value(field.default)

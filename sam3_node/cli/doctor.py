@@ -489,7 +489,8 @@ def _check_weights(what: str, settings: Settings) -> CheckResult:
             "weights", "warn", f"{what}: {name} is gated, and nobody is logged in to the hub", hint
         )
     if what == "detector":
-        doubt = "" if names.is_calibrated(name) else UNCALIBRATED.format("names")
+        is_known = settings.detector.kind == "yolo-world" and names.is_calibrated(name)
+        doubt = "" if is_known else UNCALIBRATED.format("names")
         return _check("weights", lambda: f"{what}: {locate_detector(settings.detector)}{doubt}")
     doubt = "" if confidence.is_calibrated(name) else UNCALIBRATED.format("masks")
     return _check("weights", lambda: f"{what}: {locate_weights(name)}{doubt}")

@@ -34,10 +34,14 @@ def check_named_files(settings: Settings) -> None:
     from ..robot.robot_model import check_file
 
     check_node()
+    # here, because it needs the extra `node`
+    from ..detection.loading import check_chosen
+
     if settings.robot.urdf is not None:
         for module in ("lxml", "yourdfpy", "trimesh"):
             require_installed(module, "robot")
     check_weights_name(settings.model.name)
+    check_chosen(settings.detector.kind, settings.detector.name)
     for path in settings.spatial.calibration:
         load_calibration(path)
     if settings.robot.urdf is not None:

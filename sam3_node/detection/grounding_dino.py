@@ -10,7 +10,7 @@ from transformers import BertTokenizer, GroundingDinoForObjectDetection
 
 from ..errors import RequestError, UnknownPhraseError
 from ..models import weight_files
-from ..models.pixels import normalise_frame, select, to_corners, to_detections, unit_letterbox
+from ..models.pixels import input_size, normalise_frame, select, to_corners, to_detections, unit_letterbox
 from ..types import Detection, Image
 from . import pretrained
 from .detectors import MAX_DETECTIONS, MAX_IOU, raise_model_error
@@ -129,17 +129,6 @@ class GroundingDinoDetector:
             boxes = to_corners(output.pred_boxes[0].float()).clamp(0, 1)
             chosen = select(boxes, scores, threshold, iou=self._iou, limit=self._limit)
             return to_detections(chosen, unit_letterbox(image), query.phrases)
-
-
-def input_size(size: tuple[int, ...], shortest: int, longest: int) -> tuple[int, int]:
-    """Return the (height, width) of the network's input: the largest within both limits, with the frame's proportions.
-
-    A frame whose sides have a ratio above 4 * longest / shortest is stretched, because the network finds no box if it
-    has fewer positions than queries.
-    """
-    scale = min(shortest / min(size), longest / max(size))
-    height, width = (max(shortest // 4, round(side * scale)) for side in size)
-    return height, width
 
 
 def _score_phrases(scores: Tensor, query: TextQuery, text_score: float) -> Tensor:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ModelError, VocabularyError, did_you_mean
+from ..errors import ModelError, VocabularyError, did_you_mean, require_installed
+from ..files import describe_stand_in
+from ..settings import DETECTOR_KINDS
 from .detectors import NANO, VOCABULARY, Detector, File
 from .phrases import PhraseEncoder
 from .vocabulary import Vocabulary, VocabularyWithFallback
@@ -17,8 +20,10 @@ if TYPE_CHECKING:
     from ..models import TrackerModel
     from ..settings import DetectorSettings
 
-KINDS = ("yolo-world", "sam3-concept", "grounding-dino")
-"""Kinds that `load_detector` knows."""
+KINDS = tuple(kind for kind in DETECTOR_KINDS if kind != "none")
+"""Kinds that `load_detector` knows without other packages."""
+GROUP = "sam3_node.detectors"
+"""Entry point group under which installed packages offer detectors, by their kinds."""
 
 
 def load_detector(
@@ -33,15 +38,17 @@ def load_detector(
     text_score: float = 0.0,
     tracker: TrackerModel | None = None,
 ) -> Detector:
-    """Load a detector of `kind` "yolo-world", "sam3-concept" or "grounding-dino".
+    """Load a detector of a kind in KINDS, or of one that an installed package offers.
 
-    name_or_path: "nano" (the bundled yolo-world) or a folder of weights; for the other two kinds also a hub name.
+    name_or_path: "nano" (the bundled yolo-world) or a folder of weights; for sam3-concept and grounding-dino also a hub
+    name, for onnx a file. Another package's detector gets this text.
     vocabulary, text_encoder: the sources of yolo-world's phrase vectors, a vocabulary file and a folder with CLIP for
     all other phrases; by default vocabulary.safetensors beside the weights.
     image_size: side of yolo-world's input in pixels; 0 selects the size of its training.
     text_score: score that each token of a phrase must exceed, of grounding-dino only.
     tracker: the model whose encoder sam3-concept shares, if both have the same weights.
-    See `load_tracker` for `device` and `dtype`. Raises ModelError or VocabularyError if the files cannot be used.
+    See `load_tracker` for `device` and `dtype`. Raises ModelError or VocabularyError if the files cannot be used,
+    MissingExtraError for onnx without its extra.
     """
     name = os.fspath(name_or_path)
     if text_score and kind != "grounding-dino":
@@ -51,17 +58,21 @@ def load_detector(
         )
     if kind == "yolo-world":
         return _load_yolo_world(name, vocabulary, text_encoder, image_size, device=device, dtype=dtype)
-    if kind not in ("sam3-concept", "grounding-dino"):
-        raise ModelError(
-            f"expected a detector yolo-world, sam3-concept or grounding-dino, found {kind!r:.60}"
-            f"{did_you_mean(kind, KINDS)}"
-        )
+    check_chosen(kind, name)
     # an option that does nothing is a mistake of the profile, and would be noticed late
     if vocabulary is not None or text_encoder is not None:
         raise VocabularyError(
-            f"expected a vocabulary or text encoder for yolo-world only, found one for {kind}, which encodes phrases "
+            f"expected a vocabulary or text encoder for yolo-world only, found one for {kind}, which reads phrases "
             "itself; leave detector.vocabulary and detector.text_encoder empty"
         )
+    if kind not in KINDS:
+        from .guarded import load_installed
+
+        return load_installed(find_installed()[kind], name, str(device))
+    if kind == "onnx":
+        from .onnx_detector import load_onnx
+
+        return load_onnx(Path(name), device=device)
     if name == "nano":
         raise ModelError(
             f"expected a folder or a hub name for {kind}, found nano, which is a yolo-world (detector.name)"
@@ -73,6 +84,35 @@ def load_detector(
     from .grounding_dino import load_grounding_dino
 
     return load_grounding_dino(name, device=device, dtype=dtype, text_score=text_score)
+
+
+def find_installed() -> dict[str, metadata.EntryPoint]:
+    """Return the detectors that installed packages offer, by kind."""
+    return {entry.name: entry for entry in metadata.entry_points(group=GROUP)}
+
+
+def check_chosen(kind: str, name: str) -> None:
+    """Raise ModelError for a kind that nobody offers, and for an ONNX file that is not there. Loads nothing.
+
+    Raises MissingExtraError for onnx without its extra.
+    """
+    if kind not in DETECTOR_KINDS and kind not in (installed := find_installed()):
+        offered = ", ".join(installed) or "none"
+        raise ModelError(
+            f"detector.kind: expected one of {', '.join(KINDS)}, or one that an installed package offers (entry point "
+            f"group {GROUP}: {offered}), found {kind!r:.60}{did_you_mean(kind, [*KINDS, *installed])}"
+        )
+    if kind != "onnx":
+        return
+    require_installed("onnxruntime", "onnxruntime")
+    path = Path(name)
+    if not path.is_file():
+        raise ModelError(
+            f"no file {path}: expected a detector that was exported to ONNX (detector.name)"
+            f"{did_you_mean(name, map(str, path.parent.glob('*.onnx')))}"
+        )
+    if stand_in := describe_stand_in(path):
+        raise ModelError(f"expected an ONNX file at {path}, found {stand_in}")
 
 
 def load_vocabulary(settings: DetectorSettings) -> Vocabulary | None:

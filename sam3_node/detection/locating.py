@@ -10,12 +10,17 @@ from ..models.registry import find_family
 from ..models.sam31.loading import find_local_checkpoint, read_tensors
 from ..models.weight_files import is_cached, is_logged_in
 from ..settings import DetectorSettings
-from .loading import find_yolo_folder
+from .loading import KINDS, check_chosen, find_installed, find_yolo_folder
 
 
 def locate_detector(settings: DetectorSettings) -> str:
     """Say where the files of a detector lie. Raises ModelError where nothing can be loaded."""
     name = settings.name
+    check_chosen(settings.kind, name)
+    if settings.kind == "onnx":
+        return f"{name}, {Path(name).stat().st_size / 1e6:.0f} MB"
+    if settings.kind not in KINDS:
+        return f"{settings.kind}, {find_installed()[settings.kind].value}, with {name}"
     if settings.kind == "yolo-world":
         find_yolo_folder(name)
         return locate_weights(name)

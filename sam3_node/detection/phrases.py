@@ -19,6 +19,8 @@ MAX_QUOTED_CHARACTERS = 40
 """Characters of a phrase in an error message."""
 JOINERS = "\u200c\u200d"
 """Invisible characters that some scripts need within a word."""
+MAX_LISTED = 3
+"""Unknown phrases that an error lists."""
 MIN_SIMILARITY = 0.3
 """Share of common trigrams from which on a phrase is suggested: the default of pg_trgm."""
 UNIT_TOLERANCE = 1e-6
@@ -99,6 +101,17 @@ def nearest_phrases(phrase: str, known_phrases: Iterable[str], count: int = 5) -
     # only the score is compared, so that phrases of equal score keep their order
     scored.sort(key=lambda pair: -pair[0])
     return [candidate for score, candidate in scored[:count] if score >= MIN_SIMILARITY]
+
+
+def describe_unknown(unknown: Sequence[str], known: Iterable[str]) -> str:
+    """Name phrases that are not known, a few of them, each with the known ones that are spelt like it."""
+    known = tuple(known)
+    descriptions = []
+    for phrase in unknown[:MAX_LISTED]:
+        nearest = ", ".join(map(quote_phrase, nearest_phrases(phrase, known)))
+        descriptions.append(f"{quote_phrase(phrase)} (nearest: {nearest or 'none'})")
+    more = f" and {len(unknown) - MAX_LISTED} more" if len(unknown) > MAX_LISTED else ""
+    return f"{', '.join(descriptions)}{more}"
 
 
 def quote_phrase(phrase: str) -> str:

@@ -20,7 +20,7 @@ from .phrases import (
     Vectors,
     check_phrase_encoder,
     clean_phrase,
-    nearest_phrases,
+    describe_unknown,
     normalise_rows,
     phrase_key,
     quote_phrase,
@@ -32,8 +32,6 @@ VERSION = "1"
 MAX_TEXT_BYTES = 1 << 30
 """Size of the largest text file with phrases or vectors that a vocabulary is built of. A larger one is refused."""
 BUILD_HINT = "build one with `sam3-node vocabulary build`"
-MAX_LISTED = 3
-"""Unknown phrases that an error lists."""
 MAX_CONTRASTS = 48
 """Phrases of each kind that a phrase is compared with. Each costs a product for each box."""
 ANYTHING = {"object", "thing", "item"}
@@ -161,15 +159,9 @@ class Vocabulary:
         return [row for _, row in ordered[:MAX_CONTRASTS]]
 
     def _describe_unknown(self, unknown: list[str]) -> str:
-        descriptions = []
-        # a few of them, each with phrases that are spelt like it
-        for phrase in unknown[:MAX_LISTED]:
-            nearest = ", ".join(map(quote_phrase, nearest_phrases(phrase, self.phrases)))
-            descriptions.append(f"{quote_phrase(phrase)} (nearest: {nearest or 'none'})")
-        more = f" and {len(unknown) - MAX_LISTED} more" if len(unknown) > MAX_LISTED else ""
         return (
-            f"not among the {len(self)} phrases of the vocabulary: {', '.join(descriptions)}{more}; choose one of "
-            "them, or build a vocabulary with it: `sam3-node vocabulary build PHRASE … --encoder FOLDER -o FILE`"
+            f"not among the {len(self)} phrases of the vocabulary: {describe_unknown(unknown, self.phrases)}; choose "
+            "one of them, or build a vocabulary with it: `sam3-node vocabulary build PHRASE … --encoder FOLDER -o FILE`"
         )
 
 

@@ -80,11 +80,13 @@ def letterbox(
     rgb: bool = False,
     resize: Resize = "antialias",
     stride: int | None = None,
+    centred: bool = True,
 ) -> tuple[Tensor, Letterbox]:
     """Fit a BGR (or RGB) uint8 frame [h, w, 3] into (H, W), or a square, with its proportions and grey padding.
 
     Return RGB pixels [1, 3, H, W], float32 in 0..1 on the device, and the frame's position in them. With `stride`, H
-    and W are as small as multiples of it can be, as in the public implementation of YOLO-World.
+    and W are as small as multiples of it can be, as in the public implementation of YOLO-World. Unless `centred`, all
+    padding is at the right and below, as for YOLOX.
     """
     high, wide = (size, size) if isinstance(size, int) else size
     height, width = image.shape[:2]
@@ -97,11 +99,22 @@ def letterbox(
         high = -(-rows // stride) * stride
         wide = -(-columns // stride) * stride
         ratio = (scale, scale)  # the public implementation leaves the rounding out of the boxes
-    top = (high - rows) // 2
-    left = (wide - columns) // 2
+    top = (high - rows) // 2 if centred else 0
+    left = (wide - columns) // 2 if centred else 0
     pixels = resize_frame(image, (rows, columns), device, rgb=rgb, resize=resize)
     pixels = F.pad(pixels, (left, wide - columns - left, top, high - rows - top), value=GREY)
     return pixels, Letterbox(width, height, ratio, (left, top))
+
+
+def input_size(size: tuple[int, ...], shortest: int, longest: int) -> tuple[int, int]:
+    """Return the (height, width) of the network's input: the largest within both limits, with the frame's proportions.
+
+    A frame whose sides have a ratio above 4 * longest / shortest is stretched, because the network finds no box if it
+    has fewer positions than queries.
+    """
+    scale = min(shortest / min(size), longest / max(size))
+    height, width = (max(shortest // 4, round(side * scale)) for side in size)
+    return height, width
 
 
 def unit_letterbox(image: npt.NDArray[np.uint8]) -> Letterbox:

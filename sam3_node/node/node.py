@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from typing import Self
 
+from ..detection.guarded import GuardedDetector
 from ..engines.oom import find_device_error
 from ..errors import DeviceError, request_id
 from ..perception.identity import LiveIdentity
@@ -129,6 +130,9 @@ class Node:
             self._control.on_answer = self.output.spans.record_request
         # from here on requests wait in the queue: loading may take minutes
         self.perception = Perception.load(settings)
+        detector = self.perception.detector
+        if live and settings.detector.max_ms and isinstance(detector, GuardedDetector):
+            detector.limit_s = settings.detector.max_ms / 1000
         self.output.perception = self.perception
         # before any camera is served, because it gives each camera its epoch
         self.perception.session = session
