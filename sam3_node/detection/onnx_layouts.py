@@ -202,7 +202,12 @@ def _check_count(found: int, allowed: Sequence[int], count: int) -> None:
 
 LAYOUTS = {
     "rf-detr": Layout(
-        ("dets", "labels"), _find_named("dets", "labels"), _read_rf_detr, "stretch", normalisation=IMAGENET
+        ("dets", "labels"),
+        _find_named("dets", "labels"),
+        _read_rf_detr,
+        "stretch",
+        resize="unrounded",
+        normalisation=IMAGENET,
     ),
     "detr": Layout(
         ("pred_boxes", "logits"),
@@ -214,7 +219,12 @@ LAYOUTS = {
         normalisation=IMAGENET,
     ),
     "torchvision": Layout(
-        ("boxes", "labels", "scores"), _find_torchvision, _read_torchvision, "letterbox", "frame"
+        ("boxes", "labels", "scores"),
+        _find_torchvision,
+        _read_torchvision,
+        "letterbox",
+        "frame",
+        resize="unrounded",
     ),
     "yolov8": Layout(("output0",), _find_yolov8, _read_yolov8, "letterbox"),
     # its pixels are whole numbers to 255

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..types import Detection
 
-Resize = Literal["bilinear", "antialias"]
+Resize = Literal["bilinear", "antialias", "unrounded"]
 
 GREY = 114 / 255  # padding colour that the public weights were trained with
 
@@ -29,14 +29,15 @@ def resize_frame(
 ) -> Tensor:
     """Resize a BGR (or RGB) uint8 frame [h, w, 3] to RGB pixels [1, 3, H, W], float32 in 0..1, on the device.
 
-    size: (H, W). resize: "bilinear" takes the four nearest pixels of each point, as OpenCV's INTER_LINEAR does.
+    size: (H, W). resize: "bilinear" takes the four nearest pixels of each point, as OpenCV's INTER_LINEAR does;
+    "unrounded" takes them without rounding to whole values of a pixel.
     """
     is_resized = resize == "bilinear" and torch.device(device).type == "cpu"
     if is_resized:
         image = np.asarray(cv2.resize(image, size[::-1], interpolation=cv2.INTER_LINEAR), np.uint8)
     # uploaded as uint8, which has a quarter of the bytes of float32
     pixels = _upload(_as_tensor(image), torch.device(device)).permute(2, 0, 1)[None]
-    if pixels.device.type != "cpu":
+    if pixels.device.type != "cpu" or resize == "unrounded":
         pixels = pixels.float()
     if not is_resized:  # also where the size is right, so that the tensor's layout is always the same
         pixels = F.interpolate(
