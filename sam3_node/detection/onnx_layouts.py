@@ -46,8 +46,8 @@ class Notes(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     layout: Literal["rf-detr", "detr", "yolov8", "yolo-end2end", "yolox", "torchvision"] | None = None
     outputs: list[str] = []
     """names of the outputs, in the order of `Layout.outputs`"""
-    size: Side | tuple[Side, Side] | None = None
-    """of an input whose size is free, in pixels: the side of a square, or [height, width]"""
+    size: Annotated[list[Side], msgspec.Meta(min_length=2, max_length=2)] | None = None
+    """[height, width] in pixels of an input whose size is free"""
     mean: Annotated[list[float], msgspec.Meta(min_length=3, max_length=3)] | None = None
     std: Annotated[list[float], msgspec.Meta(min_length=3, max_length=3)] | None = None
     """of red, green and blue, for pixels in 0..1"""
@@ -64,7 +64,7 @@ class Layout(NamedTuple):
     """returns the names of the outputs among values by name, for an input (H, W); None if they are of another layout"""
     read: Callable[[Sequence[Tensor], tuple[int, int], int], tuple[Tensor, Tensor]]
     """returns boxes (x0, y0, x1, y1) [A, 4] in pixels of the input, and scores [A, C], of the outputs' values, an input
-    (H, W) and C classes; raises ModelError for another number of classes"""
+    (H, W) and C classes; raises ValueError for another number of classes"""
     fit: Fit
     free_fit: Fit | None = None
     """how a frame becomes an input whose size is free, if no size is known"""
@@ -191,13 +191,13 @@ def _spread(scores: Tensor, classes: Tensor, count: int) -> Tensor:
     """Return scores [A, count] of boxes that have one class each, with 0 for all others."""
     if len(classes) and not 0 <= int(classes.min()) <= int(classes.max()) < count:
         _check_count(int(classes.max()) + 1, (count,), count)
-        raise ModelError(f"expected numbers of {count} classes, found {int(classes.min())}")
+        raise ValueError(f"expected numbers of {count} classes, found {int(classes.min())}")
     return torch.nn.functional.one_hot(classes, count) * scores[:, None]
 
 
 def _check_count(found: int, allowed: Sequence[int], count: int) -> None:
     if found not in allowed:
-        raise ModelError(f"expected {count} classes, as many as it has names, found {found}")
+        raise ValueError(f"expected {count} classes, as many as it has names, found {found}")
 
 
 LAYOUTS = {
@@ -278,7 +278,7 @@ def find_classes(path: Path, notes: Notes, metadata: Mapping[str, str]) -> tuple
     for file in map(path.with_name, (f"{path.stem}.txt", *CLASS_FILES)):
         if not names and file.is_file():
             names = _read_names(file)
-    if not isinstance(names, list) or not 0 < len(names) <= MAX_CLASSES:
+    if not isinstance(names, list | tuple) or not 0 < len(names) <= MAX_CLASSES:
         raise ModelError(
             f"{path}: expected the names of 1 to {MAX_CLASSES} classes, found none; write them into "
             f'{path.with_name(CLASS_FILES[0])}, one a line, or as classes = ["…"] into {path.with_suffix(".toml")}'
