@@ -36,8 +36,8 @@ from .onnx_layouts import (
     LAYOUTS,
     MAX_SIDE,
     MIN_SIDE,
-    Layout,
-    Notes,
+    ExportLayout,
+    OnnxNotes,
     Values,
     describe_values,
     find_classes,
@@ -125,7 +125,7 @@ class OnnxDetector:
     because nobody asked for bowls. Of overlapping boxes of one name, only the best is returned.
     """
 
-    def __init__(self, network: OnnxNetwork, path: Path, notes: Notes) -> None:
+    def __init__(self, network: OnnxNetwork, path: Path, notes: OnnxNotes) -> None:
         self.name = path.name
         self.classes = find_classes(path, notes, network.metadata)
         self._network = network
@@ -251,7 +251,7 @@ def _is_image(shape: Sequence[object]) -> bool:
     )
 
 
-def _find_size(path: Path, notes: Notes, metadata: Mapping[str, str]) -> tuple[int, int] | None:
+def _find_size(path: Path, notes: OnnxNotes, metadata: Mapping[str, str]) -> tuple[int, int] | None:
     """Return (H, W) of an input whose size is free: of the TOML file, Ultralytics' metadata or transformers' file."""
     size: Any = notes.size
     if size is None:
@@ -270,7 +270,7 @@ def _find_size(path: Path, notes: Notes, metadata: Mapping[str, str]) -> tuple[i
     return None
 
 
-def _find_normalisation(path: Path, layout: Layout, notes: Notes) -> Normalisation | None:
+def _find_normalisation(path: Path, layout: ExportLayout, notes: OnnxNotes) -> Normalisation | None:
     """Return mean and deviation: of the TOML file, of transformers' file beside the network, or of the layout."""
     chosen = layout.normalisation
     if layout is LAYOUTS["detr"]:
@@ -285,8 +285,8 @@ def _find_normalisation(path: Path, layout: Layout, notes: Notes) -> Normalisati
 
 
 def _recognise(
-    path: Path, values: Mapping[str, Values], blank: Tensor, notes: Notes, metadata: Mapping[str, str]
-) -> tuple[Layout, tuple[str, ...]]:
+    path: Path, values: Mapping[str, Values], blank: Tensor, notes: OnnxNotes, metadata: Mapping[str, str]
+) -> tuple[ExportLayout, tuple[str, ...]]:
     """Return the layout of a network's outputs, and their names. Raises ModelError that says what was found."""
     found = find_layout(values, (blank.shape[2], blank.shape[3]), notes)
     kind = metadata.get("task", TASKS[0])

@@ -40,12 +40,12 @@ DETR scales it, or as it is"""
 Side = Annotated[int, msgspec.Meta(ge=MIN_SIDE, le=MAX_SIDE)]
 
 
-class Notes(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class OnnxNotes(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """What a TOML file beside an ONNX file may say of it. What it does not say is recognised."""
 
     layout: Literal["rf-detr", "detr", "yolov8", "yolo-end2end", "yolox", "torchvision"] | None = None
     outputs: list[str] = []
-    """names of the outputs, in the order of `Layout.outputs`"""
+    """names of the outputs, in the order of `ExportLayout.outputs`"""
     size: Annotated[list[Side], msgspec.Meta(min_length=2, max_length=2)] | None = None
     """[height, width] in pixels of an input whose size is free"""
     mean: Annotated[list[float], msgspec.Meta(min_length=3, max_length=3)] | None = None
@@ -55,7 +55,7 @@ class Notes(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """names, in the order of the network's classes"""
 
 
-class Layout(NamedTuple):
+class ExportLayout(NamedTuple):
     """One kind of export."""
 
     outputs: tuple[str, ...]
@@ -201,7 +201,7 @@ def _check_count(found: int, allowed: Sequence[int], count: int) -> None:
 
 
 LAYOUTS = {
-    "rf-detr": Layout(
+    "rf-detr": ExportLayout(
         ("dets", "labels"),
         _find_named("dets", "labels"),
         _read_rf_detr,
@@ -209,7 +209,7 @@ LAYOUTS = {
         resize="unrounded",
         normalisation=IMAGENET,
     ),
-    "detr": Layout(
+    "detr": ExportLayout(
         ("pred_boxes", "logits"),
         _find_named("pred_boxes", "logits"),
         _read_detr,
@@ -218,7 +218,7 @@ LAYOUTS = {
         resize="antialias",
         normalisation=IMAGENET,
     ),
-    "torchvision": Layout(
+    "torchvision": ExportLayout(
         ("boxes", "labels", "scores"),
         _find_torchvision,
         _read_torchvision,
@@ -226,9 +226,9 @@ LAYOUTS = {
         "frame",
         resize="unrounded",
     ),
-    "yolov8": Layout(("output0",), _find_yolov8, _read_yolov8, "letterbox"),
+    "yolov8": ExportLayout(("output0",), _find_yolov8, _read_yolov8, "letterbox"),
     # its pixels are whole numbers to 255
-    "yolox": Layout(
+    "yolox": ExportLayout(
         ("output",),
         _find_yolox,
         _read_yolox,
@@ -236,19 +236,19 @@ LAYOUTS = {
         normalisation=Normalisation([0.0] * 3, [1 / 255] * 3),
         is_bgr=True,
     ),
-    "yolo-end2end": Layout(("output0",), _find_end2end, _read_end2end, "letterbox"),
+    "yolo-end2end": ExportLayout(("output0",), _find_end2end, _read_end2end, "letterbox"),
 }
 """Layouts by name, in the order in which they are looked for."""
 
 
-def read_notes(path: Path) -> Notes:
+def read_notes(path: Path) -> OnnxNotes:
     """Read a TOML file about an ONNX file; without one, nothing is known. Raises ModelError that names the file."""
     try:
         with explain_os_error(ModelError, f"cannot read {path}"):
-            return msgspec.convert(parse_toml(read_regular(path, MAX_NOTES_BYTES)), Notes)
+            return msgspec.convert(parse_toml(read_regular(path, MAX_NOTES_BYTES)), OnnxNotes)
     except ModelError:
         if not os.path.lexists(path):
-            return Notes()
+            return OnnxNotes()
         raise
     except (ValueError, msgspec.ValidationError) as error:
         raise ModelError(
@@ -258,7 +258,7 @@ def read_notes(path: Path) -> Notes:
 
 
 def find_layout(
-    values: Mapping[str, Values], size: tuple[int, int], notes: Notes
+    values: Mapping[str, Values], size: tuple[int, int], notes: OnnxNotes
 ) -> tuple[str, tuple[str, ...]] | None:
     """Return the name of the layout of values by name, and the names of its outputs; None if none fits."""
     if notes.layout is None:
@@ -272,7 +272,7 @@ def find_layout(
     return (notes.layout, names) if set(names) <= set(values) else None
 
 
-def find_classes(path: Path, notes: Notes, metadata: Mapping[str, str]) -> tuple[str, ...]:
+def find_classes(path: Path, notes: OnnxNotes, metadata: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of the classes: of the TOML file, the ONNX file, or a file beside it. Raises ModelError."""
     names: object = notes.classes or _parse_names(metadata.get("names", ""))
     for file in map(path.with_name, (f"{path.stem}.txt", *CLASS_FILES)):

@@ -1,6 +1,7 @@
 """Types the commands of the page about own classes, on three cuts of the bundled recording."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ STAND_IN = '''
 class RFDETRSegNano:
     """Finds the red mug of the bundled recording, as RF-DETR would answer."""
 
+    class_names = ["red mug", "green bottle"]
+
     def __init__(self, pretrain_weights):
         assert pretrain_weights.endswith(".pth")
 
@@ -27,16 +30,23 @@ class RFDETRSegNano:
         assert image.shape == (480, 640, 3)
         from types import SimpleNamespace
         import numpy as np
-        return SimpleNamespace(xyxy=np.array([[211, 285, 346, 427.0]]), data={"class_name": np.array(["red mug"])})
+        box = np.array([[211, 285, 346, 427.0]])
+        return SimpleNamespace(xyxy=box, confidence=np.array([0.9]), data={"class_name": np.array(["red mug"])})
 '''
 
 
 @if_pages_changed()
-def test_the_way_to_your_own_classes(tmp_path: Path) -> None:
+def test_the_way_to_your_own_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, first in CUTS.items():
         cut(tmp_path / f"{name}.mcap", first, first + LENGTH)
     cut(tmp_path / "tabletop.mcap", 0, LENGTH)
     (tmp_path / "rfdetr.py").write_text(STAND_IN)
+    # what `pip install` makes of the page's package
+    about = tmp_path / "my_detector-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: my-detector\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[sam3_node.detectors]\nmy-rfdetr = my_detector:Detector\n")
+    monkeypatch.syspath_prepend(tmp_path)
     printed = follow("own-classes.md", tmp_path)
     last = printed["sam3-node replay monday.mcap"].splitlines()[-1]
     numbers = re.fullmatch(
@@ -54,7 +64,9 @@ def test_the_way_to_your_own_classes(tmp_path: Path) -> None:
         assert {text.split()[0] for text in labels.values() if text} <= {"0", "1"}
     assert any(text.startswith("0 ") for text in labels.values())
     assert (dataset / "contact.jpg").stat().st_size > 10_000
-    assert printed["python follow.py"] == "red mug: object 1\n"
+    assert re.fullmatch(r"red mug: object 1, [1-9]\d* pixels\n", printed["python see.py"])
+    offered = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert offered == {"sam3_node.detectors": {"my-rfdetr": "my_detector:Detector"}}
 
 
 def test_a_recording_named_like_the_common_dataset_keeps_its_results(tmp_path: Path) -> None:

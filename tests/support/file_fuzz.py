@@ -27,6 +27,7 @@ from sam3_node.calibration import load_calibration
 from sam3_node.calibration.poses import read_poses
 from sam3_node.cli import requests
 from sam3_node.detection.loading import NANO
+from sam3_node.detection.onnx_layouts import OnnxNotes, find_classes, read_notes
 from sam3_node.detection.vocabulary import Vocabulary, read_phrases, read_source
 from sam3_node.engines import engine_store, fast_torch
 from sam3_node.engines.options import COMPILE, Trial, Tuning
@@ -325,6 +326,18 @@ FILES = (
     ),
     FuzzedFile("calibration.toml", load_calibration, _copy(ROOT / "calibration" / "example.toml")),
     FuzzedFile("recipe.toml", load_recipe, _copy(ROOT / "calibration" / "fp8" / "default.toml")),
+    FuzzedFile(
+        "best.toml",
+        read_notes,
+        _text(
+            'layout = "detr"\noutputs = ["a", "b"]\nsize = [640, 480]\nstd = [1, 0.5, 1]\nclasses = ["mug"]\n'
+        ),
+    ),
+    FuzzedFile(
+        "data.yaml",
+        lambda path: find_classes(path.with_name("best.onnx"), OnnxNotes(), {}),
+        _text('nc: 2\nnames: ["red mug", "box"]\n'),
+    ),
     FuzzedFile("poses.json", read_poses, _json({"poses": POSES})),
     FuzzedFile("poses.csv", read_poses, _text(POSES_CSV)),
     FuzzedFile(

@@ -282,6 +282,20 @@ INPUTS: tuple[Input, ...] = (
         ("models/test_hostile_weights.py::test_the_sizes_of_sam31_are_bounded",),
     ),
     Input(
+        "detector in ONNX; what stands beside it",
+        AUTHOR,
+        (
+            Bound("detection.onnx_detector.MAX_FILE_BYTES", _megabytes),
+            Bound("detection.onnx_layouts.MAX_SIDE", lambda value: f"inputs of {value:g} pixels a side"),
+            Bound("detection.onnx_layouts.MAX_CLASSES", _unit("classes")),
+            Bound("detection.onnx_detector.MAX_BOXES", _unit("boxes")),
+            Bound("detection.onnx_layouts.MAX_NOTES_BYTES", lambda value: f"names, TOML {_megabytes(value)}"),
+        ),
+        "refused, with what was found; boxes that are not finite cost the detections of their frame. Weights are read "
+        "from the file's folder alone. **Memory and time of the network itself have no bound**",
+        ("detection/test_onnx_detector.py::test_weights_beside_the_file_are_read_and_others_are_not",),
+    ),
+    Input(
         "weights in torch's format",
         AUTHOR,
         (
