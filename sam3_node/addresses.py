@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 MAX_PORT = 65535
@@ -81,3 +84,49 @@ def split_host(endpoint: str) -> str:
     scheme, _, address = endpoint.partition("://")
     host = address.rpartition(";")[2].rpartition(":")[0].removeprefix("[").removesuffix("]")
     return host if scheme == "tcp" else ""
+
+
+def are_same_endpoint(first: str, second: str) -> bool:
+    """Return True if two endpoints of ZeroMQ are one socket, however they are spelt. A free port is none.
+
+    `*` and the like include the loopback addresses. Names of other hosts are not looked up.
+    """
+    host, place = _split_endpoint(first)
+    other_host, other_place = _split_endpoint(second)
+    if not place or place != other_place:
+        return False
+    hosts = {host, other_host}
+    return len(hosts) == 1 or ("*" in hosts and all(name == "*" or is_loopback(name) for name in hosts))
+
+
+def _split_endpoint(endpoint: str) -> tuple[str, str]:
+    """Return host and port, or "" and the path, in one spelling; the place is empty for a free port."""
+    scheme, _, address = endpoint.partition("://")
+    if scheme == "ipc":
+        # * is a new path at each bind, @ a name that is no path
+        if address.startswith("*"):
+            return "", ""
+        if address.startswith("@"):
+            return "", address
+        return "", os.path.realpath(address)
+    port = address.rpartition(":")[2]
+    place = ""
+    if scheme == "tcp" and port.isdecimal() and int(port):
+        place = str(int(port))  # 05550 is 5550
+    return _normalise_host(split_host(endpoint).lower()), place
+
+
+def _normalise_host(host: str) -> str:
+    if host in ("localhost", "lo"):
+        return "127.0.0.1"
+    import ipaddress  # here, because it slows the start of a client
+
+    with suppress(OSError, ValueError):  # a name stays as it is
+        if re.fullmatch(r"[0-9.]+", host):  # 127.1 is 127.0.0.1
+            host = socket.inet_ntoa(socket.inet_aton(host))
+        address = ipaddress.ip_address(host)
+        address = getattr(address, "ipv4_mapped", None) or address
+        if address.is_unspecified:
+            return "*"
+        return str(address)
+    return host
