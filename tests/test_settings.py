@@ -193,7 +193,7 @@ def test_the_command_line_refuses_a_name_from_before(capsys: pytest.CaptureFixtu
         ("[trucker]\nbank_size = 3", "tracker"),
         ("[model]\nbank_size = 3", "tracker.bank_size"),
         ("[camera]\nencoding = 'jpg'", "jpeg"),
-        ("[detector]\nkind = 'yolo_world'", "yolo-world"),
+        ("[engine]\nkind = 'tensor-rt'", "tensorrt"),
         ("[transport]\ndelivery = 'Newest'", "newest"),
         ("[[group.cameras]]\nsorce = 'webcam:0'", "source"),
         ("[group]\nprocesses = ['camera', 'nod']", "node"),

@@ -280,7 +280,9 @@ def _find_normalisation(path: Path, layout: ExportLayout, notes: OnnxNotes) -> N
             chosen = None
     mean, std = chosen or ([0.0] * 3, [1.0] * 3)
     if notes.mean or notes.std:
-        return Normalisation(notes.mean or mean, notes.std or std)
+        chosen = Normalisation(notes.mean or mean, notes.std or std)
+        # the file has them of red, green and blue
+        return Normalisation(chosen.mean[::-1], chosen.std[::-1]) if layout.is_bgr else chosen
     return chosen
 
 

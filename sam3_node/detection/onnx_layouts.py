@@ -15,7 +15,7 @@ from torch import Tensor
 from ..errors import ModelError, RequestError
 from ..files import explain_os_error, parse_toml, read_json, read_regular
 from ..models.pixels import Resize, to_corners
-from ..models.weight_files import CONFIG, IMAGENET, MAX_JSON_BYTES, Normalisation
+from ..models.weight_files import CONFIG, IMAGENET, MAX_JSON_BYTES, Deviation, Mean, Normalisation
 from .phrases import clean_phrase
 
 MAX_NOTES_BYTES = 1 << 20
@@ -48,8 +48,8 @@ class OnnxNotes(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """names of the outputs, in the order of `ExportLayout.outputs`"""
     size: Annotated[list[Side], msgspec.Meta(min_length=2, max_length=2)] | None = None
     """[height, width] in pixels of an input whose size is free"""
-    mean: Annotated[list[float], msgspec.Meta(min_length=3, max_length=3)] | None = None
-    std: Annotated[list[float], msgspec.Meta(min_length=3, max_length=3)] | None = None
+    mean: Mean | None = None
+    std: Deviation | None = None
     """of red, green and blue, for pixels in 0..1"""
     classes: list[str] = []
     """names, in the order of the network's classes"""

@@ -94,7 +94,9 @@ def resolve_detector_dtype(settings: Settings) -> torch.dtype:
 
 def resolve_folder(settings: DetectorSettings) -> Path:
     """Return the folder of the weights that `detector.name` names."""
-    return NANO if settings.name == "nano" else Path(settings.name)
+    # the same word may mean something else to a detector of another package
+    is_bundled = settings.kind == "yolo-world" and settings.name == "nano"
+    return NANO if is_bundled else Path(settings.name)
 
 
 def compute_detector_key(settings: Settings, image_size: int, gpu: str = LOCAL) -> EngineKey:

@@ -385,6 +385,9 @@ def _find_weight_files(name: str) -> list[Path]:
     # a digest of gigabytes that are not here yet is nothing to wait for
     if found := find_file(name, fetch=False):
         return [found.path]
+    # such as a detector in ONNX
+    if Path(name).is_file():
+        return [Path(name)]
     folder = NANO if name == "nano" else Path(name).expanduser()
     # the name is no folder, so the hub's cache has the files; a name without / is of no repository of weights, and the
     # hub would be asked for it in vain for a minute

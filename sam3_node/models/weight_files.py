@@ -248,11 +248,15 @@ def _reinstall_hint(path: Path) -> str:
 PREPROCESSING = "preprocessor_config.json"
 
 
+Mean = Annotated[list[Share], Meta(min_length=3, max_length=3)]
+Deviation = Annotated[list[Annotated[float, Meta(ge=1e-3, le=10)]], Meta(min_length=3, max_length=3)]
+
+
 class Normalisation(NamedTuple):
     """Mean and standard deviation of red, green and blue, for pixels in 0..1."""
 
-    mean: Annotated[list[Share], Meta(min_length=3, max_length=3)]
-    std: Annotated[list[Annotated[float, Meta(ge=1e-3, le=10)]], Meta(min_length=3, max_length=3)]
+    mean: Mean
+    std: Deviation
 
     def to_tensors(self, device: torch.device | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Return both as tensors [1, 3, 1, 1]."""

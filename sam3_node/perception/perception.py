@@ -21,6 +21,7 @@ from ..detection.detectors import (
     prepare_prompts,
     restore_prompts,
 )
+from ..detection.loading import KINDS
 from ..detection.phrases import clean_prompts
 from ..engines.detector import resolve_folder
 from ..engines.engine_store import checkpoint_digest
@@ -351,11 +352,12 @@ class Perception:
     def digests(self) -> dict[str, str]:
         """SHA-256 of the weights of model and detector; empty for weights that are not files."""
         settings = self.settings
+        weights = resolve_folder(settings.detector)
+        # the hub is not asked for a name that another package reads
+        is_read = self.detector is not None and (settings.detector.kind in KINDS or weights.exists())
         return {
             "model_digest": compute_digest(settings.model.name),
-            "detector_digest": compute_digest(str(resolve_folder(settings.detector)))
-            if self.detector
-            else "",
+            "detector_digest": compute_digest(str(weights)) if is_read else "",
         }
 
 

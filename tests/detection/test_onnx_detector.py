@@ -20,6 +20,7 @@ import onnxruntime as runtime
 from sam3_node.detection import onnx_detector
 from sam3_node.detection.loading import load_detector
 from sam3_node.errors import MissingExtraError, ModelError, UnknownPhraseError
+from sam3_node.perception.perception import compute_digest
 from sam3_node.types import Detection
 from tests.support.refuses import refuses
 from tests.support.tiny_detectors import picture
@@ -289,3 +290,26 @@ def test_no_runtime_and_an_old_one_name_the_extra(
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with refuses(MissingExtraError, field="onnxruntime"):
         onnx_detector._require_runtime()
+
+
+def test_mean_and_deviation_of_the_toml_are_of_red_green_and_blue(
+    files: Callable[[str], Path], tmp_path: Path
+) -> None:
+    red = np.zeros((48, 64, 3), np.uint8)
+    red[..., 2] = 255
+    for layout, place in (("yolov8", 0), ("yolox", 2)):
+        path = tmp_path / layout / "best.onnx"
+        path.parent.mkdir()
+        path.write_bytes(files(layout).read_bytes())
+        path.with_suffix(".toml").write_text(
+            f"classes = {list(CLASSES)}\nmean = [0.25, 0, 0]\nstd = [0.5, 1, 1]"
+        )
+        pixels, _ = load_detector("onnx", path).detector._fit(red)
+        assert pixels[0, :, 40, 40].tolist() == [1.5 if channel == place else 0 for channel in range(3)]
+        path.with_suffix(".toml").write_text("std = [0, 1, 1]")
+        with refuses(ModelError, field=("best.toml", "std")):
+            load_detector("onnx", path)
+
+
+def test_the_file_has_a_digest(files: Callable[[str], Path]) -> None:
+    assert len(compute_digest(str(files("detr")))) == 64
