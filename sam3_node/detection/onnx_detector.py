@@ -33,6 +33,7 @@ from ..types import Detection, Image
 from .detectors import MAX_DETECTIONS, MAX_IOU
 from .guarded import GuardedDetector
 from .onnx_layouts import (
+    BACKGROUND,
     LAYOUTS,
     MAX_SIDE,
     MIN_SIDE,
@@ -134,6 +135,8 @@ class OnnxDetector:
         # also the first run, which takes longer than those on frames
         values = network.run(blank)
         self._layout, self._outputs = _recognise(path, values, blank, notes, network.metadata)
+        if self._layout is LAYOUTS["torchvision"] and self.classes[0] == BACKGROUND:
+            self.classes = self.classes[1:]
         self._size = size
         if size is None and self._layout.free_fit is None:
             self._size = (DEFAULT_SIDE, DEFAULT_SIDE)

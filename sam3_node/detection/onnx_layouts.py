@@ -30,6 +30,8 @@ STRIDES = ((8, 16, 32), (8, 16, 32, 64))
 """Pixels of a cell on each map of YOLO networks, and of those for large inputs."""
 MAX_RAW_OFFSET = 8.0
 """Cells up to which the centres of boxes usually lie from their own cell; in pixels they would lie further."""
+BACKGROUND = "__background__"
+"""What torchvision's lists of names begin with."""
 CLASS_FILES = ("classes.txt", "data.yaml", CONFIG)
 """Files beside an ONNX file that may name its classes: one a line, of a YOLO dataset, of transformers."""
 
@@ -172,8 +174,8 @@ def _read_yolox(values: Sequence[Tensor], size: tuple[int, int], count: int) -> 
 
 def _read_torchvision(values: Sequence[Tensor], size: tuple[int, int], count: int) -> tuple[Tensor, Tensor]:
     boxes, labels, scores = values
-    # torchvision's class 0 is the background, and never an answer
-    return boxes, _spread(scores, labels - 1, count)
+    # class 0 is the background, which RetinaNet and FCOS may name
+    return boxes, _spread(torch.where(labels > 0, scores, 0), (labels - 1).clamp(min=0), count)
 
 
 def _list_cells(size: tuple[int, int], count: int) -> tuple[Tensor, Tensor]:

@@ -313,3 +313,10 @@ def test_mean_and_deviation_of_the_toml_are_of_red_green_and_blue(
 
 def test_the_file_has_a_digest(files: Callable[[str], Path]) -> None:
     assert len(compute_digest(str(files("detr")))) == 64
+
+
+def test_torchvisions_background_is_no_class(files: Callable[[str], Path], tmp_path: Path) -> None:
+    path = tmp_path / "best.onnx"
+    path.write_bytes(files("torchvision").read_bytes())
+    (tmp_path / "classes.txt").write_text("\n".join(["__background__", *CLASSES]))
+    assert names_of(path) == CLASSES
