@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
@@ -132,7 +132,7 @@ def _run(work: SimpleQueue[_Work]) -> None:
 
 
 @contextmanager
-def _explain(what: str) -> Any:
+def _explain(what: str) -> Iterator[None]:
     """Raise ModelError for what is no error of this package."""
     try:
         yield

@@ -49,6 +49,8 @@ from .onnx_layouts import (
 from .phrases import describe_unknown, phrase_key
 
 EXTRA = "onnxruntime"
+CUDA = "CUDAExecutionProvider"
+"""onnxruntime's name of what runs networks on a GPU"""
 MIN_RUNTIME = (1, 24)
 """The first onnxruntime that reads no weights from outside the folder of an ONNX file."""
 MAX_FILE_BYTES = 2 << 30
@@ -84,11 +86,18 @@ class OnnxNetwork:
         with explain_os_error(ModelError, f"cannot read {path}"):
             check_regular(path, MAX_FILE_BYTES)
         self._path = path
+        chosen = pick_device(device)
         with _explain(f"{path}: expected a network in ONNX, with all of its data in the folder of the file"):
+            # without the fallback, which prints
             self._session = runtime.InferenceSession(
-                str(path), _make_options(runtime), providers=_choose_providers(runtime, device)
+                str(path), _make_options(runtime), _list_providers(runtime, chosen), enable_fallback=0
             )
             self.metadata: Mapping[str, str] = self._session.get_modelmeta().custom_metadata_map
+        if chosen.type == "cuda" and CUDA not in self._session.get_providers():
+            _log.warning(
+                "%s runs on the CPU: this onnxruntime finds no CUDA; install onnxruntime-gpu in its place",
+                path,
+            )
         inputs = self._session.get_inputs()
         images = [one for one in inputs if one.name != "pixel_mask"]
         described = ", ".join(f"{one.name} {one.type} {one.shape}" for one in inputs)
@@ -235,15 +244,10 @@ def _make_options(runtime: Any) -> Any:
     return options
 
 
-def _choose_providers(runtime: Any, device: str | torch.device) -> list[Any]:
-    chosen = pick_device(device)
-    if chosen.type == "cuda":
-        if "CUDAExecutionProvider" in runtime.get_available_providers():
-            return [("CUDAExecutionProvider", {"device_id": chosen.index or 0}), "CPUExecutionProvider"]
-        _log.warning(
-            "this onnxruntime has no CUDA, so the detector runs on the CPU; install onnxruntime-gpu in its place"
-        )
-    return ["CPUExecutionProvider"]
+def _list_providers(runtime: Any, device: torch.device) -> list[Any]:
+    on_cuda = (CUDA, {"device_id": device.index or 0})
+    is_there = device.type == "cuda" and CUDA in runtime.get_available_providers()
+    return [*([on_cuda] if is_there else []), "CPUExecutionProvider"]
 
 
 def _is_image(shape: Sequence[object]) -> bool:
