@@ -109,10 +109,13 @@ class GuardedDetector:
             score = float(score)
             x0, y0, x1, y1 = map(float, box)
         except (TypeError, ValueError, LookupError) as error:
-            raise ModelError(f"expected Detection(label, score, box), found {one!r:.200}") from error
+            raise ModelError(
+                f"{self.name}: expected Detection(label, score, box), found {one!r:.200}"
+            ) from error
         if label not in phrases or not 0 <= score <= 1 or not all(map(math.isfinite, (x0, y0, x1, y1))):
             raise ModelError(
-                f"expected a label that was asked for, a score in 0..1 and a box of finite numbers, found {one!r:.200}"
+                f"{self.name}: expected a label that was asked for, a score in 0..1 and a box of finite numbers, found "
+                f"{one!r:.200}"
             )
         clipped = (max(0.0, x0), max(0.0, y0), min(float(width), x1), min(float(height), y1))
         return Detection(label, score, clipped)
@@ -136,8 +139,6 @@ def _explain(what: str) -> Iterator[None]:
     """Raise ModelError for what is no error of this package."""
     try:
         yield
-    except ModelError as error:
-        raise ModelError(f"{what}: {error}") from error
     except Sam3NodeError:
         raise
     except Exception as error:
