@@ -40,7 +40,7 @@ def interrupt(at: Moment, *arguments: str, options: tuple[str, ...] = ()) -> Non
             process.kill()
     for word in ("Traceback", "KeyboardInterrupt", "Exception ignored"):
         assert word not in out + err
-    assert process.returncode == 130
+    assert process.returncode == 130, out + err
 
 
 @pytest.mark.parametrize(
