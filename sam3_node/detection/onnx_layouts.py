@@ -163,7 +163,8 @@ def _read_end2end(values: Sequence[Tensor], size: tuple[int, int], count: int) -
 def _read_yolox(values: Sequence[Tensor], size: tuple[int, int], count: int) -> tuple[Tensor, Tensor]:
     table = values[0][0]
     _check_count(table.shape[1] - 5, (count,), count)
-    centres, sides = table[:, :2], table[:, 2:4]
+    centres = table[:, :2]
+    sides = table[:, 2:4]
     # exported as the network gives them, unless --decode_in_inference was set
     if centres.abs().median() < MAX_RAW_OFFSET:
         corners, strides = _list_cells(size, len(table))

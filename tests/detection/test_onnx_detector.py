@@ -64,8 +64,11 @@ def fit(layout: str, image: npt.NDArray[np.uint8]) -> tuple[Array, float, float,
             small = np.asarray(Image.fromarray(np.ascontiguousarray(rgb)).resize((WIDTH, HEIGHT), 2)) / 255
         return ((small - MEAN) / STD).transpose(2, 0, 1)[None], WIDTH / width, HEIGHT / height, 0, 0
     scale = min(WIDTH / width, HEIGHT / height)
-    columns, rows = round(width * scale), round(height * scale)
-    left, top = (0, 0) if layout.startswith("yolox") else ((WIDTH - columns) // 2, (HEIGHT - rows) // 2)
+    columns = round(width * scale)
+    rows = round(height * scale)
+    is_centred = not layout.startswith("yolox")
+    left = (WIDTH - columns) // 2 if is_centred else 0
+    top = (HEIGHT - rows) // 2 if is_centred else 0
     canvas = np.full((HEIGHT, WIDTH, 3), 114, np.float32)
     source = image if layout.startswith("yolox") else rgb
     canvas[top : top + rows, left : left + columns] = cv2.resize(source.astype(np.float32), (columns, rows))
@@ -93,7 +96,8 @@ def decode(layout: str, found: dict[str, Array]) -> tuple[Array, Array]:
         scores = powers / powers.sum(1, keepdims=True) if layout == "detr" else sigmoid(logits)
     elif layout.startswith("yolov8"):
         table = found["output0"][0].T
-        centres, scores = table[:, :4], table[:, 4:7]
+        centres = table[:, :4]
+        scores = table[:, 4:7]
     else:
         table = found["output"][0].copy()
         if layout == "yolox":
@@ -104,7 +108,8 @@ def decode(layout: str, found: dict[str, Array]) -> tuple[Array, Array]:
                         table[row, :2] = (table[row, :2] + (x, y)) * stride
                         table[row, 2:4] = np.exp(table[row, 2:4]) * stride
                         row += 1
-        centres, scores = table[:, :4], table[:, 4:5] * table[:, 5:]
+        centres = table[:, :4]
+        scores = table[:, 4:5] * table[:, 5:]
     half = centres[:, 2:] / 2
     return np.concatenate([centres[:, :2] - half, centres[:, :2] + half], 1), scores[:, :3]
 

@@ -129,7 +129,8 @@ def test_a_copy_of_version_2_has_its_masks_as_groot_reads_them(tmp_path: Path) -
                 episode_chunk=0, episode_index=episode, mask_key=view["original_key"]
             )
             with np.load(written / place) as found:
-                regions, valid = found["arr_0"], found["valid"]
+                regions = found["arr_0"]
+                valid = found["valid"]
             rows = range(first, (*STARTS, 15)[episode + 1])
             width, height = SIZES[camera]
             assert (regions.shape, regions.dtype) == ((len(rows), height, width), np.uint8)

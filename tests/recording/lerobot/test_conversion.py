@@ -237,7 +237,8 @@ def test_masks_for_groot_are_a_number_for_each_label(groot_dataset: Path) -> Non
     for episode, mark in enumerate(KEPT):
         place = template.format(episode_chunk=0, episode_index=episode, mask_key="observation.images.front")
         with np.load(groot_dataset / place) as found:
-            masks, valid = found["arr_0"], found["valid"]
+            masks = found["arr_0"]
+            valid = found["valid"]
         assert valid.tolist() == [True] * (mark.end - mark.first)
         for picture, frame in zip(masks, range(mark.first, mark.end), strict=True):
             expected = np.zeros((120, 160), np.uint8)

@@ -200,7 +200,7 @@ def test_a_conversion_that_hangs_holds_no_other(marks: Marks, monkeypatch: pytes
 
 
 def test_a_conversion_knows_version_and_robot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the recorder's command and profile say is passed on: `convert` reads it as the recorder has."""
+    """The recorder passes on what its command and profile say, and `convert` reads the same settings from it."""
     lines: list[str] = []
     settings = Settings(
         lerobot=LeRobotSettings(folder=tmp_path / "out", version="2.1"),
