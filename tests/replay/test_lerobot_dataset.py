@@ -326,3 +326,10 @@ def test_labels_that_are_written_anew_keep_their_numbers(tmp_path: Path) -> None
     assert json.loads((tmp_path / "out/lerobot" / NAMES).read_text())["labels"] == first
     assert "mug" in str(first)
     assert "gizmozz" not in str(first)
+
+
+def test_a_damaged_description_of_groups_is_told(tmp_path: Path) -> None:
+    dataset = Path(shutil.copytree(DATA / "v2.1", tmp_path / "dataset"))
+    (dataset / "meta/modality.json").write_text('{"video": ["front"]}')
+    with pytest.raises(BagError, match=r"modality\.json.*expected"):
+        write_masks(tmp_path / "out", Dataset(dataset))

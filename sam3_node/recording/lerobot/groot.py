@@ -33,6 +33,8 @@ BACKGROUND = 0
 """Number of the pixels of nothing that was looked for."""
 TASK = "human.task_description"
 """Name of the tasks among the annotations. Their numbers are in the column task_index."""
+Modality = dict[str, dict[str, dict[str, Any]]]
+"""Content of MODALITY: the parts, such as state and video; their groups or views; and where each of these is."""
 Regions = npt.NDArray[np.uint8]
 """Numbers of regions, [h, w]."""
 
@@ -43,10 +45,10 @@ def list_masked(features: Mapping[str, Any]) -> list[str]:
     return [IMAGE.format(key.removeprefix(prefix)) for key in features if key.startswith(prefix)]
 
 
-def describe_modality(features: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def describe_modality(features: Mapping[str, Any]) -> Modality:
     """Return the content of MODALITY for the features of a dataset."""
     videos = [key for key, feature in features.items() if feature["dtype"] == "video"]
-    modality: dict[str, dict[str, Any]] = {}
+    modality: Modality = {}
     for part, key in (("state", "observation.state"), ("action", "action")):
         if key in features:
             modality[part] = group_joints(_list_names(features[key]))
@@ -57,12 +59,12 @@ def describe_modality(features: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return modality
 
 
-def name_views(keys: Sequence[str]) -> dict[str, dict[str, str]]:
+def name_views(keys: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return the pictures with these keys by the names of their cameras, as MODALITY has them."""
     return {key.removeprefix("observation.").removeprefix("images."): {"original_key": key} for key in keys}
 
 
-def group_joints(names: Sequence[str]) -> dict[str, dict[str, int]]:
+def group_joints(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return the groups of joints that follow one another in a vector: {name: {start, end}}, the end excluded.
 
     A group is an arm or a gripper; with several robots, whose joints are named <robot>.<joint>, <robot>_arm. A second
@@ -71,7 +73,7 @@ def group_joints(names: Sequence[str]) -> dict[str, dict[str, int]]:
     robots = [name.partition(".")[0] for name in names]
     # shoulder_pan.pos, elbow_flex.pos: there the text before the dot is the joint's
     has_robots = all("." in name for name in names) and len(set(robots)) < len(names)
-    groups: dict[str, dict[str, int]] = {}
+    groups: dict[str, dict[str, Any]] = {}
     last = ""
     for index, (name, robot) in enumerate(zip(names, robots, strict=True)):
         joint = name.removeprefix(f"{robot}.") if has_robots else name

@@ -34,6 +34,7 @@ from ...recording.lerobot.dataset import LOCK, UNFINISHED
 from ...recording.lerobot.forms import Feature, MaskNames, PictureCell
 from ...recording.lerobot.groot import (
     MODALITY,
+    Modality,
     RegionFile,
     describe_modality,
     name_regions,
@@ -57,7 +58,7 @@ from ...recording.lerobot.masks import (
 from ...recording.lerobot.records import RECORDS
 from ...recording.lerobot.statistics import NamedStats, NumberStatistics, PixelStatistics, name_pixel_stats
 from ...resources import Closeable
-from ...schema.fields import decode_json
+from ...schema.fields import convert, decode_json
 from ...settings import LeRobotSettings
 from ...types import MaskFrame
 from ..davis_png import MaskSource, NumberTable
@@ -123,7 +124,7 @@ def write_lerobot(
             writer.write_meta()
         except (ValueError, LookupError, TypeError, AttributeError, WireError) as error:
             raise BagError(
-                f"{path}: expected statistics as lerobot writes them in meta, found {error!r:.200}"
+                f"{path}: expected descriptions as lerobot writes them in meta, found {error!r:.200}"
             ) from error
         return writer.count_rows()
 
@@ -335,11 +336,11 @@ class _DatasetWriter(Closeable):
     def _write_text(self, name: str, text: str) -> None:
         write_atomically(self._target / name, text.encode())
 
-    def _describe_modality(self, features: Mapping[str, Any]) -> dict[str, Any]:
+    def _describe_modality(self, features: Mapping[str, Any]) -> Modality:
         """Return the dataset's own modality.json, or one by the names of its joints, with the masks."""
         modality = describe_modality(features)
         if (self._target / MODALITY).is_file():
-            modality = decode_json(self._read_text(MODALITY), MODALITY)
+            modality = convert(decode_json(self._read_text(MODALITY), MODALITY), Modality, MODALITY)
         # masks have the names of their cameras
         names = {
             view.get("original_key", IMAGE.format(name)): name
