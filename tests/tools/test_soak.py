@@ -14,6 +14,7 @@ from tests.support.repeats import if_whole
 from tests.support.transport_peer import wait_until
 from tools.bench import soak_chaos
 from tools.bench.soak_chaos import Plan, Reader, Soak
+from tools.bench.soak_episodes import Marked, Recorded
 from tools.bench.soak_summary import Row, find_calm, fit_growth, select, summarise, write_results
 from tools.bench.tiny_weights import save_tiny_checkpoint
 from tools.command import read_json_lines
@@ -153,3 +154,21 @@ def test_recovery_counts_from_the_first_of_enough_frames_on_time(monkeypatch: py
     assert reader.cameras == {"cam0"}
     assert reader.recovery_s == pytest.approx(0.5)
     client.end()
+
+
+def test_each_episode_is_stored_named_unseen_or_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = Recorded(tmp_path)
+    monkeypatch.setattr(Recorded, "list_tasks", lambda self: {"task 1"})
+    recorded.note("recorder | lerobot: left out episode 1 ('task 2') of a.mcap: a gap")
+    recorded.note("recorder | 10 frames of 'task 4'")
+    marked = [
+        Marked("task 1", 0, 5),
+        Marked("task 2", 6, 9),
+        Marked("task 3", 20, 24),
+        Marked("task 4", 24, 40),
+    ]
+    found = recorded.account(marked, [(19, 30)])
+    assert (found["begun"], found["stored"], found["named"], found["unseen"]) == (4, 1, 1, 1)
+    assert found["lost"] == ["task 4"]
+    row = {"kind": "episodes", "t_s": 11.0, **found}
+    assert failed([HEAD, sample(5), sample(10), row]) == {"episodes lost without a word"}

@@ -51,6 +51,7 @@ def make_plan(args: argparse.Namespace, weights: Path) -> Plan:
         keeps_epochs=args.keeps_epochs,
         settings=settings,
         surfaces=args.surfaces,
+        episodes=args.episodes,
     )
 
 
@@ -77,6 +78,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chaos", action="store_true", help="break things")
     text = "joints, exemplars, clicks on past frames, and spans to a collector, too (`soak_surfaces`)"
     parser.add_argument("--surfaces", action="store_true", help=text)
+    text = "a recorder of episodes to a LeRobot dataset (`soak_episodes`)"
+    parser.add_argument("--episodes", action="store_true", help=text)
     parser.add_argument("--out", type=Path, default=Path("out/soak"), help="folder of log and results")
     parser.add_argument("--summarise", type=Path, metavar="FOLDER", help="only write a log's results again")
     parser.add_argument("--model", default="", help="weights of the node; default: tiny random ones")

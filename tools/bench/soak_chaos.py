@@ -30,7 +30,7 @@ from sam3_node.errors import Sam3NodeError
 from sam3_node.processes.supervisor import Group, Process
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import Request, pack_frame, pack_request
-from tools.bench import soak_surfaces
+from tools.bench import soak_episodes, soak_surfaces
 from tools.bench.latency.age import read_timing
 from tools.bench.soak_summary import MARGIN_MS
 
@@ -44,6 +44,10 @@ NEVER_S = 1e6
 FLOW_S = 5.0
 """The next fault waits until masks have come within this time."""
 READY_S = 300.0
+RESTART_S = 15.0
+"""Seconds after which a member that was ended runs again."""
+READY_LINES = {"node": r"^node ready", soak_episodes.NAME: soak_episodes.READY}
+"""Line of a member that is no camera and has started."""
 FAULTS = ("kill", "stop", "pause")
 PRIORITIES: tuple[Literal["low", "normal"], ...] = ("low", "normal")
 
@@ -258,6 +262,8 @@ class Plan:
     """environment of the node and its cameras"""
     surfaces: bool = False
     """True for what `soak_surfaces` does beside tracking"""
+    episodes: bool = False
+    """True for a recorder of the episodes that a client marks (`soak_episodes`)"""
 
 
 class Soak:
@@ -272,9 +278,12 @@ class Soak:
         self._source = f"scene:shapes?{SIZE}"
         self._settings = plan.settings
         self._visitor: soak_surfaces.Visitor | None = None
+        self._recorded: soak_episodes.Recorded | None = None
         self._pids: dict[str, set[int]] = {}
         self._extra: dict[str, subprocess.Popen[bytes]] = {}
         self._resume: list[tuple[float, int]] = []
+        self._unseen_s: list[tuple[float, float]] = []
+        """spans in which the recorder did not run, by `time.monotonic`"""
 
     def run(self) -> None:
         """Run all parts of the plan."""
@@ -293,17 +302,22 @@ class Soak:
                     folder, joints, collector.endpoint
                 )
             self._write("head", **self._describe())
-            self._group = opened.enter_context(Group(grace_s=3.0, echo=None))
+            if plan.episodes:
+                self._recorded = soak_episodes.Recorded(self._log.parent)
+            echo = None if self._recorded is None else self._recorded.note
+            self._group = opened.enter_context(Group(grace_s=3.0, echo=echo))
             opened.callback(self._end_extra)
             self._group.start(self._make_camera("cam0", plan.camera_hz))
             self._group.start(self._make_node())
+            if self._recorded is not None:
+                self._group.start(self._make_recorder(self._recorded))
             self._group.wait_ready("node", READY_S)
             ends = (self._masks, self._control)
-            readers, prompts, visits, self._status_client = (
+            readers, prompts, visits, marks, self._status_client = (
                 opened.enter_context(
                     PerceptionClient(*ends, timeout_ms=5000, on_restart=lambda restart: None)
                 )
-                for _ in range(4)
+                for _ in range(5)
             )
             self._reader = Reader(readers, plan.keeps_epochs)
             self._wait_for_masks("cam0")
@@ -313,9 +327,27 @@ class Soak:
             if plan.surfaces:
                 self._visitor = soak_surfaces.Visitor(visits, random.Random(plan.seed + 3))
                 opened.callback(self._visitor.stop)
+            marker = None
+            if plan.episodes:
+                marker = soak_episodes.Marker(marks, random.Random(plan.seed + 4))
+                opened.callback(marker.stop)
             self._break_things()
             self._overload()
             self._pass("quiet", plan.quiet_s)
+            if marker is not None and self._recorded is not None:
+                marker.stop()
+                self._account(self._recorded, marker.marked)
+
+    def _account(self, recorded: soak_episodes.Recorded, marked: list[soak_episodes.Marked]) -> None:
+        """End the recorder, convert what it left, and write what became of each episode."""
+        process = self._find_members().get(soak_episodes.NAME)
+        if process is not None:
+            process.terminate()
+            end_s = time.monotonic() + soak_episodes.LAST_S
+            while process.is_running() and time.monotonic() < end_s:
+                self._group.poll(0.1)
+        recorded.convert()
+        self._write("episodes", **recorded.account(marked, self._unseen_s))
 
     def _describe(self) -> dict[str, Any]:
         plan = self._plan
@@ -387,6 +419,9 @@ class Soak:
             process.send_signal(signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
         if fault == "pause":
             self._resume.append((time.monotonic() + PAUSE_S, process.pid))
+        elif name == soak_episodes.NAME:
+            now_s = time.monotonic()
+            self._unseen_s.append((now_s, now_s + self._plan.watchdog_s + RESTART_S))
 
     def _continue_paused(self, all_of_them: bool = False) -> None:
         for item in [item for item in self._resume if all_of_them or item[0] <= time.monotonic()]:
@@ -431,10 +466,14 @@ class Soak:
     def _make_node(self) -> Process:
         return self._make("node", ("run",), SAM3_TRANSPORT__FRAMES=",".join(self._frames.values()))
 
+    def _make_recorder(self, recorded: soak_episodes.Recorded) -> Process:
+        frames = {"SAM3_TRANSPORT__FRAMES": self._frames["cam0"]}
+        return self._make(soak_episodes.NAME, recorded.words, **recorded.environment, **frames)
+
     def _make(self, name: str, words: tuple[str, ...], **environment: str) -> Process:
         endpoints = {"SAM3_TRANSPORT__MASKS": self._masks, "SAM3_TRANSPORT__CONTROL": self._control}
         command = (sys.executable, "-m", "sam3_node", *words)
-        ready = r"^node ready" if name == "node" else r"publishing on"
+        ready = READY_LINES.get(name, r"publishing on")
         environment = {**endpoints, **self._settings, **environment}
         return Process(name, command, ready, environment, "on-failure", self._plan.watchdog_s)
 
@@ -446,7 +485,7 @@ class Soak:
                 words = process.cmdline()
                 if process.status() == psutil.STATUS_ZOMBIE or "sam3_node" not in words:
                     continue
-                name = "node" if "run" in words else words[words.index("--camera.name") + 1]
+                name = _name_member(words)
                 if name not in self._extra:
                     found[name] = process
         return found
@@ -479,7 +518,9 @@ class Soak:
             since_s=round(self._since_s - self._start_s, 2),
             phase=self._phase,
             processes=processes,
-            missing=sorted({"node", "cam0"} - set(members)),
+            missing=sorted(
+                {"node", "cam0", *([soak_episodes.NAME] if self._plan.episodes else ())} - set(members)
+            ),
             restarts={name: len(pids) - 1 for name, pids in self._pids.items()},
             over_budget=max((camera["over_budget"] for camera in cameras), default=0),
             shed_level=max((camera["shed_level"] for camera in cameras), default=0),
@@ -499,3 +540,10 @@ class Soak:
         line = {"kind": kind, "t_s": round(time.monotonic() - self._start_s, 2), **fields}
         with self._log.open("a") as file:
             file.write(json.dumps(line) + "\n")
+
+
+def _name_member(words: list[str]) -> str:
+    """Return the name of a member of the group by its command line."""
+    if "run" in words:
+        return "node"
+    return soak_episodes.NAME if "record" in words else words[words.index("--camera.name") + 1]

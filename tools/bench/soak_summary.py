@@ -27,6 +27,8 @@ MAX_GROWTH_MB = 10.0
 MAX_GROWTH_DESCRIPTORS = 2.0
 """Largest fitted growth of descriptors over the whole run."""
 MAX_RECOVERY_S = 2.0
+EPISODES = ("begun", "stored", "named", "unseen", "lost")
+"""What is counted of the episodes of a run."""
 COLOURS = {"kill": "tab:red", "stop": "tab:purple", "pause": "tab:orange"}
 
 
@@ -117,6 +119,10 @@ def make_checks(rows: Sequence[Row]) -> list[Check]:
         Check(f"{age}, without faults", calm_ms, 1000 / head["camera_hz"] + MARGIN_MS, "ms"),
         Check(f"{age}, under overload", loaded_ms, load_ms + MARGIN_MS, "ms"),
         Check("recovery after the overload", measure_recovery(rows), MAX_RECOVERY_S, "s"),
+        *(
+            Check("episodes lost without a word", float(len(row["lost"])), 0, "")
+            for row in select(rows, "episodes")
+        ),
     ]
 
 
@@ -136,6 +142,7 @@ def summarise(rows: Sequence[Row]) -> Row:
         "restarts": samples[-1]["restarts"],
         "ids": samples[-1]["ids"],
         "epochs": samples[-1]["epochs"],
+        "episodes": [{name: row[name] for name in EPISODES} for row in select(rows, "episodes")],
         "rss_mb": {round(row["t_s"] / 60, 1): rss for row, rss in _read_memory(samples)},
         "highest_rss_mb": max(row["processes"].get("node", {}).get("rss_mb", 0.0) for row in samples),
         "over_budget": max(row["over_budget"] for row in samples),

@@ -84,7 +84,7 @@ def convert_recordings(
     left_out = 0
     with DatasetFolder(folder, settings.version) as dataset:
         known = dataset.keys
-        for number, episode in enumerate(found.episodes):
+        for episode in found.episodes:
             if episode.key in known:
                 present += 1
                 continue
@@ -94,7 +94,7 @@ def convert_recordings(
                 appended += 1
             except (BagError, WireError) as error:
                 left_out += 1
-                report(f"left out episode {number} of {paths[0].name}: {error}")
+                report(f"left out {episode.name} of {paths[0].name}: {error}")
     return Converted(appended, present, left_out)
 
 

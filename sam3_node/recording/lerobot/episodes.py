@@ -29,6 +29,8 @@ class RecordedEpisode:
 
     key: int
     """Unix time in ns at which the node began it, or at which the recording began"""
+    name: str = "its only episode"
+    """what it is called in lines for people"""
     task: str = ""
     begin_ns: int | None = None
     end_ns: int | None = None
@@ -39,6 +41,15 @@ class FoundEpisodes(NamedTuple):
 
     episodes: list[RecordedEpisode]
     notes: list[str]
+
+
+def name_episode(args: Mapping[str, Any]) -> str:
+    """Return the name of an episode for people, from the arguments of one of its marks.
+
+    Its number alone would name two of them, as a node that was started again counts from 0.
+    """
+    task = args.get("task")
+    return f"episode {args.get('episode')!r:.20}" + (f" ({task!r:.100})" if task else "")
 
 
 def find_episodes(reader: RecordingReader) -> FoundEpisodes:
@@ -89,27 +100,26 @@ class _EpisodeFinder:
             self._notes.append("skipped an episode whose end has no time")
             return
         if args.get("keep") is False:
-            self._notes.append(f"skipped episode {args.get('episode')}: it was discarded")
+            self._notes.append(f"skipped {name_episode(args)}: it was discarded")
             return
         # without the mark of its beginning, the end names it
         begin_ns = key if opened is None else opened[1]
         if opened is None and key < self.first_ns:
             self._notes.append(
-                f"skipped episode {args.get('episode')}: it began {(self.first_ns - key) / NANOSECONDS:.1f} s before "
+                f"skipped {name_episode(args)}: it began {(self.first_ns - key) / NANOSECONDS:.1f} s before "
                 "the recording, which has only its end; name all files of the recording, or start the recorder before "
                 "the episode"
             )
             return
         if begin_ns > logged_ns:
-            self._notes.append(
-                f"skipped episode {args.get('episode')}: it begins after its end, by other clocks"
-            )
+            self._notes.append(f"skipped {name_episode(args)}: it begins after its end, by other clocks")
             return
-        self._episodes.append(RecordedEpisode(key, str(args.get("task") or ""), begin_ns, logged_ns))
+        task = str(args.get("task") or "")
+        self._episodes.append(RecordedEpisode(key, name_episode(args), task, begin_ns, logged_ns))
 
     def _drop_open(self, reason: str) -> None:
         if self._open is not None:
-            self._notes.append(f"skipped episode {self._open[0].get('episode')}: {reason}")
+            self._notes.append(f"skipped {name_episode(self._open[0])}: {reason}")
             self._open = None
 
 

@@ -24,6 +24,7 @@ from ...schema.operations import BeginEpisode, EndEpisode
 from ...settings import Settings
 from ...wire import Event
 from ..series import RecordedSeries
+from .episodes import name_episode
 from .layouts import EXTRA
 
 NICE = ("nice", "-n", "10")
@@ -93,10 +94,7 @@ class EpisodeRecorder(Closeable):
     def _leave_open(self, reason: str) -> None:
         """Report that the open episode, if there is one, is not in the dataset."""
         if self._open is not None:
-            task = self._open.get("task")
-            self._report(
-                f"lerobot: episode {self._open.get('episode')} ({task!r:.100}) is not in the dataset: {reason}"
-            )
+            self._report(f"lerobot: {name_episode(self._open)} is not in the dataset: {reason}")
         self._open = None
 
     def _count(self, event: Event) -> None:
