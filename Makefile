@@ -28,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo 'make demo          play the bundled recording through camera, node and subscriber; results in out/demo'
-	@echo 'make test          lint, then all tests but those of training and engines'
+	@echo 'make test          lint, and all tests but those of training and engines'
 	@echo 'make test-training the tests of training/, which `make test` leaves out'
 	@echo 'make test-engines  install TensorRT-RTX and Triton, then the tests that build, judge and tune engines and kernels,'
 	@echo '                   and compare the calls of TensorRT with the bindings of five versions; they need no GPU'
@@ -53,8 +53,11 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --maxprocesses 8 --dist load
 # more folders of tests for the same processes, which need seconds to import all that tests use
 ALSO ?=
 
-test: lint
-	$(PYTEST) $(ALSO) tests
+# mypy uses one processor alone and most tests wait, so lint runs beside them; what it says comes at the end
+test: $(READY)
+	@mkdir -p out; $(MAKE) --no-print-directory lint >out/lint.log 2>&1 & lint=$$!; \
+	$(PYTEST) $(ALSO) tests || failed=1; \
+	wait $$lint || failed=1; cat out/lint.log; test -z "$$failed"
 
 test-training: $(READY)
 	$(PYTEST) training/tests
