@@ -18,7 +18,7 @@ from tests.support.console_rig import (
     preview_of,
     true_mask,
 )
-from tests.support.node_rig import masks_where
+from tests.support.node_rig import masks_where, until
 from tests.support.repeats import repetitions
 
 MIN_IOU = 0.5  # the limit of the bundled weights
@@ -246,7 +246,8 @@ def test_no_label_covers_another_object(rig: ConsoleRig, page: Page) -> None:
         page.wait("#main-tile .tile[data-masks='4']")
         for _ in range(repetitions(3, 6)):
             seq = page.freeze()
-            shown = {item.id: item.mask.full() for item in published[seq].instances if item.area}
+            masks = until(lambda seq=seq: published.get(seq), f"the masks of frame {seq}")
+            shown = {item.id: item.mask.full() for item in masks.instances if item.area}
             labels = {own: [*map(round, rect)] for own, *rect in json.loads(page.data("labels"))}
             assert labels.keys() >= shown.keys()
             for own, (x0, y0, x1, y1) in labels.items():

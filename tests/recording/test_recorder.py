@@ -402,7 +402,7 @@ def recorded(verb: Process) -> int:
 
 def test_a_signal_writes_what_was_and_what_follows_each_time_to_a_file(tmp_path: Path) -> None:
     out = tmp_path / "events"
-    command = arguments(tmp_path, out, record__after_s=0.3)
+    command = arguments(tmp_path, out, record__after_s=1.0)
     with Camera(tmp_path) as camera, Process.spawn([*command, "--ring", "60"]) as verb:
         assert mentions(verb.line_with("record frames from"), "ring", "60")
         for number in (1, 2):
