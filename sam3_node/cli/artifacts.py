@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import AuthenticationError, BagError, OutputError, SettingsError, VocabularyError, require
-from ..files import explain_os_error, prepare_output
+from ..files import explain_os_error, prepare_output, write_output
 from ..processes.signals import print_notice
 from ..settings import Settings
 from ..types import KEY_ROLES
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from ..detection.vocabulary import Vocabulary
     from ..transport.security import KeyFolder
 
+MAX_DIGITS = 9
+"""Digits of the number of an episode."""
+MAX_SECONDS = 1e6
+"""Seconds of an episode."""
 DEFAULT_FOLDER = Path("~/.config/sam3_node/keys")
 """Folder of keys, unless transport.keys names another."""
 PUBLIC_TEXT_ENCODER = "openai/clip-vit-base-patch32"
@@ -41,6 +46,16 @@ def add_commands(commands: Commands) -> None:
     dataset.add_setting("--lerobot-version V", "lerobot.version", text)
     dataset.add_setting("--fps N", "lerobot.fps", "rows per second [those of the slowest camera]")
     dataset.add_setting("--task TEXT", "lerobot.task", "task of episodes without one [the names looked for]")
+    edited = commands.add("episodes", episodes)
+    edited.add_path("dataset FOLDER", "LeRobot dataset that sam3-node has written")
+    edited.add_repeated("--drop N", "leave episode N out", int)
+    edited.add_repeated(
+        "--trim N=BEGIN:END", "keep these seconds of episode N; either may be empty", _parse_trim
+    )
+    edited.add_repeated("--split N=T", "let another episode begin after T seconds of episode N", _parse_split)
+    edited.add_repeated("--relabel N=TASK", "give episode N another task", _parse_task)
+    edited.add_path("--write NEW", "write the dataset with these changes to a new folder; the old one stays")
+    edited.add_path("--pictures FILE.jpg", "draw a strip of pictures of each episode, up to 400")
 
 
 def _add_keys(commands: Commands) -> None:
@@ -147,6 +162,76 @@ def convert(args: Namespace, settings: Settings) -> int:
     if rows := count_rows(folder):
         print(printable(f"{folder}: {rows}"), flush=True)
     return 1 if left_out else 0
+
+
+def episodes(args: Namespace, settings: Settings) -> None:
+    """List the episodes of a LeRobot dataset, or write a copy in which some are dropped, cut or renamed.
+
+    Raises OutputError as `write_copy` does.
+    """
+    from ..recording.lerobot import editing
+    from ..recording.lerobot.records import count_rows
+
+    splits: dict[int, list[float]] = {}
+    for number, time_s in args.split:
+        splits.setdefault(number, []).append(time_s)
+    edits = editing.Edits(frozenset(args.drop), dict(args.trim), splits, dict(args.relabel))
+    for line in editing.list_episodes(args.dataset):
+        print(printable(line))
+    print(printable(f"{args.dataset}: {count_rows(args.dataset)}"))
+    if args.pictures is not None:
+        cv2 = require("cv2", "cli")
+        prepare_output(args.pictures)
+        write_output(args.pictures, cv2.imencode(".jpg", editing.draw_sheet(args.dataset))[1].tobytes())
+        print(printable(f"pictures: {args.pictures}"))
+    if not edits.episodes:
+        return
+    if args.write is None:
+        raise SettingsError("episodes: expected --write NEW, the folder for the changed dataset, found none")
+    for line in editing.write_copy(args.dataset, edits, args.write):
+        print(printable(line))
+    print(printable(f"{args.write}: {count_rows(args.write)}"))
+
+
+def _parse_episode(text: str, expected: str) -> tuple[int, str]:
+    """Return the number of an episode and what stands behind it. Raises ValueError for another text."""
+    number, equals, value = text.partition("=")
+    if not equals or not number.isdecimal() or len(number) > MAX_DIGITS:
+        raise ValueError(f"expected {expected}, found {text!r:.80}")
+    return int(number), value
+
+
+def _parse_seconds(text: str, expected: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < MAX_SECONDS:
+        raise ValueError(f"expected {expected}, found {text!r:.80}")
+    return seconds
+
+
+def _parse_trim(text: str) -> tuple[int, tuple[float, float | None]]:
+    expected = "N=BEGIN:END, such as 3=0.5:7.2"
+    number, value = _parse_episode(text, expected)
+    begin, colon, end = value.partition(":")
+    if not colon:
+        raise ValueError(f"expected {expected}, found {text!r:.80}")
+    end_s = _parse_seconds(end, expected) if end else None
+    return number, (_parse_seconds(begin or "0", expected), end_s)
+
+
+def _parse_split(text: str) -> tuple[int, float]:
+    expected = "N=T, such as 3=4.5"
+    number, value = _parse_episode(text, expected)
+    return number, _parse_seconds(value, expected)
+
+
+def _parse_task(text: str) -> tuple[int, str]:
+    number, value = _parse_episode(text, "N=TASK, such as '3=put the mug on the tray'")
+    if not value or not value.isprintable():
+        raise ValueError(f"expected a task of printable text, found {value!r:.80}")
+    return number, value
 
 
 def _open_keys(settings: Settings) -> KeyFolder:

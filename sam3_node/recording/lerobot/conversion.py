@@ -34,7 +34,7 @@ from .masks import (
 )
 from .records import INDICES, EpisodeRecord
 from .rows import SampledValues, choose_rows, measure_fps
-from .statistics import NamedStats, PixelStatistics, describe_numbers, name_pixel_stats
+from .statistics import NamedStats, PixelStatistics, describe_numbers, name_pixel_stats, thin
 
 STATE = "observation.state"
 """Name of the joints."""
@@ -42,8 +42,6 @@ ACTION = "action"
 """Name of what the robot was told to do."""
 AXES = ["height", "width", "channels"]
 """Names of a picture's axes, which lerobot looks for."""
-STATISTICS_SIDE = 160
-"""Length of a picture's shorter side, in pixels, to which it is thinned for its statistics."""
 LOSSLESS = ("jpeg", "png")
 """Encodings of frames that a table takes as they are."""
 
@@ -226,7 +224,7 @@ class _EpisodeConverter:
         table = _RowTable(self, files)
         for camera, frame, count in self._read_frames():
             image = self._fit(decode_image(frame), camera)
-            pixels[camera].add(0, _thin(image)[..., ::-1])
+            pixels[camera].add(0, thin(image)[..., ::-1])
             if as_video:
                 for _ in range(count):
                     files.add_image(IMAGE.format(camera), image)
@@ -462,12 +460,6 @@ def _describe_video(height: int, width: int, fps: int) -> VideoInfo:
         "video.channels": 3,
         "has_audio": False,
     }
-
-
-def _thin(image: Image) -> Image:
-    """Return every n-th pixel of a picture, for statistics."""
-    step = max(1, min(image.shape[:2]) // STATISTICS_SIDE)
-    return image[::step, ::step]
 
 
 def _encode_lossless(frame: Frame, image: Image) -> bytes:

@@ -9,6 +9,7 @@ killed leaves a whole dataset: without its episode, or with it.
 import fcntl
 import json
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -32,6 +33,7 @@ from .forms import Cells, Feature, Features
 from .groot import RegionFile, Regions, list_masked
 from .layouts import EXTRA, LAYOUTS, PARTIAL, DatasetLayout, LayoutV3, pack_json
 from .records import (
+    DROPPED,
     FLAG,
     INDICES,
     MAX_RECORD_BYTES,
@@ -39,6 +41,7 @@ from .records import (
     EpisodeRecord,
     list_tasks,
     list_videos,
+    read_dropped,
     read_records,
 )
 
@@ -74,13 +77,14 @@ class DatasetFolder(Closeable):
                 "name another folder"
             )
         described = [place for layout in LAYOUTS for place in layout.meta]
-        for place in (RECORDS, LOCK, UNFINISHED, INFO, *described):
+        for place in (RECORDS, DROPPED, LOCK, UNFINISHED, INFO, *described):
             check_inside(path, path / place)
         make_folder(records)
         self._lock = _lock(path / LOCK)
         try:
             self.episodes = read_records(records)
-            self._layout = self._find_layout(version)
+            self._dropped = read_dropped(path)
+            self.layout = self._find_layout(version)
             self._check_writers()
             self._repair()
         except BaseException:
@@ -89,8 +93,8 @@ class DatasetFolder(Closeable):
 
     @property
     def keys(self) -> set[int]:
-        """Keys of the episodes."""
-        return {episode.key for episode in self.episodes}
+        """Keys of the episodes, also of those that were dropped."""
+        return {episode.key for episode in self.episodes} | self._dropped
 
     @property
     def labels(self) -> list[str]:
@@ -122,7 +126,7 @@ class DatasetFolder(Closeable):
                 raise BagError(f"expected {first.fps} rows per second as in the dataset, found {fps}")
             _require_equal(first.features, features)
         number = len(self.episodes)
-        places = self._layout.list_places(number, features)
+        places = self.layout.list_places(number, features)
         for place in places:
             if os.path.lexists(check_inside(self.path, self.path / place)):
                 raise OutputError(
@@ -132,7 +136,7 @@ class DatasetFolder(Closeable):
         # first, so that what a killed process leaves is known for its own
         with explain_os_error(OutputError, f"cannot write the dataset {self.path}"):
             write_atomically(self.path / UNFINISHED, "\n".join(places).encode())
-        return EpisodeFiles(self.path, self._layout, number, features, fps, rows)
+        return EpisodeFiles(self.path, self.layout, number, features, fps, rows)
 
     def append(self, record: EpisodeRecord, files: "EpisodeFiles") -> None:
         """Make a finished episode part of the dataset."""
@@ -142,7 +146,7 @@ class DatasetFolder(Closeable):
             name = f"episode-{record.number:06d}.json"
             write_atomically(self.path / RECORDS / name, text.encode())
             self.episodes.append(record)
-            self._write_meta()
+            write_meta(self.path, self.layout, self.episodes)
             remove_inside(self.path, self.path / UNFINISHED)
 
     def close(self) -> None:
@@ -173,7 +177,7 @@ class DatasetFolder(Closeable):
     def _check_writers(self) -> None:
         """Raise OutputError for a dataset that another program has changed: episodes would be lost, or files lack."""
         for episode in self.episodes:
-            for place in self._layout.list_places(episode.number, episode.features):
+            for place in self.layout.list_places(episode.number, episode.features):
                 if not place.endswith(PARTIAL) and not (self.path / place).is_file():
                     raise OutputError(
                         f"expected the files of all episodes in {self.path}, found no {place} of episode "
@@ -189,7 +193,7 @@ class DatasetFolder(Closeable):
     def _repair(self) -> None:
         """Remove what a killed process of this package has left, and describe the episodes that are there."""
         number = len(self.episodes)
-        expected = self._layout.list_places(number, self._features())
+        expected = self.layout.list_places(number, self._features())
         journal = self.path / UNFINISHED
         if journal.exists():
             with explain_os_error(OutputError, f"cannot repair {self.path}"):
@@ -201,19 +205,20 @@ class DatasetFolder(Closeable):
         # a process may have been killed between the record of an episode and the description
         if self.episodes and self._count_described() != number:
             with explain_os_error(OutputError, f"cannot repair {self.path}"):
-                self._write_meta()
+                write_meta(self.path, self.layout, self.episodes)
 
     def _features(self) -> Features:
         if not self.episodes:
             return {}
         return self.episodes[0].features
 
-    def _write_meta(self) -> None:
-        """Write all that describes the dataset. The description of it comes last."""
-        for place, data in self._layout.describe(self.episodes):
-            make_folder((self.path / place).parent)
-            write_atomically(self.path / place, data)
-        write_atomically(self.path / INFO, pack_json(self._layout.describe_info(self.episodes)))
+
+def write_meta(folder: Path, layout: type[DatasetLayout], episodes: Sequence[EpisodeRecord]) -> None:
+    """Write all that describes a dataset. The description of it comes last. Raises OSError."""
+    for place, data in layout.describe(episodes):
+        make_folder((folder / place).parent)
+        write_atomically(folder / place, data)
+    write_atomically(folder / INFO, pack_json(layout.describe_info(episodes)))
 
 
 def _is_first_place(place: str) -> bool:

@@ -249,8 +249,8 @@ def _describe_episodes(episodes: Sequence[EpisodeRecord]) -> list[Cells]:
         row["dataset_to_index"] = episode.first_row + episode.length
         for key in list_videos(episode.features):
             row |= {f"videos/{key}/{name}": value for name, value in place.items()}
-            row[f"videos/{key}/from_timestamp"] = 0.0
-            row[f"videos/{key}/to_timestamp"] = episode.length / episode.fps
+            row[f"videos/{key}/from_timestamp"] = episode.video_row / episode.fps
+            row[f"videos/{key}/to_timestamp"] = (episode.video_row + episode.length) / episode.fps
         for feature, stats in episode.statistics.items():
             row |= {f"stats/{feature}/{name}": value for name, value in stats.items()}
         # the table of episodes is one file

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from ...errors import OutputError, WireError
@@ -18,6 +19,8 @@ from .statistics import NamedStats, check_stats
 
 RECORDS = "meta/sam3_episodes"
 """Folder of the records of this package, one JSON file of each episode."""
+DROPPED = "meta/sam3_dropped.json"
+"""File with the keys of the episodes that were dropped, so that they are not appended again."""
 MAX_RECORD_BYTES = 16 << 20
 """Size of the largest record of an episode, or description of a dataset, that is read."""
 _KEY = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.-]{1,128}")
@@ -35,6 +38,12 @@ INDICES: dict[str, str] = {
 """Types of the columns that number a row, which each dataset has."""
 FLAG = "bool"
 """Type of the features that are true or false. They have no statistics, because lerobot cannot normalise them."""
+
+
+class DroppedEpisodes(msgspec.Struct):
+    """The content of DROPPED."""
+
+    keys: list[Natural]
 
 
 @dataclass
@@ -57,6 +66,21 @@ class EpisodeRecord:
     """Number of frames without masks, of all cameras."""
     statistics: dict[str, NamedStats]
     source: EpisodeSource = field(default_factory=EpisodeSource)
+    video_row: Natural = 0
+    """Frame of its videos that belongs to its first row: not 0 if its beginning was cut off."""
+
+
+def read_dropped(folder: Path) -> set[int]:
+    """Return the keys of the episodes that were dropped from a dataset. Raises OutputError for a damaged file."""
+    if not (folder / DROPPED).exists():
+        return set()
+    try:
+        values = decode_json(read_regular(folder / DROPPED, MAX_RECORD_BYTES), DROPPED)
+        return set(convert(values, DroppedEpisodes, DROPPED).keys)
+    except (OSError, WireError) as error:
+        raise OutputError(
+            f"{folder / DROPPED}: expected keys of episodes, found {str(error)[:200]}; remove it"
+        ) from error
 
 
 def list_videos(features: Features) -> list[str]:

@@ -21,6 +21,8 @@ COUNT = "count"
 """Name of the number of rows that the statistics of a feature are of."""
 CHANNELS = 3
 """Number of channels of a picture."""
+SIDE = 160
+"""Length of a picture's shorter side, in pixels, to which it is thinned for its statistics."""
 
 Histogram = npt.NDArray[np.int64]
 """Number of pixels of each value, [3 channels, 256]."""
@@ -44,6 +46,12 @@ def check_stats(stats: object, shape: tuple[int, ...]) -> None:
     count = stats.get(COUNT)
     if not isinstance(count, list) or [type(item) for item in count] != [int] or not 0 <= count[0] <= MAX_INT:
         raise ValueError(f"a list of one whole number was expected in the statistics {COUNT}")
+
+
+def thin(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Return every n-th pixel of a picture, for statistics."""
+    step = max(1, min(image.shape[:2]) // SIDE)
+    return image[::step, ::step]
 
 
 class PixelStatistics:
