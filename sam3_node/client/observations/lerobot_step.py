@@ -1,14 +1,22 @@
 """A step of lerobot's pipelines that adds the masks of a node to observations. It needs lerobot 0.4 to 0.6."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ...errors import PolicyError, require
+from ...errors import MissingExtraError, PolicyError, find_version, require
 from .policies import as_lerobot, lerobot_features
 from .slots import Fit, MaskFeed, ObjectSlots, SlotObservation
 
+found = find_version("lerobot")
+# a later version would fail somewhere in the middle of a step, or not at all and wrongly
+if found is not None and re.match(r"0\.[0-6](\.|$)", found) is None:
+    raise MissingExtraError(
+        f"expected lerobot 0.4 to 0.6, found {found}, with which this step was never run; install one by the extra "
+        "'lerobot-policy', or use `as_lerobot`, which needs no lerobot"
+    )
 require("lerobot.processor", "lerobot-policy")
 
 from lerobot.configs.types import FeatureType, PipelineFeatureType, PolicyFeature  # noqa: E402

@@ -1,5 +1,6 @@
 """Tests of the slots: which object is in which, at which size, how old, and whether a policy may act on it."""
 
+import importlib
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 from sam3_node.client import PerceptionClient
 from sam3_node.client.observations import FIELDS, MAX_AGE_S, ObjectSlots
 from sam3_node.client.observations.slots import fit_mask
-from sam3_node.errors import NodeRestarted, PolicyError, WireError
+from sam3_node.errors import MissingExtraError, NodeRestarted, PolicyError, WireError
 from sam3_node.transport import MaskPublisher
 from sam3_node.types import NANOSECONDS, Mask, MaskFrame, Shed
 from tests.support.observations import T0, Client, make_frame, make_instance
@@ -284,6 +285,12 @@ def test_a_missing_package_is_named_with_its_extra(module: str, extra: str) -> N
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     assert f"sam3-node[{extra}]" in done.stdout
+
+
+def test_a_version_of_lerobot_that_was_never_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sam3_node.errors.find_version", lambda package: "0.7.0")
+    with refuses(MissingExtraError, field=("0.4 to 0.6", "0.7.0", "as_lerobot")):
+        importlib.import_module("sam3_node.client.observations.lerobot_step")
 
 
 SIZES = [((481, 643), (224, 224)), ((96, 128), (96, 128)), ((37, 53), (64, 200)), ((723, 1281), (240, 320))]
