@@ -8,7 +8,7 @@ hears of them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 import msgspec
 from msgspec import Meta
@@ -32,6 +32,8 @@ MAX_SIDE = 1568
 """Largest side of a picture, in pixels. Hosts of agents scale larger ones down."""
 DEFAULT_SIDE = 1024
 """Largest side of a picture, in pixels, unless an agent asks for another."""
+MAX_WAIT_S = 60.0
+"""Longest wait that an agent may ask for, in seconds: hosts end calls that take minutes."""
 DEFAULT_AGE_MS = 1000 * CAMERA_SILENT_S
 """Age of masks, in milliseconds, above which they are not shown as the present, unless an agent asks for older."""
 MAX_ERRORS = 5
@@ -141,6 +143,20 @@ class FindArguments(ToolArguments, frozen=True, kw_only=True):
     """true: leave out objects that are doubtful, hidden or tentative"""
     max_age_ms: Annotated[float, Meta(gt=0.0, le=MAX_EPOCH)] = DEFAULT_AGE_MS
     """masks older than this, in milliseconds, are left out"""
+
+
+class WaitArguments(ToolArguments, frozen=True, kw_only=True):
+    """Wait until an object of a name is surely in view, or lies still, and return it as `find` does. After `timeout_s`
+    the answer has no object, and a note says what there is."""
+
+    name: Text
+    """label to wait for, in any case"""
+    until: Literal["seen", "still"] = "seen"
+    """`seen`: in view, also when it is back; `still`: in view and at rest for a second"""
+    camera: Text | None = None
+    """name of the camera; leave it out for all cameras"""
+    timeout_s: Annotated[float, Meta(gt=0.0, le=MAX_WAIT_S)] = 20.0
+    """longest wait in seconds"""
 
 
 class LookArguments(ToolArguments, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ refuses, such as a request that the role of a key does not permit, is raised wit
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -51,6 +52,7 @@ from .arguments import (
     PointsArguments,
     RemoveArguments,
     ToolArguments,
+    WaitArguments,
     WhereArguments,
     make_arguments,
 )
@@ -62,6 +64,10 @@ ADDED_S = 2.0
 """Longest wait for the first mask of an object that was added, in seconds."""
 POINTS_S = 1.0
 """Longest wait for the masks of the frame that points are of, in seconds."""
+REST_S = 1.0
+"""Time for which the box of an object that lies still has not moved, in seconds."""
+REST_SHARE = 0.01
+"""Distance by which the corners of its box may move meanwhile, as a share of the frame's diagonal."""
 POLL_MS = 100
 """Longest wait for one message of masks, in milliseconds."""
 MAX_NOTES = 16
@@ -96,6 +102,27 @@ class AgentTool(NamedTuple):
     """True: it may take away what was there."""
 
 
+class RestWatch:
+    """Tells which objects lie still: the corners of their boxes have stayed for REST_S, and their masks were sure."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[str, int | None, int], tuple[float, tuple[float, ...]]] = {}
+
+    def observe(self, masks: MaskFrame, instance: Instance, now_s: float) -> bool:
+        """Take an object of the newest masks. Return True if it lies still."""
+        key = (masks.camera, masks.epoch, instance.id)
+        if not (instance.is_sure and instance.area):
+            self._since.pop(key, None)
+            return False
+        corners = tuple(map(float, instance.box))
+        begin_s, first = self._since.setdefault(key, (now_s, corners))
+        limit = REST_SHARE * math.hypot(masks.width, masks.height)
+        if max(abs(now - before) for now, before in zip(corners, first, strict=True)) > limit:
+            self._since[key] = (now_s, corners)
+            return False
+        return now_s - begin_s >= REST_S
+
+
 class AgentTools(Closeable):
     """The tools for one node, of which `allow_edits` adds those that change something. A context manager.
 
@@ -120,6 +147,7 @@ class AgentTools(Closeable):
             AgentTool("look", LookArguments, self._look),
             AgentTool("points", PointsArguments, self._points),
             AgentTool("where", WhereArguments, self._where),
+            AgentTool("wait", WaitArguments, self._wait),
         ]
         if allow_edits:
             tools[1] = AgentTool("look", KeepingLookArguments, self._look)
@@ -200,6 +228,35 @@ class AgentTools(Closeable):
             "notes": notes,
         }
         return Answer(facts)
+
+    def _wait(self, given: WaitArguments) -> Answer:
+        status = self._ask_status()
+        rest = RestWatch()
+        begin_s = time.monotonic()
+        labels: set[str] = set()
+        while True:
+            now_s = time.monotonic()
+            for seen in self._see_all(status, given.camera, DEFAULT_AGE_MS):
+                masks = seen.current
+                for instance in masks.instances if masks is not None else ():
+                    assert masks is not None
+                    labels.add(instance.label)
+                    if not _is_named(instance, given.name):
+                        continue
+                    if given.until == "still" and not rest.observe(masks, instance, now_s):
+                        continue
+                    if instance.is_sure:
+                        found = describe_object(masks, instance)
+                        return Answer({"objects": [found], "waited_s": round(now_s - begin_s, 1)})
+            if now_s - begin_s >= given.timeout_s:
+                break
+            self._client.latest(POLL_MS)
+        listed = ", ".join(sorted(labels)[:MAX_LISTED]) or "no objects"
+        note = (
+            f"no {given.name!r} was surely {given.until} within {given.timeout_s:g} s; seen meanwhile: {listed}"
+            f"{did_you_mean(given.name, labels)}"
+        )
+        return Answer({"objects": [], "waited_s": given.timeout_s, "notes": [note]})
 
     def _look(self, given: LookArguments) -> Answer:
         status = self._ask_status()
@@ -457,7 +514,11 @@ def _note_doubtful_name(name: str, instances: Sequence[Instance]) -> list[str]:
 def _fits(instance: Instance, given: FindArguments) -> bool:
     if given.sure_only and not instance.is_sure:
         return False
-    return given.name is None or instance.label.casefold() == given.name.strip().casefold()
+    return given.name is None or _is_named(instance, given.name)
+
+
+def _is_named(instance: Instance, name: str) -> bool:
+    return instance.label.casefold() == name.strip().casefold()
 
 
 def _choose_camera(status: Mapping[str, Any], camera: str | None) -> str:

@@ -20,7 +20,7 @@ from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S
 
 PAGE = ROOT / "docs/mcp.md"
-READ = ["find", "look", "points", "where"]
+READ = ["find", "look", "points", "where", "wait"]
 EDIT = ["add", "name", "remove"]
 
 

@@ -15,7 +15,7 @@ import pytest
 from sam3_node.cli.services import mcp
 from sam3_node.errors import NodeRestarted, RequestError, Sam3NodeError, SettingsError, TransportError
 from sam3_node.mcp.answers import MAX_OBJECTS, describe_place, describe_reply
-from sam3_node.mcp.tools import AgentTools
+from sam3_node.mcp.tools import AgentTools, RestWatch
 from sam3_node.schema.operations import OPERATIONS, RenameObject
 from sam3_node.schema.replies import PausedReply, PinnedFrame, PromptedObject, SnapshotPart
 from sam3_node.schema.values import MaskMap
@@ -146,6 +146,32 @@ def test_a_name_that_nothing_surely_has_is_told(node: PlayedNode, tools: AgentTo
     assert tools.call("find", {"name": "box"}).facts["notes"] == []
     show(node, tools, masks_of(*unsure, make_instance(2, name_confidence=0.97), seq=2))
     assert tools.call("find", {"name": "cup"}).facts["notes"] == []
+
+
+def test_a_wait_ends_when_the_thing_is_surely_in_view(node: PlayedNode, tools: AgentTools) -> None:
+    show(node, tools, masks_of(make_instance(doubtful=True)))
+    facts = tools.call("wait", {"name": "cup", "timeout_s": 0.1}).facts
+    assert not facts["objects"]
+    assert "no 'cup' was surely seen within 0.1 s; seen meanwhile: cup" in facts["notes"][0]
+    show(node, tools, masks_of(make_instance(), seq=2))
+    assert [item["id"] for item in tools.call("wait", {"name": "CUP"}).facts["objects"]] == [1]
+
+
+def test_a_thing_lies_still_when_its_box_has_not_moved_for_a_second() -> None:
+    watch = RestWatch()
+    here = make_instance()
+    masks = masks_of(here)
+    moved = np.zeros((30, 40), np.bool_)
+    moved[:, 5:] = True
+    assert not watch.observe(masks, here, 0.0)
+    assert not watch.observe(masks, here, 0.9)
+    assert watch.observe(masks, here, 1.0)
+    assert not watch.observe(masks, replace(here, mask=Mask.from_full(moved)), 1.1)
+    assert not watch.observe(masks, here, 1.2)
+    # a doubtful mask may be that of another thing
+    assert not watch.observe(masks, replace(here, doubtful=True), 2.0)
+    assert not watch.observe(masks, here, 2.3)
+    assert watch.observe(masks, here, 3.3)
 
 
 def test_an_answer_has_a_bounded_number_of_objects(node: PlayedNode, tools: AgentTools) -> None:
