@@ -11,6 +11,7 @@ import logging
 import os
 import platform
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from ..errors import EngineError, summarize_error
 from ..files import describe_exposure, keep, make_private_dir, read_kept
 from ..models import TrackerModel
-from ..models.sam.stages import ReadLimits, Run, Stages, find_limits
+from ..models.sam.stages import ReadLimits, Run, Stages, find_encode_limits, find_limits
 from .export import MAX_OBJECTS, dynamic_axes, silence_exporters
 from .oom import MEMORY_HINT, is_out_of_memory, reraise_as_engine_error, to_engine_error
 from .specs import StageSpec, as_tuple, ensure_aligned, find_sizes
@@ -280,13 +281,18 @@ class GraphedStage:
     """A stage that is captured at the first call with inputs of given shapes, and replayed afterwards.
 
     All graphs read an input of one shape from one buffer. The caller may write it there, else the call copies it. The
-    caller owns the outputs: each call copies them.
+    caller owns the outputs: each call copies them. Threads and streams may share a stage: its calls run one after
+    another.
     """
 
     def __init__(self, run: Run, capture: Capture) -> None:
         self.run = run
         self._capture = capture
         self.limits = find_limits(run)
+        self.encode_limits = find_encode_limits(run)
+        self._calling = threading.Lock()
+        self._stream: torch.cuda.Stream | None = None
+        """Stream of the last call"""
         self._graphs: dict[tuple[object, ...], CapturedGraph] = {}
         self._inputs: dict[tuple[int, tuple[int, ...], torch.dtype], Tensor] = {}
 
@@ -297,6 +303,11 @@ class GraphedStage:
     @torch.inference_mode()
     def __call__(self, *inputs: Tensor | None) -> Any:
         """Run the stage. Raises EngineError where it cannot be captured."""
+        with self._calling:
+            self._wait_for_last_call(inputs)
+            return self._replay(inputs)
+
+    def _replay(self, inputs: Inputs) -> Any:
         held = tuple(None if given is None else self._hold(i, given) for i, given in enumerate(inputs))
         # buffers are kept for good, so their ids stand for the inputs' shapes and dtypes
         key = tuple(map(id, held))
@@ -307,6 +318,16 @@ class GraphedStage:
         # the next replay writes the graph's own outputs again
         outputs = tuple(output.clone() for output in as_tuple(graph.outputs))
         return outputs if len(outputs) > 1 else outputs[0]
+
+    def _wait_for_last_call(self, inputs: Inputs) -> None:
+        """Let the current stream wait for the last call if that was on another one: all use the same buffers."""
+        device = next((given.device for given in inputs if given is not None), None)
+        if device is None or device.type != "cuda":
+            return
+        stream = torch.cuda.current_stream(device)
+        if self._stream is not None and stream != self._stream:
+            stream.wait_stream(self._stream)
+        self._stream = stream
 
     def _hold(self, number: int, given: Tensor) -> Tensor:
         """Return the buffer of an input, with its values."""
@@ -320,22 +341,32 @@ class GraphedStage:
 def use_graphs(model: TrackerModel) -> None:
     """Run the model's stages in CUDA graphs, for each of the tracker's batch sizes. On a CPU, change nothing.
 
-    All graphs share one memory pool. This is safe because only one of them is replayed at a time, and no result stays
-    in the pool.
+    All graphs but the encoder's share one memory pool. This is safe because only one of them is replayed at a time, and
+    no result stays in the pool. The encoder may run beside them, so it has a pool of its own. It is also captured in a
+    stream of its own, because cuBLAS keeps one workspace for each.
     """
     if model.device.type == "cuda":
-        capture = partial(capture_cuda_graph, pool=torch.cuda.graph_pool_handle())
+        alone, others = (
+            partial(capture_cuda_graph, pool=torch.cuda.graph_pool_handle(), stream=torch.cuda.Stream())
+            for _ in range(2)
+        )
+        stages = Stages(*(GraphedStage(run, others) for run in model.stages))
         # each number of objects needs a graph of its own, so they are padded to few sizes
-        model.serve_by(Stages(*(GraphedStage(run, capture) for run in model.stages)), few_shapes=True)
+        model.serve_by(stages._replace(encode=GraphedStage(model.stages.encode, alone)), few_shapes=True)
 
 
-def capture_cuda_graph(run: Run, inputs: Inputs, pool: Any) -> CapturedGraph:
-    """Capture a call on the current device. Raises EngineError where that fails, also where memory runs out."""
+def capture_cuda_graph(
+    run: Run, inputs: Inputs, pool: Any, stream: torch.cuda.Stream | None = None
+) -> CapturedGraph:
+    """Capture a call on the current device. Raises EngineError where that fails, also where memory runs out.
+
+    stream: by default torch's own for captures.
+    """
     graph = torch.cuda.CUDAGraph()
     try:
         _warm_up(run, inputs)
         # thread_local: other threads may use the device during the capture
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             outputs = run(*inputs)
     except RuntimeError as error:
         if is_out_of_memory(error):

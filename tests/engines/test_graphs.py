@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from sam3_node.engines.inductor import (
 )
 from sam3_node.engines.validation import without_tf32
 from sam3_node.models.sam.probes import relative_error
-from sam3_node.models.sam.stages import ReadLimits, Run, Stages
+from sam3_node.models.sam.stages import EncodeLimits, ReadLimits, Run, Stages
 from sam3_node.models.sam.tracker_model import TrackerModel
 from sam3_node.tracking import ObjectPrompt, Tracker
 from tests.support.tiny import noise_clip, random_source, stages_of, tiny_model
@@ -105,6 +106,24 @@ def test_a_tracker_of_replayed_stages_gives_the_same(family: str) -> None:
     assert tape.captures == 1 + 3 * 3, "encode once, the others for 1, 2 and 3 objects"
     tracked(taped, 3)
     assert tape.captures == 10
+
+
+def test_an_encoder_in_graphs_takes_several_images_and_threads() -> None:
+    model = stages_of(random_source("sam3"))
+    clip = noise_clip(model.image_size, 4)
+    pairs = [torch.cat(clip[:2]), torch.cat(clip[2:])]
+    expected = [model.encode_together(pair) for pair in pairs]
+    tape = on_tape(model)
+    assert model.encode_limits == EncodeLimits(many_images=True, runs_beside=True)
+    # all calls share one buffer of inputs and one of outputs
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda number: model.encode_together(pairs[number % 2]), range(20)))
+    for number, features in enumerate(found):
+        for one, other in zip(features, expected[number % 2], strict=True):
+            assert torch.equal(one.top, other.top)
+    assert tape.captures == 1
+    model.encode(clip[0])
+    assert tape.captures == 2, "one image has a graph of its own"
 
 
 class Copies(TorchDispatchMode):

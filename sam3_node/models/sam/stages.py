@@ -316,6 +316,23 @@ def find_limits(run: Any) -> ReadLimits:
     return limits
 
 
+class EncodeLimits(NamedTuple):
+    """What an encoder takes, and where it may run: by default, one image, while nothing else runs."""
+
+    many_images: bool = False
+    """It takes pixels [B, 3, S, S] of several images."""
+    runs_beside: bool = False
+    """It may run in another thread, and on a GPU in another stream, while other stages run."""
+
+
+def find_encode_limits(run: Any) -> EncodeLimits:
+    """Return the limits of an encoder: torch's own module takes all, but is compiled for one image."""
+    if isinstance(run, nn.Module):
+        return EncodeLimits(many_images=run._compiled_call_impl is None, runs_beside=True)
+    limits: EncodeLimits = getattr(run, "encode_limits", EncodeLimits())
+    return limits
+
+
 class Stages(NamedTuple):
     """The stages that track N objects without prompts. `h`, `w` is the token grid; a memory has T tokens, which are hw
     except for EdgeTAM.
@@ -324,7 +341,7 @@ class Stages(NamedTuple):
     """
 
     encode: Run
-    """(pixels [1, 3, S, S]) -> the tensors of `Features`"""
+    """(pixels [1, 3, S, S]) -> the tensors of `Features`; see `find_encode_limits` for more images"""
     read: Run
     """(top [1, C, h, w], memory [N, M, T, 64], offset int64 [N, M], pointers [N, P, C], pointer_age float32 [N, P],
     valid bool [N, M + P] or None) -> [N, C, h, w], see `MemoryAttention`"""
@@ -349,6 +366,15 @@ class Features(NamedTuple):
     """As `fine`, of the pyramid that prompts are decoded on, where weights have one of its own (SAM 3.1)"""
     prompt_middle: Tensor | None = None
     prompt_top: Tensor | None = None
+
+    def split(self) -> list[Features]:
+        """Return the maps of each of B images, of maps [B, ...]. No two share memory, so each can be freed alone."""
+        maps: list[Any] = [None if part is None else part.split(1) for part in self]
+        found = []
+        for index in range(len(self.top)):
+            own: list[Any] = [None if part is None else part[index].clone() for part in maps]
+            found.append(Features(*own))
+        return found
 
     def for_prompts(self) -> Features:
         """Return the features that prompts are decoded on: these, unless the weights have a pyramid for prompts."""

@@ -23,7 +23,17 @@ from .cudnn import has_cudnn
 from .encoder import Sam3Encoder, build_encoder
 from .memory_attention import MemoryAttention, ReadMethod
 from .memory_encoder import MemoryEncoder
-from .stages import Decoded, Decoder, Features, FollowDecode, FollowMemoryEncoder, NoMemory, Stages
+from .stages import (
+    Decoded,
+    Decoder,
+    EncodeLimits,
+    Features,
+    FollowDecode,
+    FollowMemoryEncoder,
+    NoMemory,
+    Stages,
+    find_encode_limits,
+)
 from .vit import WindowedViT
 
 CPU_BATCH = 16  # objects at once; with more, the data no longer fits into the CPU's cache
@@ -170,6 +180,20 @@ class TrackerModel(nn.Module):
         features = Features(*self.stages.encode(pixels.to(self.device, self.dtype)))
         # features may be kept for later frames, so a trunk that nobody shares is not among them
         return features if self.shares_trunk else features._replace(trunk=None)
+
+    def encode_together(self, pixels: Tensor) -> list[Features]:
+        """Encode pixels [B, 3, S, S] of several images in one call; the encoder must take `many_images`.
+
+        The features of an image depend on its pixels, on B and on its index: the same image is rounded otherwise in
+        another batch. They do not depend on the pixels of the other images.
+        """
+        features = Features(*self.stages.encode(pixels.to(self.device, self.dtype)))
+        return (features if self.shares_trunk else features._replace(trunk=None)).split()
+
+    @property
+    def encode_limits(self) -> EncodeLimits:
+        """What the encoder that serves takes."""
+        return find_encode_limits(self.stages.encode)
 
     def competes(self, points: int, prompted: bool) -> bool:
         """Return True if three candidate masks compete for this number of points, by the rule of the reference.
