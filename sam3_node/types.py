@@ -32,6 +32,7 @@ from .schema.values import (  # noqa: F401
     DepthImage,
     Detection,
     Frame,
+    FrameBatch,
     FrameKey,
     FramePose,
     Image,

@@ -460,4 +460,5 @@ def make_masks(step: StepFrame, model: str, prompts: tuple[str, ...], stages_us:
         robot_mask=Mask.from_full(step.robot.inside) if step.robot is not None else None,
         table=step.table,
         shed=step.shed,
+        batch=step.batch,
     )

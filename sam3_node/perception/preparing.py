@@ -39,13 +39,15 @@ def prepares_ahead(model: TrackerModel) -> bool:
 
 
 class FramePreparer:
-    """Decodes and preprocesses frames in any one thread, on a GPU in a stream of its own."""
+    """Decodes and preprocesses frames in any thread, on a GPU in a stream: by default one of its own."""
 
-    def __init__(self, model: TrackerModel, max_frame_pixels: int) -> None:
+    def __init__(
+        self, model: TrackerModel, max_frame_pixels: int, stream: torch.cuda.Stream | None = None
+    ) -> None:
         self._model = model
         self._max_frame_pixels = max_frame_pixels
         is_cuda = model.device.type == "cuda"
-        self._stream = torch.cuda.Stream(model.device) if is_cuda else None
+        self._stream = (stream or torch.cuda.Stream(model.device)) if is_cuda else None
 
     @torch.inference_mode()
     def __call__(self, frame: Frame) -> PreparedFrame:

@@ -18,7 +18,8 @@ from ..robot.pixels import RobotPixels
 from ..tracking import Tracks
 from ..tracking.host_copy import HostCopy
 from ..tracking.tracks import Cover
-from ..types import Frame, FramePose, Image, Instance, Intrinsics, Mask, Plane, RobotState, Shed
+from ..types import Frame, FrameBatch, FramePose, Image, Instance, Intrinsics, Mask, Plane, RobotState, Shed
+from .joint_encoding import JointEncoding
 from .output_masks import HostTracks
 from .preparing import PreparedFrame
 
@@ -85,6 +86,8 @@ class StepFrame:
     """the robot at the frame's capture; None: the first stage that needs it looks it up"""
     prepared: PreparedFrame | None = None
     """this frame, if a thread has decoded it already"""
+    encoding: JointEncoding | None = None
+    """what encodes this frame with others, or has encoded it ahead; None: its own step encodes it alone"""
 
     failures: list[str] = field(default_factory=list)
     """which optional stages have failed on this frame, and why"""
@@ -94,6 +97,8 @@ class StepFrame:
     scaling: Scaling = field(init=False)
     pixels: Tensor = field(init=False)
     features: Features = field(init=False)
+    batch: FrameBatch | None = None
+    """in which it was encoded; None: alone"""
 
     # filled by depth
     intrinsics: Intrinsics | None = None

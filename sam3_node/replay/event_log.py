@@ -16,7 +16,7 @@ from ..bags.native.reader import RecordedMasks
 from ..errors import ReplayError, RequestError, WireError
 from ..schema.fields import convert
 from ..schema.operations import CHANGES, EPISODE_MARKS, Change
-from ..types import Frame, MaskFrame, RobotState, Shed, count_missing_frames
+from ..types import Frame, FrameBatch, MaskFrame, RobotState, Shed, count_missing_frames
 from ..wire import (
     AMBIGUOUS,
     CAUGHT_UP,
@@ -62,6 +62,8 @@ class Step(NamedTuple):
     """What the live node knew of the robot on this frame."""
     shed_level: int = 0
     """How much work the live node shed on this frame."""
+    batch: FrameBatch | None = None
+    """The batch in which the live node encoded this frame; None: alone."""
 
 
 Action = Step | Edit
@@ -102,6 +104,7 @@ class LoggedStep(NamedTuple):
     """True if the masks were too old to publish."""
     robot: RobotState = RobotState()
     shed_level: int = 0
+    batch: FrameBatch | None = None
 
     @property
     def failed(self) -> bool:
@@ -184,7 +187,9 @@ class _LogReader:
         pose = read_pose(args.fields("robot_pose")) if args.has("robot_pose") else None
         joints = read_joints(args.fields("joints")) if args.has("joints") else None
         level = convert(args.any("shed"), Shed, args.what).level if args.has("shed") else 0
-        return LoggedStep(camera, seq, withheld=withheld, robot=RobotState(pose, joints), shed_level=level)
+        batch = convert(args.any("batch"), FrameBatch, args.what) if args.has("batch") else None
+        robot = RobotState(pose, joints)
+        return LoggedStep(camera, seq, withheld=withheld, robot=robot, shed_level=level, batch=batch)
 
     def read_masks(self, masks: MaskFrame) -> Iterator[LogEntry]:
         yield from self._begin(self.description.get("events", 1))
@@ -214,6 +219,7 @@ class _LogReader:
             masks.skipped,
             robot=RobotState(masks.robot_pose, masks.joints),
             shed_level=masks.shed.level if masks.shed else 0,
+            batch=masks.batch,
         )
 
     def _begin(self, first_event: int) -> Iterator[Gap]:
@@ -334,7 +340,7 @@ def match_frames(entries: Iterable[LogEntry], frames: Iterable[Frame], notes: No
             )
             continue
         step = Step(frame, entry.received_ns, entry.skipped, entry.failed, entry.withheld)
-        yield step._replace(robot=entry.robot, shed_level=entry.shed_level)
+        yield step._replace(robot=entry.robot, shed_level=entry.shed_level, batch=entry.batch)
 
 
 class _FrameMatcher:

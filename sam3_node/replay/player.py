@@ -10,6 +10,7 @@ from ..engines.oom import find_device_error
 from ..errors import CapacityError, ReplayError, Sam3NodeError
 from ..node.operations import carry_out
 from ..perception.checkpoint import MALFORMED, pack_state, unpack_state
+from ..perception.joint_encoding import JointEncoding
 from ..perception.perception import Perception
 from ..perception.step import StepFrame
 from ..perception.thread_choice import use_threads
@@ -67,13 +68,14 @@ class Player:
         self._joins_recorded = joins_recorded
         self._restart()
 
-    def play(self, action: Action) -> MaskFrame | None:
+    def play(self, action: Action, encoding: JointEncoding | None = None) -> MaskFrame | None:
         """Apply one action, and return the masks of a step that did not fail.
 
-        An error of a frame or an edit is logged and counted, and has no other effect.
+        encoding: of the step's frame, if it has been encoded ahead or with others. An error of a frame or an edit is
+        logged and counted, and has no other effect.
         """
         if isinstance(action, Step):
-            return self._edit_on(action, self._step(action))
+            return self._edit_on(action, self._step(action, encoding))
         self._edit(action)
         return None
 
@@ -97,12 +99,15 @@ class Player:
             ) from error
         self.counts = Counter(counts)
 
-    def _step(self, step: Step) -> MaskFrame | None:
+    def _step(self, step: Step, encoding: JointEncoding | None) -> MaskFrame | None:
         frame = step.frame
         self.counts["frames"] += 1
         try:
             pipeline = self._perception.serve(frame.camera)
             taken = StepFrame(frame, step.received_ns, step.skipped, step.shed_level, step.robot)
+            if encoding is not None:
+                taken.prepared = encoding.find(frame)
+                taken.encoding = encoding
             masks = self._perception.link(pipeline.step(taken))
         except Exception as error:  # as in the node, one bad frame does not end the run, but a lost GPU does
             if lost := find_device_error(error):

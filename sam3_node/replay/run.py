@@ -1,6 +1,7 @@
 """Runs a job: steps its frames, writes shards as it goes, then the outputs, and the summary as completion marker.
 
-A job that was killed at any moment continues from its last complete shard. Threads decode frames ahead of the model.
+A job that was killed at any moment continues from its last complete shard. Threads decode frames ahead of the model,
+and on a GPU one encodes the next frame while this one's objects are tracked.
 `compare_job` compares the replayed masks with recorded ones, bit for bit.
 """
 
@@ -13,9 +14,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 
+from ..perception.encode_ahead import EncodeAhead, WantedFrame
 from ..perception.perception import Perception
 from ..resources import Closeable
 from ..settings import Settings
@@ -30,6 +33,7 @@ from .schedule import open_schedule
 from .shards import LIMITS, SECOND_PASS, ShardLimits, Shards, ShardWriter
 from .store import ReplayCounts, Summary, open_store
 
+T = TypeVar("T")
 Load = Callable[[Settings], Perception]
 THREADS = 2
 """Number of threads that decode frames ahead of the model."""
@@ -191,10 +195,14 @@ class _JobRun:
         finish: Callable[[MaskFrame], MaskFrame] = lambda masks: masks,
     ) -> None:
         """Play the actions of one pass, on about `total` frames, from where the writer stands."""
-        with Prefetcher(islice(actions, writer.cursor.actions, None)) as prefetched:
-            for action in _flush_on_error(prefetched, writer):
+        model = self.perception.model
+        ahead = EncodeAhead(model, self.perception.settings.tracker.max_frame_pixels)
+        needed = ahead.count_needed(has_batches=self.session.schedule.job.mode == "as-recorded")
+        with Prefetcher(islice(actions, writer.cursor.actions, None)) as prefetched, ahead:
+            for action, later in _flush_on_error(look_ahead(prefetched, needed), writer):
+                encoding = ahead.take(_list_wanted(action, later)) if isinstance(action, Step) else None
                 # an edit has no masks, and is counted as an action all the same
-                masks = player.play(action)
+                masks = player.play(action, encoding)
                 writer.add(masks and finish(masks))
                 self.session.progress(task, writer.frames, total)
                 if self.session.stop.is_set():
@@ -222,7 +230,37 @@ class _JobRun:
             schedule.notes.add(line)
 
 
-def _flush_on_error(actions: Iterable[Action], writer: ShardWriter) -> Iterator[Action]:
+def look_ahead(actions: Iterable[Action], steps: int) -> Iterator[tuple[Action, list[Step]]]:
+    """Yield each action with up to `steps` steps that come after it.
+
+    An exception of the source is raised after all actions before it.
+    """
+    source = iter(actions)
+    ahead = deque[Action]()
+    known = 0  # steps among them
+    end: BaseException | None = None
+    while True:
+        while end is None and (not ahead or 0 < known <= steps) and len(ahead) < MAX_FRAMES:
+            try:
+                ahead.append(next(source))
+                known += isinstance(ahead[-1], Step)
+            except Exception as error:  # also the StopIteration of the end
+                end = error
+        if not ahead:
+            break
+        action = ahead.popleft()
+        known -= isinstance(action, Step)
+        later = (one for one in ahead if isinstance(one, Step))
+        yield action, list(islice(later, steps))
+    if end is not None and not isinstance(end, StopIteration):
+        raise end
+
+
+def _list_wanted(step: Step, later: Sequence[Step]) -> list[WantedFrame]:
+    return [WantedFrame(one.frame, one.batch) for one in (step, *later)]
+
+
+def _flush_on_error(actions: Iterable[T], writer: ShardWriter) -> Iterator[T]:
     """Yield the actions. If reading them fails, write the outcomes of earlier ones to disk first."""
     try:
         yield from actions

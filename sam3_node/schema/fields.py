@@ -25,6 +25,8 @@ MAX_EPOCH = 2**53 - 1
 """Largest epoch: every language reads it exactly, also as a float."""
 MAX_THREADS = 1024
 """CPU threads of a step."""
+MAX_BATCH = 8
+"""Frames of several cameras that are encoded together, at most."""
 MAX_CHARACTERS = 64 << 10
 """Characters of one text."""
 MAX_ITEMS = 4096

@@ -19,6 +19,7 @@ from msgspec import NODEFAULT, Meta
 from msgspec.structs import replace
 
 from .fields import (
+    MAX_BATCH,
     MAX_ITEMS,
     Epoch,
     Finite,
@@ -549,6 +550,19 @@ class Shed(Value, frozen=True, omit_defaults=True):
     """ids of the objects that were not tracked on this frame; they have no instance, and come back on the next"""
 
 
+class FrameBatch(Value, frozen=True):
+    """The batch in which a frame was encoded, with frames of other cameras. It decides how the features are rounded."""
+
+    size: Annotated[int, Meta(ge=2, le=MAX_BATCH)]
+    """number of frames"""
+    index: Annotated[int, Meta(ge=0, lt=MAX_BATCH)]
+    """of this frame, from 0"""
+
+    def __post_init__(self) -> None:
+        if self.index >= self.size:
+            raise ValueError(f"batch: expected an index below the size {self.size}, found {self.index}")
+
+
 class MovedMasks(NamedTuple):
     """Masks moved to another time, and by id why instances were left as they were."""
 
@@ -608,6 +622,8 @@ class MaskFrame(Value, frozen=True):
     """The table, if the node measures it (`spatial.table`)."""
     shed: Shed | None = None
     """What the node skipped on this frame to keep `deadline.budget_ms`; None if nothing."""
+    batch: FrameBatch | None = None
+    """The batch of cameras' frames in which the node encoded this one; None if it was encoded alone."""
     before: MaskFrame | None = None
     """The masks of this camera that a subscriber received before these. They are not on the wire."""
 

@@ -257,7 +257,7 @@ MASKS = Body(
     types.MaskFrame,
     "masks",
     order="camera seq capture_ns clock received_ns published_ns stages_us skipped width height model prompts instances "
-    "node epoch shed joints robot_mask table camera_pose robot_pose",
+    "node epoch shed joints robot_mask table camera_pose robot_pose batch",
     required="received_ns published_ns stages_us skipped width height model prompts instances",
     limits=_MASKS_LIMITS,
     forms={
@@ -277,6 +277,8 @@ def pack_masks(masks: types.MaskFrame, encoding: types.MaskEncoding = "bits+zstd
     body["instances"] = [_pack_instance(instance, encoding) for instance in masks.instances]
     if masks.shed is not None:
         body["shed"] = to_plain(masks.shed)
+    if masks.batch is not None:
+        body["batch"] = to_plain(masks.batch)
     if masks.joints is not None:
         body["joints"] = joints_fields(masks.joints)
     if masks.robot_mask is not None:

@@ -21,7 +21,7 @@ from sam3_node.replay.event_log import (
     read_event_log,
 )
 from sam3_node.schema.operations import AddObject, Change, PinFrame, Reset
-from sam3_node.types import Frame, JointState, MaskFrame, RobotState, Shed
+from sam3_node.types import Frame, FrameBatch, JointState, MaskFrame, RobotState, Shed
 from sam3_node.wire import Event
 from sam3_node.wire.messages import joints_fields
 from tests.support.refuses import mentions, refuses
@@ -112,14 +112,26 @@ def test_a_late_beginning_is_a_gap(
 def test_a_frame_whose_masks_were_withheld_was_stepped() -> None:
     joints = JointState("arm", 17, {"elbow": 0.5})
     args = {"camera": "a", "seq": 3, "error": "old", "withheld": True, "joints": joints_fields(joints)}
+    args["batch"] = {"size": 3, "index": 2}
     event = Event(1, "failed", args)
     entries = read_log(served(0), make_masks(0), event, make_masks(5, 1))
-    assert entries[2] == LoggedStep("a", 3, withheld=True, robot=RobotState(None, joints))
+    batch = FrameBatch(3, 2)
+    assert entries[2] == LoggedStep("a", 3, withheld=True, robot=RobotState(None, joints), batch=batch)
     assert not entries[2].failed
     assert not gaps(entries)
     (step,) = match_frames([entries[2]], [make_frame(seq) for seq in range(6)], Notes(lenient=False))
     assert isinstance(step, Step)
     assert (step.frame.seq, step.failed, step.withheld, step.robot.joints) == (3, False, True, joints)
+    assert step.batch == batch
+
+
+@pytest.mark.parametrize(
+    "batch", [{"size": 2, "index": 2}, {"size": 1, "index": 0}, {"size": 10**6, "index": 1}]
+)
+def test_a_batch_that_cannot_be_is_refused(batch: dict[str, int]) -> None:
+    args = {"camera": "a", "seq": 0, "error": "old", "withheld": True, "batch": batch}
+    with refuses(WireError, field="event failed"):
+        read_log(served(0), Event(1, "failed", args))
 
 
 def test_a_camera_that_starts_again_is_no_gap() -> None:

@@ -31,6 +31,8 @@ MASKS_WORDS = {
     "objects by name less often; 2, low-priority objects are also tracked less often. `held`, optional: ids of the "
     "objects that were not tracked on this frame. They have no instance in this message, because their masks would be "
     "old, and come back with the next",
+    "batch": "sent if the frame was [encoded together](design.md#several-cameras) with those of other cameras: `size`, "
+    "2 or more, and `index` of this frame, from 0",
 }
 """What the fields of a MaskFrame do not say about the message"""
 

@@ -44,7 +44,7 @@ class Preprocess(Stage):
 
 
 class EncodeImage(Stage):
-    """Runs the encoder. Its features serve the tracker, the detector and later prompts."""
+    """Runs the encoder, unless it has run for this frame. Its features serve the tracker, the detector and prompts."""
 
     name = "encode"
     timed = "device"
@@ -53,5 +53,9 @@ class EncodeImage(Stage):
         self._model = model
 
     def run(self, step: StepFrame) -> None:
-        """Fill `features`."""
-        step.features = self._model.encode(step.pixels)
+        """Fill `features` and `batch`."""
+        encoded = None if step.encoding is None else step.encoding.take(step.frame)
+        if encoded is None:
+            step.features = self._model.encode(step.pixels)
+        else:
+            step.features, step.batch = encoded

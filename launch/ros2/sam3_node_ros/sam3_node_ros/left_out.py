@@ -14,6 +14,7 @@ FRAME: dict[str, str] = {
     "stages_us": _TIMES,
     "skipped": "`/diagnostics` has the count",
     "shed": _CLIENT,
+    "batch": "it says how features were rounded, for a replay",
     "model": _SETTING,
     "prompts": _SETTING,
     "node": "the epoch in an `id` changes with each run",
