@@ -11,8 +11,9 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from math import ceil
 from typing import Literal, NamedTuple, overload
 
@@ -21,6 +22,7 @@ from ..errors import CalibrationError, TransportError
 from ..geometry import Array, pose_of
 from ..models import TrackerModel
 from ..perception.catch_up import CatchUps
+from ..perception.joint_encoding import JointEncoding, choose_together
 from ..perception.pipeline import Pipeline
 from ..perception.preparing import FramePreparer, PreparedFrame, prepares_ahead
 from ..perception.step import BASE, GRIPPER
@@ -29,8 +31,9 @@ from ..schema.replies import MAX_STRIDE
 from ..settings import Settings, SpatialSettings
 from ..transport import FrameSubscriber, ReceivedFrame, Security
 from ..transport.tap import PoseSubscriber
-from ..types import Clock, Frame, JointState, MaskFrame, RobotMessage, RobotState
+from ..types import Clock, Frame, JointState, MaskFrame, RobotMessage, RobotState, keep_newest
 from ..wire import joints_topic, pose_topic
+from .frame_taker import FrameTaker
 
 MAX_AHEAD_S = 1.0
 """Seconds by which the clock of a camera or a robot may be ahead of the node's. What is stamped later is refused."""
@@ -65,7 +68,7 @@ has stepped back, and what came before is forgotten, as tf2 does."""
 
 log = logging.getLogger(__name__)
 
-Peek = Callable[[Frame | None, int], Frame | None]
+Peek = Callable[[Collection[Frame], int], Frame | None]
 Prepare = Callable[[Frame], PreparedFrame]
 
 
@@ -77,6 +80,7 @@ class Cameras:
     """
 
     frames: FrameSubscriber
+    taker: FrameTaker
     poses: RobotPoses
 
     def __init__(self, settings: Settings) -> None:
@@ -102,9 +106,29 @@ class Cameras:
         )
         robot = settings.robot.name if settings.robot.urdf else None
         self.poses = RobotPoses(settings.spatial, stack, security, robot, self.ages, known_joints)
+        # frames of lossless delivery are stepped in their order, however many wait
+        several = max_cameras > 1 and transport.delivery == "newest"
+        most = min(max_cameras, choose_together(model)) if several else 1
+        prepare = FramePreparer(model, settings.tracker.max_frame_pixels)
         if prepares_ahead(model):
-            prepare = FramePreparer(model, settings.tracker.max_frame_pixels)
-            self.ahead = stack.enter_context(DecodeAhead(self.frames.peek, prepare))
+            peek = partial(self.frames.peek, any_camera=most > 1)
+            slots = max_cameras if most > 1 else 1
+            self.ahead = stack.enter_context(DecodeAhead(peek, prepare, slots))
+
+        def join(frames: Sequence[Frame]) -> JointEncoding | None:
+            found = [one for frame in frames if (one := self._prepare(frame, prepare)) is not None]
+            return JointEncoding(model, dict(enumerate(found)), len(found)) if len(found) > 1 else None
+
+        self.taker = FrameTaker(self.frames, most, join)
+
+    def _prepare(self, frame: Frame, prepare: Prepare) -> PreparedFrame | None:
+        """Return the prepared form of a frame that is to be encoded with others; None if it cannot be decoded."""
+        prepared = self.ahead.take(frame) if self.ahead else None
+        if prepared is not None:
+            return prepared
+        with suppress(Exception):  # its step will fail in the same way, and say why
+            return prepare(frame)
+        return None
 
     def silent_s(self, camera: str) -> float | None:
         """Return the seconds since the last frame of a camera arrived; None if none has. Any thread may call it."""
@@ -275,20 +299,21 @@ class CatchUpPace:
 
 
 class DecodeAhead(Closeable):
-    """Prepares the frame that waits to be taken next, in a thread, while a step runs.
+    """Prepares the frame that waits to be taken next, in a thread, while a step runs; of up to `slots` cameras.
 
     Frames are not taken early. If a newer frame replaces a prepared one, the thread prepares the newer one and forgets
     the other. So the newest frame wins, and ages do not change.
     """
 
-    def __init__(self, peek: Peek, prepare: Prepare) -> None:
+    def __init__(self, peek: Peek, prepare: Prepare, slots: int = 1) -> None:
         self._peek = peek
         self._prepare = prepare
+        self._slots = slots
         self._changed = threading.Condition()
         self._stepping = False
         self._closed = False
         self._busy_with: Frame | None = None
-        self._prepared: PreparedFrame | None = None
+        self._prepared: dict[str, PreparedFrame] = {}  # by camera
         self._thread = threading.Thread(target=self._work, name="decode-ahead", daemon=True)
         self._thread.start()
 
@@ -306,8 +331,7 @@ class DecodeAhead(Closeable):
         with self._changed:
             # to decode the frame a second time would take longer than the rest of the first
             self._changed.wait_for(lambda: self._busy_with is not frame)
-            prepared = self._prepared
-            self._prepared = None
+            prepared = self._prepared.pop(frame.camera, None)
         return prepared if prepared is not None and prepared.frame is frame else None
 
     def close(self) -> None:
@@ -323,12 +347,12 @@ class DecodeAhead(Closeable):
             self._changed.notify_all()
 
     def _work(self) -> None:
-        seen: Frame | None = None
+        seen: dict[str, Frame] = {}
         while self._wait_for_step():
-            # with the last one named, the same frame is not prepared twice
-            frame = self._peek(seen, POLL_MS)
+            # with the last ones named, the same frame is not prepared twice
+            frame = self._peek(seen.values(), POLL_MS)
             if frame is not None:
-                seen = frame
+                keep_newest(seen, frame.camera, frame, self._slots)
                 self._prepare_frame(frame)
 
     def _wait_for_step(self) -> bool:
@@ -346,7 +370,9 @@ class DecodeAhead(Closeable):
             prepared = self._prepare(frame)
         with self._changed:
             self._busy_with = None
-            self._prepared = prepared
+            self._prepared.pop(frame.camera, None)
+            if prepared is not None:
+                keep_newest(self._prepared, frame.camera, prepared, self._slots)
             self._changed.notify_all()
 
 

@@ -31,6 +31,7 @@ from ..types import MaskFrame
 from ..wire import CAUGHT_UP, DROPPED, SERVED, THREADS, Reply, Request
 from .cameras import Cameras
 from .episodes import Episodes
+from .frame_taker import TakenFrame
 from .health import Health
 from .monitoring import FrameSpans, HealthServer, Readings, Totals, make_pages
 from .operations import describe_change, handle_request
@@ -162,9 +163,10 @@ class Node:
         self._announce_ready()
         while not stop.is_set():
             # an object that may go on catching up does not wait for the next frame
-            timeout_ms = 0 if self._slice_waits else POLL_MS
+            timeout_ms = 0 if self._slice_waits or self.cameras.taker.holds else POLL_MS
             # while the node is paused, nobody takes frames: a frame that waits would end each poll at once
             if self.perception.paused:
+                self.cameras.taker.skip_held()  # they would be old when it goes on
                 self._answer_requests(timeout_ms)
             else:
                 poll(self.cameras.frames, self._control, timeout_ms)
@@ -334,13 +336,14 @@ class Node:
         self._slice_waits = pipeline is not None
 
     def _frame_waits(self) -> bool:
-        return not self.perception.paused and self.cameras.frames.waits
+        return not self.perception.paused and self.cameras.taker.waits
 
     def _step_next(self, stop: threading.Event) -> None:
         """Step the next frame, and publish its masks unless they are too old by then. A bad frame stops nothing."""
-        received = self.cameras.frames.take(timeout_ms=0)
-        if received is None:
+        taken = self.cameras.taker.take()
+        if taken is None:
             return
+        received = taken.received
         frame = received.frame
         pace = self.cameras.pace
         with log_subject(frame.camera, frame.seq):
@@ -352,7 +355,7 @@ class Node:
             pace.note_frame(frame.camera, received.received_ns, received.skipped)
             try:
                 with self.health.step():
-                    self._step(pipeline, received, stop)
+                    self._step(pipeline, taken, stop)
             except Exception as error:
                 self.output.fail(frame, error)
                 # without its GPU the node cannot step any later frame, either
@@ -383,16 +386,21 @@ class Node:
             self.output.publish_event(THREADS, {"count": count})
         return count
 
-    def _step(self, pipeline: Pipeline, received: ReceivedFrame, stop: threading.Event) -> None:
+    def _step(self, pipeline: Pipeline, taken: TakenFrame, stop: threading.Event) -> None:
         """Step a frame, and publish its events and masks."""
+        received = taken.received
         frame = received.frame
         cameras = self.cameras
         output = self.output
         stats = output.stats[frame.camera]
         threads = self._set_threads()
         begin_ns = time.perf_counter_ns()
-        prepared = cameras.ahead.take(frame) if cameras.ahead else None
-        step = StepFrame(frame, received.received_ns, received.skipped, stats.shed_level, prepared=prepared)
+        step = StepFrame(frame, received.received_ns, received.skipped, stats.shed_level)
+        step.encoding = taken.encoding
+        if taken.encoding is not None:
+            step.prepared = taken.encoding.find(frame)
+        elif cameras.ahead is not None:
+            step.prepared = cameras.ahead.take(frame)
         # the next frame is decoded while this one is stepped
         with cameras.ahead.during_step() if cameras.ahead else nullcontext():
             masks = self.perception.link(pipeline.step(step))

@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 from ..errors import Sam3NodeError, current_request_id
 from ..perception.perception import Perception
 from ..processes.logs import log_subject, warn_if_descriptors_run_out
-from ..schema.fields import Plain
+from ..schema.fields import Plain, to_plain
 from ..settings import Settings
 from ..transport import MaskPublisher, ReceivedFrame, Security
 from ..transport.limits import rss_bytes
@@ -116,13 +116,15 @@ class Output:
         frame = received.frame
         stats = self.stats[masks.camera]
         stats.withhold(frame, received.received_ns, reason)
-        # a replay takes the robot of a frame from its masks, and this frame has none
-        robot: dict[str, Plain] = {}
+        # a replay takes the robot and the batch of a frame from its masks, and this frame has none
+        known: dict[str, Plain] = {}
+        if masks.batch is not None:
+            known["batch"] = to_plain(masks.batch)
         if masks.robot_pose is not None:
-            robot["robot_pose"] = pose_fields(masks.robot_pose)
+            known["robot_pose"] = pose_fields(masks.robot_pose)
         if masks.joints is not None:
-            robot["joints"] = joints_fields(masks.joints)
-        self.publish_event(FAILED, {**stats.describe_failure(frame, reason), "withheld": True, **robot})
+            known["joints"] = joints_fields(masks.joints)
+        self.publish_event(FAILED, {**stats.describe_failure(frame, reason), "withheld": True, **known})
 
     def fail(self, frame: Frame, error: Exception) -> None:
         """Count a frame whose step failed, and tell recorders."""

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
@@ -28,7 +28,7 @@ from ..types import (
     keep_newest,
 )
 from . import sockets
-from .receiver import EVERY_QUEUE, MAX_TOPIC_BYTES, CameraReceiver
+from .receiver import EVERY_QUEUE, MAX_TOPIC_BYTES, CameraReceiver, StoredMessage
 from .security import Security
 
 FRAMES_QUEUE = 2
@@ -216,7 +216,7 @@ class FrameSubscriber(CameraReceiver[Frame]):
         topics = [wire.frame_topic(camera) for camera in cameras]
         self._max_cameras = max_cameras or max(MAX_FRAMES_CAMERAS, len(endpoints))
         self._last_seq: dict[str, int] = {}
-        self._seq_before: int | None = None  # of the frame that was taken last
+        self._seq_before: dict[str, int | None] = {}  # of each camera's frame that was taken last
         keys = (security or Security.from_environment()).frame_keys(endpoints)
         peers = list(zip(endpoints, keys, strict=True))
         super().__init__(peers, delivery, self._max_cameras, sockets.MAX_FRAME_BYTES, topics, b"")
@@ -232,18 +232,25 @@ class FrameSubscriber(CameraReceiver[Frame]):
             return None
         frame, received_ns, endpoint = taken
         # remembered for `skip`, which takes this frame back
-        self._seq_before = self._last_seq.get(frame.camera)
+        before = self._last_seq.get(frame.camera)
+        keep_newest(self._seq_before, frame.camera, before, self._max_cameras)
         skipped = 0
-        if self._seq_before is not None:
-            skipped = count_missing_frames(self._seq_before, frame.seq)
+        if before is not None:
+            skipped = count_missing_frames(before, frame.seq)
         keep_newest(self._last_seq, frame.camera, frame.seq, self._max_cameras)
         return ReceivedFrame(frame, received_ns, skipped, endpoint)
 
-    def peek(self, other_than: Frame | None, timeout_ms: int) -> Frame | None:
-        """Return the frame that `take` would return, and leave it. None if no frame but `other_than` arrives in
-        time."""
+    def peek(self, seen: Collection[Frame], timeout_ms: int, any_camera: bool = False) -> Frame | None:
+        """Return the frame that `take` would return, and leave it. None if no frame but those `seen` arrives in time.
+
+        any_camera: return also a frame that waits for its turn.
+        """
         self._require_process()
-        waiting = self._queue.peek(lambda item: item.message is not other_than, timeout_ms)
+
+        def is_new(item: StoredMessage[Frame]) -> bool:
+            return not any(item.message is one for one in seen)
+
+        waiting = self._queue.peek(is_new, timeout_ms, not any_camera)
         return None if waiting is None else waiting.message
 
     @property
@@ -252,12 +259,14 @@ class FrameSubscriber(CameraReceiver[Frame]):
         return not self._queue.is_empty
 
     def skip(self, received: ReceivedFrame) -> None:
-        """Count the frame that was taken last as skipped, before the next frame of its camera."""
+        """Count the frame of a camera that was taken last as skipped, before its next one."""
         # as if the frame had never been taken: the next one counts it among the missing
-        if self._seq_before is None:
-            self._last_seq.pop(received.frame.camera, None)
+        camera = received.frame.camera
+        before = self._seq_before.get(camera)
+        if before is None:
+            self._last_seq.pop(camera, None)
         else:
-            self._last_seq[received.frame.camera] = self._seq_before
+            self._last_seq[camera] = before
 
     def _unpack(self, parts: list[memoryview]) -> Frame:
         return wire.unpack_frame(parts)

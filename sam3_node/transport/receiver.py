@@ -379,12 +379,17 @@ class Inbox(Generic[M]):
             self._changed.notify_all()
             return item
 
-    def peek(self, accepts: Callable[[M], bool], timeout_ms: int) -> M | None:
-        """Return the item that `take` would return now, and leave it. Return None while there is none that fits."""
+    def peek(self, accepts: Callable[[M], bool], timeout_ms: int, in_turn_only: bool = True) -> M | None:
+        """Return the item that `take` would return now, and leave it. Return None while there is none that fits.
+
+        Unless `in_turn_only`, any item that fits will do.
+        """
 
         def find() -> M | None:
             if not self._items:
                 return None
+            if not in_turn_only:
+                return next((item for item in self._items.values() if accepts(item)), None)
             item = self._items[self._find_next()]
             return item if accepts(item) else None
 

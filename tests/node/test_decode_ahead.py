@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +34,7 @@ class Camera:
         self.may_end = threading.Event()
         self.may_end.set()
 
-    def peek(self, seen: Frame | None, timeout_ms: int) -> Frame | None:
+    def peek(self, seen: Collection[Frame], timeout_ms: int) -> Frame | None:
         try:
             return self.waiting.get(timeout=timeout_ms / 1000)
         except queue.Empty:
@@ -96,6 +96,19 @@ def test_a_frame_that_cannot_be_decoded_is_left_to_its_step(camera: Camera, ahea
         camera.waiting.put(sound)
         camera.begun.get(timeout=PATIENCE_S)
     assert ahead.take(sound) is not None
+
+
+def test_with_slots_a_frame_of_each_camera_is_prepared(camera: Camera) -> None:
+    frames = [picture(seq, name) for seq, name in enumerate(("left", "right", "left"))]
+    with DecodeAhead(camera.peek, camera.prepare, slots=2) as ahead:
+        with ahead.during_step():
+            for frame in frames:
+                camera.waiting.put(frame)
+                assert camera.begun.get(timeout=PATIENCE_S) is frame
+        old, right, left = frames
+        assert ahead.take(right) is not None
+        assert ahead.take(left) is not None
+        assert ahead.take(old) is None
 
 
 def test_nothing_is_decoded_ahead_without_a_step(camera: Camera, ahead: DecodeAhead) -> None:

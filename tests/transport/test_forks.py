@@ -139,7 +139,7 @@ def calls(rig: SimpleNamespace) -> dict[str, Callable[[], Any]]:
         "send poses": lambda: rig.poses.send(gripper_pose()),
         "wait_for_peer": lambda: rig.frames.wait_for_peer(100),
         "take frames": lambda: rig.reader.take(100),
-        "peek": lambda: rig.reader.peek(None, 100),
+        "peek": lambda: rig.reader.peek((), 100),
         "take poses": lambda: rig.robot.take(100),
         "take all": lambda: rig.tap.take(100),
         "receive requests": lambda: rig.control.receive(100),
