@@ -8,8 +8,10 @@
 tests: those that need a GPU; their output goes beside the file as it comes. together: steps of SAM 3 by combination of
 options, loaded as the product loads them, so that a line is a setting. published: SAM 2.1 in its four sizes, and
 EdgeTAM. multiplex: steps of SAM 3.1, whose objects share memories by 16. node: a node over sockets with a camera on
-1080p frames, the first detection, and the first mask from an empty cache. peer: transformers' streaming inference on
-the same weights, under autocast. Models have their full sizes and random weights, and scales of FP8 are made up.
+1080p frames, the first detection, and the first mask from an empty cache. ahead: replays that encode the next frame
+while this one's objects are tracked, beside plain ones, with and without a stride. cameras: rounds of one to four
+cameras, encoded one by one and together. peer: transformers' streaming inference on the same weights, under autocast.
+Models have their full sizes and random weights, and scales of FP8 are made up.
 
 A figure that the file has is not measured again, so that a command that was stopped goes on where it was; delete a
 line to measure its figure again. Each section has a share of the minutes, and what one leaves goes to those after it:
@@ -54,6 +56,7 @@ from sam3_node.models.weight_files import cast_source
 from sam3_node.perception.loading import load_models
 from sam3_node.settings import Settings
 from sam3_node.tracking import ObjectPrompt
+from tools.bench import parallel
 from tools.bench.common import ROOT, percentile, read_versions
 from tools.bench.latency import step
 from tools.bench.processes import Processes, add_points, next_masks
@@ -339,6 +342,28 @@ def run_node(journal: Journal) -> None:
     journal.measure("sam3-concept, one phrase", "ms", partial(detection_times, scale))
 
 
+def run_ahead(journal: Journal) -> None:
+    """Measure replays of SAM 3 that encode ahead, beside plain ones."""
+    scale = journal.scale
+    with saved_weights(scale) as weights:
+        loaded = parallel.Loaded(make_settings(weights, scale, Variant("")))
+        for count in scale.counts:
+            for stride in (1, 4):
+                figure = f"{count} objects, stride {stride}"
+                run = partial(parallel.compare_replays, loaded, count, stride, 2 if scale.dry else 300)
+                journal.measure(figure, "frames/s", run)
+
+
+def run_cameras(journal: Journal) -> None:
+    """Measure rounds of several cameras of SAM 3, encoded one by one and together."""
+    scale = journal.scale
+    with saved_weights(scale) as weights:
+        loaded = parallel.Loaded(make_settings(weights, scale, Variant("")))
+        for count in scale.counts[:2]:
+            run = partial(parallel.compare_rounds, loaded, count, scale.calls)
+            journal.measure(f"{count} objects of each camera", "ms", run)
+
+
 def run_peer(journal: Journal) -> None:
     """Compare the eager step with transformers' streaming inference on the same weights."""
     scale = journal.scale
@@ -597,6 +622,8 @@ SECTIONS = {
     "published": Section(run_published, 0.25),
     "multiplex": Section(run_multiplex, 0.2),
     "node": Section(run_node, 0.2),
+    "ahead": Section(run_ahead, 0.15),
+    "cameras": Section(run_cameras, 0.1),
     "peer": Section(run_peer, 0.1),
 }
 
