@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
@@ -9,11 +10,14 @@ from typing import NamedTuple
 
 import torch
 
+from ..errors import summarize_error
 from ..models import TrackerModel
 from ..resources import Closeable
 from ..types import Frame, FrameBatch
 from .joint_encoding import MAX_TOGETHER, JointEncoding
 from .preparing import FramePreparer, PreparedFrame
+
+log = logging.getLogger(__name__)
 
 
 class WantedFrame(NamedTuple):
@@ -56,6 +60,7 @@ class EncodeAhead(Closeable):
         self._prepare = FramePreparer(model, max_frame_pixels, self._stream)
         self._thread = ThreadPoolExecutor(1, "encode-ahead") if beside else None
         self._begun: list[_Begun] = []
+        self._has_failed = False
 
     def count_needed(self, has_batches: bool) -> int:
         """Return how many frames after the present one `take` should know: those of this batch and of the next."""
@@ -78,10 +83,14 @@ class EncodeAhead(Closeable):
             self._begin(later)
         if current.frames[-1] is first.frame:
             self._begun.remove(current)
-        # a frame that cannot be encoded fails in its step, which says why
-        with suppress(Exception):
+        try:
             return current.encoding.result()
-        return None
+        except Exception as error:
+            # a frame that cannot be encoded fails in its step, too; one that can is slower
+            if not self._has_failed:
+                log.warning("frames are not encoded ahead: %s", summarize_error(error), exc_info=error)
+            self._has_failed = True
+            return None
 
     def close(self) -> None:
         """Stop the thread, and forget what was encoded. Idempotent."""
