@@ -106,8 +106,8 @@ class Cameras:
         )
         robot = settings.robot.name if settings.robot.urdf else None
         self.poses = RobotPoses(settings.spatial, stack, security, robot, self.ages, known_joints)
-        # frames of lossless delivery are stepped in their order, however many wait
-        several = max_cameras > 1 and transport.delivery == "newest"
+        # each camera has an endpoint; frames of lossless delivery are stepped in their order, however many wait
+        several = min(max_cameras, len(transport.frames)) > 1 and transport.delivery == "newest"
         most = min(max_cameras, choose_together(model)) if several else 1
         prepare = FramePreparer(model, settings.tracker.max_frame_pixels)
         if prepares_ahead(model):

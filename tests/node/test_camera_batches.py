@@ -54,7 +54,8 @@ class TwoCameras(NearNode):
 def near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoCameras]:
     monkeypatch.setattr(cameras_module, "choose_together", lambda model: 2)
     # a frame that waits for a busy machine is stepped nevertheless
-    with TwoCameras(tmp_path, tracker=TrackerSettings(max_age_ms=0)) as served:
+    other = (f"ipc://{tmp_path}/other",)
+    with TwoCameras(tmp_path, more_frames=other, tracker=TrackerSettings(max_age_ms=0)) as served:
         for number, name in enumerate(NAMES):
             until(
                 lambda name=name: served.camera.send(picture(0, name)) and served.masks.take(100),  # type: ignore[misc]

@@ -29,7 +29,8 @@ from tests.support.tiny import write_tiny
 class NearNode(ExitStack):
     """A node with tiny weights whose main loop runs in a thread until the end; its camera, reader and client.
 
-    `error` is the DeviceError that has ended it, if any. `weights` are made unless they are given.
+    `error` is the DeviceError that has ended it, if any. `weights` are made unless they are given. `more_frames` are
+    endpoints of further cameras.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class NearNode(ExitStack):
         weights: Path | None = None,
         delivery: Delivery = "newest",
         watchdog: Watchdog | None = None,
+        more_frames: tuple[str, ...] = (),
         **sections: Any,
     ) -> None:
         super().__init__()
@@ -47,7 +49,10 @@ class NearNode(ExitStack):
             write_tiny(weights)
         self.settings = settings.Settings(
             transport=settings.TransportSettings(
-                frames=(self.frames,), masks=self.masks_at, control=self.control, delivery=delivery
+                frames=(self.frames, *more_frames),
+                masks=self.masks_at,
+                control=self.control,
+                delivery=delivery,
             ),
             model=settings.ModelSettings(name=str(weights), device="cpu", threads=1),
             **{"detector": settings.DetectorSettings(kind="none"), **sections},
