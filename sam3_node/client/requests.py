@@ -324,6 +324,39 @@ class ClientRequests(SocketOwner):
         request = ops.ReadPoints(id=id, count=count, camera=camera, epoch=epoch)
         return values.read_points(self._call_on_object(request))
 
+    def next_pick(
+        self,
+        label: str | None = None,
+        *,
+        cup_radius_m: float | None = None,
+        opening_m: float | None = None,
+        reach_m: float | None = None,
+        max_age_ms: float | None = None,
+        covered: bool = False,
+        camera: str | None = None,
+    ) -> replies.PicksReply:
+        """Return which object a robot can pick next: those of a label, or all, ranked, each with the reason.
+
+        `picks[0]` is the next pick; without picks, `refused` says of each object why. `suction` is for a cup of
+        `cup_radius_m` (0.01), `grip` for a parallel gripper that opens to `opening_m` (0.085). Objects that are hidden,
+        doubtful, held, covered by others, beyond `reach_m` from the base, or on a frame older than `max_age_ms` (500)
+        are refused; with `covered`, those under others follow after the free ones. It needs depth.
+        """
+        if label is not None:
+            values.check_label(label, "label")
+        request = ops.NextPick(
+            label=label,
+            cup_radius_m=cup_radius_m,
+            opening_m=opening_m,
+            reach_m=reach_m,
+            max_age_ms=max_age_ms,
+            covered=covered,
+            camera=camera,
+        )
+        reply = self._call(request)
+        self._report(self._epochs.meet(reply.camera, reply.epoch))
+        return reply
+
     def grasps(
         self,
         id: int,
@@ -563,6 +596,7 @@ class AwaitedRequests:
     segment_everything = _awaited(ClientRequests.segment_everything)
     segment_photo = _awaited(ClientRequests.segment_photo)
     points = _awaited(ClientRequests.points)
+    next_pick = _awaited(ClientRequests.next_pick)
     grasps = _awaited(ClientRequests.grasps)
     set_prompts = _awaited(ClientRequests.set_prompts)
     add_exemplar = _awaited(ClientRequests.add_exemplar)

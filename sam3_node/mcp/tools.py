@@ -27,7 +27,7 @@ from ..errors import (
 )
 from ..geometry import mask_iou
 from ..resources import Closeable
-from ..schema.operations import FOR_AGENTS, Operation
+from ..schema.operations import FOR_AGENTS, QUERIES, Operation
 from ..settings import Settings
 from ..transport import Security
 from ..types import CAMERA_SILENT_S, Instance, MaskFrame
@@ -149,16 +149,16 @@ class AgentTools(Closeable):
             AgentTool("where", WhereArguments, self._where),
             AgentTool("wait", WaitArguments, self._wait),
         ]
+        for operation in FOR_AGENTS:
+            edits = operation.op not in QUERIES
+            if allow_edits or not edits:
+                run = partial(self._ask, operation)
+                tools.append(AgentTool(operation.op, make_arguments(operation), run, edits))
         if allow_edits:
             tools[1] = AgentTool("look", KeepingLookArguments, self._look)
             tools.append(AgentTool("add", AddArguments, self._add, edits=True))
             tools.append(AgentTool("name", NameArguments, self._name, edits=True, removes=True))
             tools.append(AgentTool("remove", RemoveArguments, self._remove, edits=True, removes=True))
-        for operation in FOR_AGENTS:
-            if allow_edits or operation.is_for_readers:
-                edits = not operation.is_for_readers
-                run = partial(self._ask, operation)
-                tools.append(AgentTool(operation.op, make_arguments(operation), run, edits))
         self._allow_edits = allow_edits
         self._tools = {tool.name: tool for tool in tools}
 

@@ -23,6 +23,7 @@ from ..errors import (
 )
 from ..perception.perception import Perception
 from ..perception.photo_search import PhotoSearch
+from ..perception.picking import PickLimits
 from ..perception.pipeline import Pipeline
 from ..perception.prompts import PromptResult
 from ..resumable import Resumable, run_to_end
@@ -194,6 +195,8 @@ def _use_perception(perception: Perception, operation: ops.Change | ops.Query) -
             return _points(perception, operation)
         case ops.FindObjects():
             return _where(perception, operation)
+        case ops.NextPick():
+            return _next_pick(perception, operation)
         case ops.ReadPicture():
             return _picture(perception, operation)
         case _:
@@ -443,6 +446,26 @@ def _where(perception: Perception, operation: ops.FindObjects) -> replies.Places
             found.append(replace(item, epoch=pipeline.epoch, silent_s=silent_s, age_s=age_s))
     found.sort(key=lambda item: (not item.in_view, _or_default(item.age_s, math.inf)))
     return replies.PlacesReply(objects=tuple(found))
+
+
+def _next_pick(perception: Perception, operation: ops.NextPick) -> replies.PicksReply:
+    """Rank the objects of the latest frame. One that is too old is no error: its objects are refused."""
+    pipeline = _find_pipeline(perception, operation.camera)
+    cached = pipeline.prompting.find()
+    session = perception.session
+    age_ms = None if session is None else session.prompt_age_ms(cached.age_origin_ns)
+    found = pipeline.next_pick(PickLimits.of(operation), operation.label, age_ms)
+    return replies.PicksReply(
+        camera=pipeline.camera,
+        epoch=pipeline.epoch,
+        seq=found.seq,
+        age_ms=age_ms,
+        frame=found.frame,
+        up=found.up,
+        picks=tuple(found.picks),
+        refused=tuple(found.refused),
+        problem=pipeline.problem,
+    )
 
 
 def _picture(perception: Perception, operation: ops.ReadPicture) -> replies.PictureReply:

@@ -22,6 +22,7 @@ from .fields import (
     Finite,
     FromOne,
     Natural,
+    Positive,
     Text,
     convert,
     describe,
@@ -41,6 +42,7 @@ from .replies import (
     OperationReply,
     PausedReply,
     PhotoReply,
+    PicksReply,
     PictureReply,
     PinnedFrame,
     PlacesReply,
@@ -68,6 +70,12 @@ MAX_LINE_CHARACTERS = 200
 """Characters of a text that goes to logs and probes."""
 MAX_OBJECTS = 64
 """Objects of one picture that is sent. The node decodes a mask for each."""
+MIN_SIZE_M = 0.001
+"""Least radius of a suction cup and opening of a gripper, in metres."""
+MAX_CUP_M = 0.05
+"""Largest radius of a suction cup, in metres."""
+MAX_OPENING_M = 1.0
+"""Largest opening of a gripper, in metres."""
 
 Corners = tuple[Finite, Finite, Finite, Finite]
 """(x0, y0, x1, y1), in pixels, also parts of them and beyond the frame."""
@@ -465,6 +473,28 @@ class FindObjects(Operation[PlacesReply], frozen=True, kw_only=True):
     epoch: Natural | None = None
 
 
+class NextPick(Operation[PicksReply], frozen=True, kw_only=True):
+    """Rank the objects that a robot can pick next, each with the reason, and say why it must not pick the others."""
+
+    op = "next_pick"
+    is_repeatable = True
+    is_for_agents = True
+
+    label: Text | None = None
+    """of the objects; without it, all"""
+    cup_radius_m: Annotated[float, Meta(ge=MIN_SIZE_M, le=MAX_CUP_M)] | None = None
+    """radius of the suction cup, in metres [0.01]"""
+    opening_m: Annotated[float, Meta(ge=MIN_SIZE_M, le=MAX_OPENING_M)] | None = None
+    """widest object that the gripper takes between its fingers, in metres [0.085]"""
+    reach_m: Positive | None = None
+    """largest distance from the base's origin, in metres; without it, any"""
+    max_age_ms: Positive | None = None
+    """oldest frame that is picked from, in milliseconds [500]"""
+    covered: bool = False
+    """true: also objects on which others may lie, after all that are free"""
+    camera: Text | None = None
+
+
 class ReadPicture(Operation[PictureReply], frozen=True, kw_only=True):
     """Return the last picture of an object, a small JPEG."""
 
@@ -601,7 +631,16 @@ Change = (
     | Resume
 )
 """A change of perception, which the node publishes as an event"""
-Query = ListObjects | SegmentFrame | SegmentEverything | SegmentPhoto | ReadPoints | FindObjects | ReadPicture
+Query = (
+    ListObjects
+    | SegmentFrame
+    | SegmentEverything
+    | SegmentPhoto
+    | ReadPoints
+    | FindObjects
+    | NextPick
+    | ReadPicture
+)
 NodeQuery = ReadStatus | DescribeNode
 SnapshotRequest = MakeSnapshot | ReadSnapshot | RestoreSnapshot | HandOver | ConfirmHandOver
 EpisodeRequest = BeginEpisode | EndEpisode
@@ -619,6 +658,8 @@ CHANGES = _names(Change)
 """Operations that change perception, whose requests the node publishes as events"""
 EPISODE_MARKS = _names(EpisodeRequest)
 """Operations that mark episodes, whose requests the node also publishes as events"""
+QUERIES = _names(Query | NodeQuery)
+"""Operations that change nothing"""
 NODE_QUERIES = _names(NodeQuery)
 """Operations that are answered also while a step runs"""
 FOR_READERS = tuple(op for op, kind in OPERATIONS.items() if kind.is_for_readers)

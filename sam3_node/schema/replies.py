@@ -14,6 +14,7 @@ from msgspec import Meta
 from .fields import (
     Epoch,
     Finite,
+    FromOne,
     Natural,
     NotNegative,
     PixelBox,
@@ -21,6 +22,7 @@ from .fields import (
     Side,
     Text,
     Vector3,
+    Vector4,
     Vector6,
     to_plain,
 )
@@ -286,6 +288,86 @@ class PlacesReply(OperationReply, frozen=True, kw_only=True):
 
     objects: tuple[ObjectPlace, ...]
     """those in view first, then those that were seen last; empty: unknown"""
+
+
+class SuctionPoint(Value, frozen=True):
+    """A flat place of an object's visible surface for a suction cup, in the reply's `frame`."""
+
+    position_m: Vector3
+    """its middle, in metres"""
+    normal: Vector3
+    """of the surface there, of length 1, away from the object; a cup comes against it"""
+    radius_m: NotNegative
+    """radius of the largest disc about it within 2 mm of a plane, away from the mask's edges, up to 0.05"""
+
+
+class ParallelGrip(Value, frozen=True):
+    """How a parallel gripper takes an object from above, in the reply's `frame`. The visible surface decides."""
+
+    position_m: Vector3
+    """between the fingertips, in metres: up to 20 mm below the object's top, above the table"""
+    quaternion_xyzw: Vector4
+    """rotation from the gripper's axes: z ahead, the fingers close along y"""
+    approach: Vector3
+    """direction of length 1 in which the gripper comes: the gripper's z, against `up`"""
+    width_m: NotNegative
+    """of the object between the fingers, in metres; a lower bound where the camera does not see both sides"""
+
+
+class Pick(Value, frozen=True):
+    """An object that can be picked. What is not known is None."""
+
+    id: Natural
+    label: Text
+    rank: FromOne
+    """1: the next pick"""
+    reason: Text
+    """why it has this rank"""
+    confidence: Share | None = None
+    """probability in 0..1 that its mask is right"""
+    depth_share: Share | None = None
+    """share 0..1 of its mask's pixels with a depth; that of shiny and transparent things is low"""
+    free_above: bool = False
+    """true: nothing higher was seen beside its outline, so nothing lies on it; a taller neighbour that touches it
+    makes it false"""
+    free_share: Share = 0.0
+    """share 0..1 of its outline beside which nothing higher was seen"""
+    under: tuple[Natural, ...] = ()
+    """ids of the objects that lie on it, or stand higher against it"""
+    visible_share: Share | None = None
+    """share 0..1 of it that is visible, at most: as if it were convex"""
+    height_m: Finite | None = None
+    """of its top above the table, in metres; None without a table"""
+    distance_m: NotNegative | None = None
+    """from the base's origin to the place where it is taken, in metres; None in the camera's frame"""
+    suction: SuctionPoint | None = None
+    """None: no place for a cup of `cup_radius_m`, or something in the way of a tool of 15 mm radius"""
+    grip: ParallelGrip | None = None
+    """None: wider than `opening_m`, too flat, or no room for the fingers"""
+
+
+class RefusedObject(Value, frozen=True):
+    """An object that must not be picked now."""
+
+    id: Natural
+    label: Text
+    reason: Text
+    """what is in the way, and what was expected"""
+
+
+class PicksReply(FrameReply, frozen=True, kw_only=True):
+    """The objects that can be picked, by rank, and all others with the reasons."""
+
+    frame: Text | None = None
+    """of all coordinates: "base" of the robot, or "camera"; None without depth"""
+    up: Vector3 | None = None
+    """direction of length 1 in which objects are lifted: the table's normal; without a table, towards the camera"""
+    picks: tuple[Pick, ...]
+    """the next pick first; empty: nothing can be picked"""
+    refused: tuple[RefusedObject, ...]
+    """the other objects"""
+    problem: Text | None = None
+    """what is wrong with the 3-D fields of the frame"""
 
 
 class PictureReply(OperationReply, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S
 
 PAGE = ROOT / "docs/mcp.md"
-READ = ["find", "look", "points", "where", "wait"]
+READ = ["find", "look", "points", "where", "wait", "next_pick"]
 EDIT = ["add", "name", "remove"]
 
 
@@ -73,6 +73,13 @@ def test_without_the_option_no_tool_edits(rig: Rig, reader: Agent) -> None:
     assert "keep_s" in reader.fail("look", keep_s=5)
     with rig.client() as client:
         assert not client.list_objects()
+
+
+def test_the_next_pick_of_a_node_without_objects_is_none(reader: Agent) -> None:
+    facts = reader.ask("next_pick", opening_m=0.1).facts
+    assert (facts["picks"], facts["refused"]) == ([], [])
+    assert facts["age_ms"] >= 0
+    assert "opening_m" in reader.fail("next_pick", opening_m=-1)
 
 
 @pytest.mark.verifies(

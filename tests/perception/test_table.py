@@ -1,6 +1,5 @@
 """The table's plane in the robot's base, and the heights and upright boxes of objects on it."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,8 +8,6 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
-from sam3_node.calibration import Calibration
-from sam3_node.geometry import rotation_from_quaternion
 from sam3_node.perception.stages.table import describe_on, fit_plane
 from sam3_node.robot.pixels import RobotPixels
 from sam3_node.settings import SpatialSettings
@@ -18,20 +15,11 @@ from sam3_node.types import NANOSECONDS, Frame, FramePose, Instance, JointState,
 from sam3_node.wire import encode_depth
 from tests.support.calibration_scenes import calibrated
 from tests.support.measuring import Measuring
-from tests.support.paths import ROOT
 
 SIZE = (120, 160)
 HOME = FramePose("gripper", "base", 0, (0, 0, 1.0), (0, 0, 0, 1))
 AWAY = (0.3, 0.0, 1.0)
 SQUARE = Mask.from_full(np.pad(np.ones((30, 40), bool), ((45, 45), (60, 60))))
-
-
-EYE_M = np.array([0.1, -0.35, 0.4])
-"""Where a camera is that looks at the box."""
-BOX_M = np.array([0.1, 0.0, 0.04])
-"""Middle of the box, in the base."""
-HALF_M = np.array([0.03, 0.03, 0.04])
-"""Half the sides of the box."""
 LOOKS_DOWN = (np.pi, 0, 0)
 LOOKS_ALONG_Z = (0, 0, 0)
 LOOKS_ALONG_Y = (-np.pi / 2, 0, 0)
@@ -239,60 +227,6 @@ def test_a_line_of_points_has_a_solid_box() -> None:
     size_m = describe_on(Plane((0.0, 0.0, 1.0), 0.0, 0.001), points)["upright_size_m"]
     assert min(size_m) == pytest.approx(0.001, abs=1e-5)
     assert max(size_m) == pytest.approx(0.1, rel=0.03)
-
-
-def look_at_box(yaw: float, noise_m: float) -> tuple[Frame, Mask, Calibration]:
-    """A fixed camera half a metre away looks down at a box of 60 x 60 mm on the table z = 0, turned by `yaw`."""
-    size = (480, 640)
-    height, width = size
-    camera = calibrated(size, 600.0, "eye_to_hand")
-    ahead = np.array(BOX_M) - EYE_M
-    ahead /= np.linalg.norm(ahead)
-    right = np.cross(ahead, (0, 0, 1))
-    right /= np.linalg.norm(right)
-    base_from_camera = np.column_stack([right, np.cross(ahead, right), ahead])
-    hand_eye = {
-        "kind": "eye_to_hand",
-        "translation_m": tuple(EYE_M),
-        "rotation_quaternion_xyzw": tuple(Rotation.from_matrix(base_from_camera).as_quat().tolist()),
-    }
-    camera = Calibration.model_validate(camera.model_dump(exclude={"hand_eye"}) | {"hand_eye": hand_eye})
-    v, u = np.mgrid[:height, :width]
-    rays = np.stack([(u - (width - 1) / 2) / 600, (v - (height - 1) / 2) / 600, np.ones(size)], axis=-1)
-    ways = rays @ base_from_camera.T
-    table_z = -EYE_M[2] / ways[..., 2]
-    turn = Rotation.from_rotvec([0, 0, yaw])
-    flat = ways.reshape(-1, 3)
-    near, far = np.sort(
-        (np.stack([-HALF_M, HALF_M])[:, None] - turn.inv().apply(EYE_M - BOX_M)) / turn.inv().apply(flat),
-        axis=0,
-    )
-    hits = (near.max(axis=1) < far.min(axis=1)).reshape(size)
-    z = np.where(hits, near.max(axis=1).reshape(size), table_z)
-    z += np.random.default_rng(round(100 * yaw)).normal(0, noise_m, size)
-    depth = encode_depth((z * 10_000).round().astype(np.uint16), "z16", 0.0001, True)
-    frame = Frame("cam0", 0, NANOSECONDS, width, height, "bgr8", b"", depth=depth)
-    return frame, Mask.from_full(hits), camera
-
-
-@pytest.mark.parametrize("noise_m", [0.0, 0.002])
-def test_the_grasp_of_the_guide_fits_a_box_at_each_yaw(noise_m: float) -> None:
-    page = (ROOT / "docs/grasp-pose.md").read_text()
-    (program,) = re.findall(r"(^def grasp_from_above.*?)\n\n\n", page, re.DOTALL | re.MULTILINE)
-    guide = {"np": np, "rotation_from_quaternion": rotation_from_quaternion}
-    exec(program, guide)
-    for yaw in np.linspace(0, np.pi / 2, 8, endpoint=False):
-        frame, mask, camera = look_at_box(float(yaw), noise_m)
-        spatial = Measuring(SpatialSettings(table=True), camera)
-        step = spatial.measure(frame, [Instance(1, "box", 0.9, "tracked", 5, 0, mask)], None)
-        pose, width_m = guide["grasp_from_above"](step.instances[0])
-        # as much as the box needs between fingers that close along y
-        along = np.abs(Rotation.from_rotvec([0, 0, yaw]).inv().apply(pose[:3, 1]))
-        needed_m = 2 * float(along @ HALF_M)
-        # samples are millimetres apart, and the outermost ones do not count
-        assert needed_m - 0.009 < width_m < needed_m + 0.002
-        assert pose[:2, 3] == pytest.approx(BOX_M[:2], abs=0.006)
-        assert pose[:3, 2] == pytest.approx((0, 0, -1), abs=0.02)
 
 
 def test_the_box_of_a_held_object_is_the_object_alone() -> None:
