@@ -23,7 +23,7 @@ from ..errors import (
 )
 from ..perception.perception import Perception
 from ..perception.photo_search import PhotoSearch
-from ..perception.picking import PickLimits
+from ..perception.picking import PickLimits, rank_picks
 from ..perception.pipeline import Pipeline
 from ..perception.prompts import PromptResult
 from ..resumable import Resumable, run_to_end
@@ -451,14 +451,15 @@ def _where(perception: Perception, operation: ops.FindObjects) -> replies.Places
 def _next_pick(perception: Perception, operation: ops.NextPick) -> replies.PicksReply:
     """Rank the objects of the latest frame. One that is too old is no error: its objects are refused."""
     pipeline = _find_pipeline(perception, operation.camera)
-    cached = pipeline.prompting.find()
+    pipeline.prompting.find()  # raises UnknownFrameError before the first frame
+    scene = pipeline.last_scene
     session = perception.session
-    age_ms = None if session is None else session.prompt_age_ms(cached.age_origin_ns)
-    found = pipeline.next_pick(PickLimits.of(operation), operation.label, age_ms)
+    age_ms = None if session is None else session.prompt_age_ms(scene.age_origin_ns)
+    found = rank_picks(scene, pipeline.objects, PickLimits.of(operation), operation.label, age_ms)
     return replies.PicksReply(
         camera=pipeline.camera,
         epoch=pipeline.epoch,
-        seq=found.seq,
+        seq=scene.seq,
         age_ms=age_ms,
         frame=found.frame,
         up=found.up,

@@ -58,6 +58,8 @@ class PickScene:
     """What the last step knows, as far as a pick needs it."""
 
     seq: int = 0
+    age_origin_ns: int = 0
+    """Unix time from which its age is measured, see `MaskFrame.age_origin_ns`"""
     instances: Sequence[Instance] = ()
     depth: DepthMap | None = None
     camera_pose: FramePose | None = None
@@ -68,7 +70,9 @@ class PickScene:
     def of(cls, step: StepFrame) -> Self:
         """Return what a step knows at its end."""
         robot = None if step.robot is None else step.robot.inside
-        return cls(step.frame.seq, step.instances, step.depth, step.camera_pose, step.table, robot)
+        frame = step.frame
+        age_origin_ns = frame.capture_ns if frame.clock == "system" else step.received_ns
+        return cls(frame.seq, age_origin_ns, step.instances, step.depth, step.camera_pose, step.table, robot)
 
     def view(self, depth: DepthMap) -> PickView:
         """Return the frame's points and the masks of all instances, in their order."""
@@ -80,7 +84,6 @@ class PickScene:
 class Picks(NamedTuple):
     """The ranked objects of a frame, and the others."""
 
-    seq: int
     frame: str | None
     """None without depth"""
     up: tuple[float, float, float] | None
@@ -128,7 +131,7 @@ def rank_picks(
     picks = [] if view is None else _rank(view, scene.instances, candidates)
     up = None if view is None else _round(view.up)
     others = [RefusedObject(one.id, one.label, refused[one.id]) for one in wanted if one.id in refused]
-    return Picks(scene.seq, None if view is None else view.frame, up, picks, others)
+    return Picks(None if view is None else view.frame, up, picks, others)
 
 
 def _refuse(instance: Instance | None, limits: PickLimits, age_ms: float | None) -> str | None:

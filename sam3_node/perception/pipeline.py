@@ -29,7 +29,7 @@ from ..wire.frame_prompt import FramePrompt
 from .object_memory import ObjectMemory
 from .objects import Objects, ObjectStatus
 from .output_masks import copy_masks, to_prompt_results
-from .picking import PickLimits, Picks, PickScene, rank_picks
+from .picking import PickScene
 from .prompting import Prompting
 from .prompts import PromptOutcome, PromptResult
 from .reidentification import AppearanceFrame, find_like
@@ -165,7 +165,8 @@ class Pipeline:
         self._last_instances: Sequence[Instance] = ()
         self._last_had_depth = False
         self._last_capture_ns = 0
-        self._last_scene = PickScene()
+        self.last_scene = PickScene()
+        """What the last step knows, for picks"""
         self._timer = StageTimer(model.device)
         self._detector = detector
         self._detection: DetectObjects | None = None
@@ -262,7 +263,7 @@ class Pipeline:
         self._last_instances = step.instances
         self._last_capture_ns = step.frame.capture_ns
         self._last_had_depth = step.frame.depth is not None
-        self._last_scene = PickScene.of(step)
+        self.last_scene = PickScene.of(step)
         return make_masks(step, self._model.name, self.prompts, self._timer.read())
 
     def _give_up(self, stage: Stage, error: Exception) -> str:
@@ -392,10 +393,6 @@ class Pipeline:
             return self.problem
         reason = "no valid depth under its mask; it may be too near, too far, shiny or transparent"
         return reason if self.problem is None else f"{reason}; the frame's problem: {self.problem}"
-
-    def next_pick(self, limits: PickLimits, label: str | None, age_ms: float | None) -> Picks:
-        """Rank the objects of the last frame for picking, see `picking.rank_picks`. `age_ms` is the frame's."""
-        return rank_picks(self._last_scene, self.objects, limits, label, age_ms)
 
     def state(self, whole: bool = True) -> CameraState:
         """Return the state that `restore` takes: everything except model, detector and settings.

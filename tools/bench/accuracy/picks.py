@@ -229,7 +229,7 @@ def measure_nano(scene: BinScene, picture: BinPicture, pipeline: Pipeline, count
     for label, mask in list_masks(scene, picture).items():
         ids[pipeline.add(FramePrompt(box=list(mask.box)), seq=0).id] = label
     masks = pipeline.step(replace(frame, seq=1, capture_ns=NANOSECONDS // 15))
-    found = pipeline.next_pick(PickLimits(), None, None)
+    found = rank_picks(pipeline.last_scene, pipeline.objects, PickLimits())
     # picks by the numbers of their things
     picks = [replace(pick, id=ids[pick.id]) for pick in found.picks]
     seen = {ids[one.id]: one.mask for one in masks.instances if one.mask.area and not one.doubtful}
