@@ -357,8 +357,7 @@ class GroupMemory(Propagation):
         count = len(groups)
         prompted = torch.zeros_like(decoded.presence, dtype=torch.bool)
         memory = model.stages.remember(features.top, decoded.logits, decoded.presence, prompted)
-        # of the object that is seen best; a free slot has 0
-        score = confidence(decoded.presence, decoded.iou).amax(dim=1)[:count]
+        score = score_groups(decoded, seen)
         pointers = decoded.pointer.flatten(1)[:count]
         whole = Decoded(decoded.logits, score, torch.full_like(score, PRESENT_LOGIT), pointers)
         self.bank.write(groups, frame, memory[:count], whole)
@@ -681,6 +680,17 @@ class GroupMemory(Propagation):
 
     def _tables(self) -> tuple[Ints | Bools, ...]:
         return self._frame, self._used, self._prompted, self._active, self._built
+
+
+def score_groups(decoded: Decoded, seen: Bools) -> Tensor:
+    """Return the scores [G] of the memories of G groups: the means over the objects that are `seen`, bool [G, slots].
+
+    SAM 3.1's memory selection (`cal_mem_score` in facebookresearch/sam3) takes the mean of these scores, too. A group
+    without objects scores 0.
+    """
+    mask = copy_to_device(seen, decoded.presence.device)
+    scores = confidence(decoded.presence[: len(seen)], decoded.iou[: len(seen)]).float() * mask
+    return scores.sum(dim=1) / mask.sum(dim=1).clamp(min=1)
 
 
 def count_groups(max_objects: int, corrections: int, slots: int) -> int:

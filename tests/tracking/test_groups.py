@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from sam3_node.errors import CapacityError, SettingsError, UnknownObjectError
+from sam3_node.models.sam.stages import Decoded
 from sam3_node.models.sam31 import random_model
 from sam3_node.models.sam31.model import Sam31Model
 from sam3_node.tracking import ObjectPrompt, Tracker, Tracks
-from sam3_node.tracking.groups import MERGE_GAP, GroupMemory, GroupSlots
+from sam3_node.tracking.groups import MERGE_GAP, GroupMemory, GroupSlots, score_groups
 from sam3_node.tracking.propagation import PRESENT_LOGIT
 from tests.support.saving import reload
 
@@ -294,3 +296,14 @@ def test_anchors_are_of_one_object(model: Sam31Model) -> None:
         tracks = tracker.step(next(pictures))
     assert tracks.ids == [0, 1]
     assert isinstance(tracker.bank, GroupMemory)
+
+
+def test_a_group_is_judged_by_the_mean_of_its_objects_in_view() -> None:
+    presence = torch.tensor([[9.0, 0.5, -3.0, 9.0], [9.0, 9.0, 9.0, 9.0], [2.0, 2.0, 2.0, 2.0]])
+    iou = torch.tensor([[0.9, 0.6, 0.8, 0.7], [0.9, 0.9, 0.9, 0.9], [0.5, 0.5, 0.5, 0.5]])
+    seen = np.array([[True, True, True, False], [False] * 4])
+    decoded = Decoded(torch.zeros(3, 4, 8, 8), iou, presence, torch.zeros(3, 4, 2))
+    # the reference: of objects alone, whose score is 0 while they are out of view
+    objects = torch.where(presence > 0, presence.sigmoid() * 2 - 1, 0)[0, :3] * iou[0, :3]
+    scores = score_groups(decoded, seen)
+    torch.testing.assert_close(scores, torch.stack([objects.mean(), torch.tensor(0.0)]))
