@@ -298,7 +298,7 @@ class TrackerSettings(Section):
     arithmetic: pooled (older frames at half their resolution), sparse (a quarter of the positions of older frames)."""
     window: Literal["off", "auto"] = "off"
     """Follow up to 4 objects of a camera in windows that go with them, too, each of which takes about as long as a
-    frame with one object: off, or auto (where the model's input is smaller than the frame, and nothing is shed)."""
+    frame with one object: off, or auto (for small model inputs; live, as many as the rate of the camera allows)."""
     mask_encoding: MaskEncoding = "bits+zstd"
     """Encoding of masks in messages: bits+zstd (fast) or rle (COCO compressed counts)."""
     feature_cache: int = Field(4, ge=1, le=64)

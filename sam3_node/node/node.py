@@ -351,7 +351,7 @@ class Node:
             if pipeline is None:
                 return
             stats = self.output.stats[frame.camera]
-            stats.begin(frame, received.received_ns, received.skipped)
+            stats.begin(frame, received.received_ns, received.skipped, self.output.limits_windows(pipeline))
             pace.note_frame(frame.camera, received.received_ns, received.skipped)
             try:
                 with self.health.step():
@@ -395,7 +395,7 @@ class Node:
         stats = output.stats[frame.camera]
         threads = self._set_threads()
         begin_ns = time.perf_counter_ns()
-        step = StepFrame(frame, received.received_ns, received.skipped, stats.shed_level)
+        step = StepFrame(frame, received.received_ns, received.skipped, stats.shed_level, stats.windows)
         step.encoding = taken.encoding
         if taken.encoding is not None:
             step.prepared = taken.encoding.find(frame)
@@ -404,7 +404,9 @@ class Node:
         # the next frame is decoded while this one is stepped
         with cameras.ahead.during_step() if cameras.ahead else nullcontext():
             masks = self.perception.link(pipeline.step(step))
-        self.threads.note(threads, 1e-9 * (time.perf_counter_ns() - begin_ns))
+        step_s = 1e-9 * (time.perf_counter_ns() - begin_ns)
+        self.threads.note(threads, step_s)
+        stats.note_cost(masks, step.followed_in_windows, step_s, output.sum_loads(but=frame.camera))
         # recorders need the events before the masks that show their effect
         for event in step.events:
             output.publish_event(event.op, {"camera": frame.camera, "id": event.id, **event.details})

@@ -13,6 +13,7 @@ from msgspec.structs import asdict
 
 from ..errors import Sam3NodeError, current_request_id
 from ..perception.perception import Perception
+from ..perception.pipeline import Pipeline
 from ..processes.logs import log_subject, warn_if_descriptors_run_out
 from ..schema.fields import Plain, to_plain
 from ..settings import Settings
@@ -54,6 +55,15 @@ class Output:
         self._pack_us = 0
         self._publishing = threading.Lock()
         """Held from publishing masks or an event until the status contains their effect."""
+
+    def limits_windows(self, pipeline: Pipeline) -> bool:
+        """Return True if the number of a camera's windows follows the time that they take."""
+        # with lossless delivery, no frame has to be in time
+        return pipeline.prompting.crops is not None and self._settings.transport.delivery == "newest"
+
+    def sum_loads(self, but: str) -> float:
+        """Return the share of the time that the steps of all cameras but one take."""
+        return sum(stats.load for camera, stats in self.stats.items() if camera != but)
 
     def bind(self) -> MaskPublisher:
         """Bind the endpoint of masks and events. Raises TransportError."""

@@ -16,9 +16,10 @@ from typing import Any, Literal, Self
 from ..perception.pipeline import Pipeline
 from ..perception.shedding import LoadShedder
 from ..perception.step import StepFrame
+from ..perception.window_budget import StepCost, WindowBudget, estimate_window_ms
 from ..schema.fields import MAX_INT, Plain
 from ..schema.replies import CameraFigures
-from ..types import Frame, TrackState
+from ..types import Frame, MaskFrame, TrackState
 from .health import Histogram
 
 WINDOW_FRAMES = 1000
@@ -27,6 +28,8 @@ RATE_FRAMES = 100
 """Frames of a camera over which its rate is averaged."""
 STEP_FRAMES = 15
 """Frames of a camera whose median step sets how long requests may take between two steps."""
+SILENT_S = 2.0
+"""Seconds without a frame from which on a camera counts as silent: it takes no time of the others."""
 MAX_ERROR_CHARACTERS = 200
 """Characters of an error that a message carries. The rest is cut off."""
 LOG_EVERY_S = 10.0
@@ -80,6 +83,13 @@ class CameraStats:
         self.shed_level = 0
         """of the step that runs, or ran last"""
         self._shedder = LoadShedder(budget_ms)
+        self._budget_ms = budget_ms
+        self.windows: int | None = None
+        """Objects that the step that runs, or ran last, may follow in windows at most; None: any number"""
+        self._window_budget = WindowBudget()
+        self._periods_ns: deque[int] = deque(maxlen=STEP_FRAMES)
+        """Times between the captures of two frames"""
+        self._last_capture_ns: int | None = None
         self.last_seq: int | None = None
         self.last_error: str | None = None
         self._last_error_s: float | None = None
@@ -119,9 +129,31 @@ class CameraStats:
         """Median duration in seconds of the last steps, publication included; 0 before the first."""
         return statistics.median(self._steps_s) if self._steps_s else 0.0
 
-    def begin(self, frame: Frame, received_ns: int, skipped: int) -> None:
-        """Record that a frame's step starts, and that `skipped` frames before it were skipped."""
+    @property
+    def period_s(self) -> float:
+        """Median time in seconds between the captures of two frames; 0 if it is not known."""
+        return statistics.median(self._periods_ns) / 1e9 if self._periods_ns else 0.0
+
+    @property
+    def load(self) -> float:
+        """Share of the time that the steps of this camera take; 0 if it is not known, or the camera is silent."""
+        silent_s = self._silent_s()
+        if not self.period_s or silent_s is None or silent_s > SILENT_S:
+            return 0.0
+        return self.median_step_s / self.period_s
+
+    def begin(self, frame: Frame, received_ns: int, skipped: int, limits_windows: bool = False) -> None:
+        """Record that a frame's step starts, and that `skipped` frames before it were skipped.
+
+        limits_windows: the number of windows follows the time that they take.
+        """
         self._begin_s = time.monotonic()
+        self.windows = self._window_budget.count if limits_windows else None
+        passed_ns = 0 if self._last_capture_ns is None else frame.capture_ns - self._last_capture_ns
+        self._last_capture_ns = frame.capture_ns
+        # a camera may begin again with earlier times
+        if passed_ns > 0:
+            self._periods_ns.append(passed_ns // (max(0, skipped) + 1))
         # kept for the whole step: the shedder decides on the next level when this step ends
         self.shed_level = self._shedder.level
         # `skipped` contains the frames that `skip` has counted already
@@ -140,6 +172,19 @@ class CameraStats:
         self._latencies_ns.append(latency_ns)
         self.latency.observe(latency_ns / 1e9)
         self._end_step(frame, received_ns)
+
+    def note_cost(self, masks: MaskFrame, windows: int, step_s: float, load_of_others: float) -> None:
+        """Decide on the windows of the next step, by what one with so many windows has cost.
+
+        load_of_others: the share of the time that the steps of other cameras take.
+        """
+        period_ms = 1e3 * self.period_s * max(0.0, 1 - load_of_others)
+        if self._budget_ms:
+            period_ms = min(period_ms, self._budget_ms)
+        window_ms = estimate_window_ms(masks.stages_us, windows, len(masks.instances))
+        self._window_budget.observe(
+            StepCost(1e3 * step_s, period_ms, window_ms, windows, len(masks.instances))
+        )
 
     def skip(self, kind: Literal["too_old", "clock_ahead"], reason: str) -> None:
         """Record that a frame is not stepped because of its time."""
@@ -205,10 +250,12 @@ class CameraStats:
         self._last_error_s = time.monotonic()
 
     def describe_failure(self, frame: Frame, error: str) -> Plain:
-        """Return the fields of the event FAILED: the newest frame, and its step's level of shedding, if any."""
-        failure = {"camera": frame.camera, "seq": frame.seq, "error": error}
+        """Return the fields of the event FAILED: the newest frame, and what its step shed and left out."""
+        failure: Plain = {"camera": frame.camera, "seq": frame.seq, "error": error}
         if self.shed_level:
-            return {**failure, "shed": {"level": self.shed_level}}
+            failure = {**failure, "shed": {"level": self.shed_level}}
+        if self.windows is not None:
+            failure = {**failure, "windows": self.windows}
         return failure
 
     def describe(self, offset_ns: int | None = None) -> Plain:

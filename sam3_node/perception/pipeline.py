@@ -465,4 +465,5 @@ def make_masks(step: StepFrame, model: str, prompts: tuple[str, ...], stages_us:
         table=step.table,
         shed=step.shed,
         batch=step.batch,
+        windows=step.windows,
     )

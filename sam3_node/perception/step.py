@@ -82,6 +82,8 @@ class StepFrame:
     """number of frames of this camera since the one before"""
     shed_level: int = 0
     """see `shedding`"""
+    windows: int | None = None
+    """objects that may be followed in windows at most; None: MAX_CROPS of them"""
     robot_state: RobotState | None = None
     """the robot at the frame's capture; None: the first stage that needs it looks it up"""
     prepared: PreparedFrame | None = None
@@ -132,6 +134,8 @@ class StepFrame:
     """its features [1, C], on their way to the host"""
 
     # filled by window
+    followed_in_windows: int = 0
+    """objects that were followed in windows"""
     crop_masks: dict[int, Mask] = field(default_factory=dict)
     """by object: masks at the frame's size that are finer than those of `tracks`"""
 

@@ -64,6 +64,8 @@ class Step(NamedTuple):
     """How much work the live node shed on this frame."""
     batch: FrameBatch | None = None
     """The batch in which the live node encoded this frame; None: alone."""
+    windows: int | None = None
+    """How many objects the live node may have followed in windows on this frame; None: any number."""
 
 
 Action = Step | Edit
@@ -105,6 +107,7 @@ class LoggedStep(NamedTuple):
     robot: RobotState = RobotState()
     shed_level: int = 0
     batch: FrameBatch | None = None
+    windows: int | None = None
 
     @property
     def failed(self) -> bool:
@@ -188,8 +191,11 @@ class _LogReader:
         joints = read_joints(args.fields("joints")) if args.has("joints") else None
         level = convert(args.any("shed"), Shed, args.what).level if args.has("shed") else 0
         batch = convert(args.any("batch"), FrameBatch, args.what) if args.has("batch") else None
+        windows = args.integer("windows") if args.has("windows") else None
         robot = RobotState(pose, joints)
-        return LoggedStep(camera, seq, withheld=withheld, robot=robot, shed_level=level, batch=batch)
+        return LoggedStep(
+            camera, seq, withheld=withheld, robot=robot, shed_level=level, batch=batch, windows=windows
+        )
 
     def read_masks(self, masks: MaskFrame) -> Iterator[LogEntry]:
         yield from self._begin(self.description.get("events", 1))
@@ -220,6 +226,7 @@ class _LogReader:
             robot=RobotState(masks.robot_pose, masks.joints),
             shed_level=masks.shed.level if masks.shed else 0,
             batch=masks.batch,
+            windows=masks.windows,
         )
 
     def _begin(self, first_event: int) -> Iterator[Gap]:
@@ -340,7 +347,9 @@ def match_frames(entries: Iterable[LogEntry], frames: Iterable[Frame], notes: No
             )
             continue
         step = Step(frame, entry.received_ns, entry.skipped, entry.failed, entry.withheld)
-        yield step._replace(robot=entry.robot, shed_level=entry.shed_level, batch=entry.batch)
+        yield step._replace(
+            robot=entry.robot, shed_level=entry.shed_level, batch=entry.batch, windows=entry.windows
+        )
 
 
 class _FrameMatcher:

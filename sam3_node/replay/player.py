@@ -104,7 +104,9 @@ class Player:
         self.counts["frames"] += 1
         try:
             pipeline = self._perception.serve(frame.camera)
-            taken = StepFrame(frame, step.received_ns, step.skipped, step.shed_level, step.robot)
+            taken = StepFrame(
+                frame, step.received_ns, step.skipped, step.shed_level, step.windows, step.robot
+            )
             if encoding is not None:
                 taken.prepared = encoding.find(frame)
                 taken.encoding = encoding

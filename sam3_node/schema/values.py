@@ -624,6 +624,8 @@ class MaskFrame(Value, frozen=True):
     """What the node skipped on this frame to keep `deadline.budget_ms`; None if nothing."""
     batch: FrameBatch | None = None
     """The batch of cameras' frames in which the node encoded this one; None if it was encoded alone."""
+    windows: Natural | None = None
+    """How many objects were followed in windows on this frame, at most; None if their number is not limited."""
     before: MaskFrame | None = None
     """The masks of this camera that a subscriber received before these. They are not on the wire."""
 

@@ -244,6 +244,7 @@ class ObjectCropsState(SavedState):
     image: Pixels | None
     bank: MemoryState
     followed: Annotated[dict[Id, Followed], Meta(max_length=MAX_CROPS)]
+    most: Count = MAX_CROPS
 
 
 class ObjectCrops(SavedPart[ObjectCropsState]):
@@ -261,9 +262,14 @@ class ObjectCrops(SavedPart[ObjectCropsState]):
         """The last frame, on which a prompt may begin a crop."""
         self._frame = 0
         """The tracker's step of `_image` and `_grey`."""
+        self._most = MAX_CROPS
+        """The largest number of crops on that step."""
 
     def __contains__(self, object_id: int) -> bool:
         return object_id in self._followed
+
+    def __len__(self) -> int:
+        return len(self._followed)
 
     @property
     def nbytes(self) -> int:
@@ -289,16 +295,22 @@ class ObjectCrops(SavedPart[ObjectCropsState]):
         On another frame, or if no crop was followed there, it begins with the object's next mask.
         """
         self.forget(object_id)
-        if self._image is not None and frame == self._frame:
+        if self._image is not None and frame == self._frame and len(self) < self._most:
             self._begin(self._image, frame, object_id, logits)
 
     @torch.inference_mode()
     def step(
-        self, image: Image, frame: int, tracks: Tracks, was_prompted: Callable[[int], bool]
+        self,
+        image: Image,
+        frame: int,
+        tracks: Tracks,
+        was_prompted: Callable[[int], bool],
+        most: int = MAX_CROPS,
     ) -> CropResult:
-        """Follow the objects of a frame in their crops, and begin crops of those that have none.
+        """Follow the objects of a frame in their crops, and begin crops of those that have none, up to `most` crops.
 
-        frame: the tracker's step. `was_prompted` says whether an object's mask was given on this frame.
+        frame: the tracker's step. `was_prompted` says whether an object's mask was given on this frame. Where there are
+        more objects, those with the smallest masks have crops: the frame shows least of them.
         """
         now = _make_grey(image)
         before = self._grey
@@ -309,10 +321,16 @@ class ObjectCrops(SavedPart[ObjectCropsState]):
         self._frame = frame
         for object_id in self._followed.keys() - set(tracks.ids):
             self.forget(object_id)
+        self._most = most
+        chosen = self._choose(tracks, most)
+        for object_id in self._followed.keys() - chosen:
+            self.forget(object_id)
         changed: dict[int, Track] = {}
         masks: dict[int, Mask] = {}
         columns = (tracks.logits, tracks.scores, tracks.visible, tracks.presence, tracks.pointers)
         for object_id, *values in zip(tracks.ids, *columns, strict=True):
+            if object_id not in chosen:
+                continue
             track = Track(*values)
             followed = self._followed.get(object_id)
             # a crop that has missed a frame does not know where it is, and a prompt replaces what was known
@@ -330,6 +348,17 @@ class ObjectCrops(SavedPart[ObjectCropsState]):
                     self.forget(object_id)
                     self._begin(image, frame, object_id, track.logits)
         return CropResult(_replace_tracks(tracks, changed), masks)
+
+    def _choose(self, tracks: Tracks, most: int) -> set[int]:
+        """Return the objects that have crops on this frame: those that have one, then the smallest masks."""
+        if len(tracks.ids) <= most:
+            return set(tracks.ids)
+        areas = (tracks.logits > 0).sum(dim=(1, 2)).tolist()
+        by_area = dict(zip(tracks.ids, areas, strict=True))
+        # an object without a mask keeps its crop, but cannot begin one
+        known = [i for i in tracks.ids if i in self._followed or by_area[i]]
+        known.sort(key=lambda i: (i not in self._followed, by_area[i]))
+        return set(known[:most])
 
     def _begin(self, image: Image, frame: int, object_id: int, logits: Tensor) -> None:
         """Begin a crop with an object's mask, unless that is empty, or all crops are taken."""

@@ -238,12 +238,12 @@ class Event:
     """The n-th event of a node; `n` counts from 0 without gaps.
 
     For a control request that changed the node, `op` and `args` are the request's own, with its camera and without
-    its epoch. The other events are FAILED (args: camera, seq, error, withheld?, shed?, batch?), a frame was processed
-    without masks to publish, because of an error or, with `withheld` true, because they were too old; SERVED (args:
-    camera), the node starts to serve a camera; DROPPED (args: camera), the node stops serving a camera and removes its
-    objects; and CAUGHT_UP (args: camera, id, error?), an object that was prompted on a past frame was tracked up to
-    the latest frame, and the next masks contain it as tracked from that prompt. With `error` it gave up: if new, it is
-    removed.
+    its epoch. The other events are FAILED (args: camera, seq, error, withheld?, shed?, batch?, windows?), a frame was
+    processed without masks to publish, because of an error or, with `withheld` true, because they were too old; SERVED
+    (args: camera), the node starts to serve a camera; DROPPED (args: camera), the node stops serving a camera and
+    removes its objects; and CAUGHT_UP (args: camera, id, error?), an object that was prompted on a past frame was
+    tracked up to the latest frame, and the next masks contain it as tracked from that prompt. With `error` it gave up:
+    if new, it is removed.
     RESTORED (args: sha256, saved_ns, ids_continue, cameras): the node tracks what a snapshot holds, in the place of
     everything before; sha256 identifies the snapshot's file. GRASPED and RELEASED (args: camera, id): the next masks
     contain the object as held, or as not held any more. REGROUPED (args: camera, id): from the next frame on, the

@@ -257,7 +257,7 @@ MASKS = Body(
     types.MaskFrame,
     "masks",
     order="camera seq capture_ns clock received_ns published_ns stages_us skipped width height model prompts instances "
-    "node epoch shed joints robot_mask table camera_pose robot_pose batch",
+    "node epoch shed windows joints robot_mask table camera_pose robot_pose batch",
     required="received_ns published_ns stages_us skipped width height model prompts instances",
     limits=_MASKS_LIMITS,
     forms={

@@ -137,6 +137,44 @@ def test_more_objects_than_crops_and_removed_ones(
     assert not pipeline.step(approach[3][0]).instances
 
 
+def test_where_few_crops_are_allowed_the_smallest_objects_have_them(
+    nano: TrackerModel, approach: list[tuple[Frame, np.ndarray]]
+) -> None:
+    def follow(limits: list[int | None]) -> tuple[Pipeline, list[int]]:
+        pipeline = Pipeline(nano, AUTO, "cam0")
+        pipeline.step(approach[0][0])
+        large = approach[0][1]
+        small = large.copy()
+        small[: int(np.nonzero(large)[0].mean())] = False
+        ids = [pipeline.add(FramePrompt(mask=Mask.from_full(mask)), seq=0).id for mask in (large, small)]
+        for (frame, _), limit in zip(approach[1:], limits, strict=False):
+            masks = pipeline.step(StepFrame(frame, windows=limit))
+            assert masks.windows == limit
+        return pipeline, ids
+
+    def followed(limits: list[int | None]) -> list[int]:
+        pipeline, ids = follow(limits)
+        crops = pipeline.prompting.crops
+        assert crops is not None
+        return [ids.index(object_id) for object_id in ids if object_id in crops]
+
+    assert followed([None]) == followed([2]) == [0, 1]
+    assert followed([0, 0, 1]) == [1]
+    assert followed([0]) == []
+    # one that is open already stays
+    assert followed([0, 1, 2, 1]) == [1]
+    # a prompt opens none beyond the limit
+    pipeline, ids = follow([0, 1])
+    crops = pipeline.prompting.crops
+    assert crops is not None
+    pipeline.refine(ids[0], FramePrompt(mask=Mask.from_full(approach[2][1])), seq=2)
+    assert [object_id in crops for object_id in ids] == [False, True]
+    other = Pipeline(nano, AUTO, "cam0")
+    other.restore(reload(pipeline.state()))
+    assert other.prompting.crops is not None
+    assert other.prompting.crops.state().most == 1
+
+
 def test_what_moves_fast_has_a_crop_from_its_prompt_on(nano: TrackerModel) -> None:
     """A thing that goes by half its size a frame, among others like it, is not taken for one of these."""
     rng = np.random.default_rng(1)

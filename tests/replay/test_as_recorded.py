@@ -279,36 +279,3 @@ def test_replayed_as_recorded_all_masks_are_identical(recording: Path, tmp_path:
     # the mounting is a rough one, so the table is not level by it
     assert [note for note in summary["notes"] if "table tilted" not in note] == []
     assert [masks.shed for masks in replayed] == [masks.shed for masks in live]
-
-
-@pytest.mark.timeout(1200)
-def test_masks_that_were_followed_with_windows_are_identical(tmp_path: Path) -> None:
-    path = record_with_windows(tmp_path)
-    live = [item.masks for item in log_of(path) if isinstance(item, RecordedMasks)]
-    assert sum(len(masks.instances) > 1 for masks in live) > 3
-    done = replay(path, tmp_path / "out", "--as-recorded", "--compare")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"identical: the masks of all {len(live)} recorded frames" in done.stdout
-    # windows were at work: without them, the masks are others
-    done = replay(path, tmp_path / "off", "--as-recorded", "--compare", "--tracker.window", "off")
-    assert "different: the masks of" in done.stdout
-
-
-def record_with_windows(folder: Path) -> Path:
-    """Record two objects, one of which is corrected, with a node that has time for windows."""
-    path = folder / "live.mcap"
-    with Rig(folder) as rig:
-        # the recorder before the node, so that it has each frame that the node steps
-        rig.start("camera", "scene:tabletop", "--camera.loop", CAMERA__FPS="4", CAMERA__ENCODING="jpeg")
-        recorder = rig.start("record", str(path))
-        rig.node(MODEL__NAME="nano", TRACKER__WINDOW="auto", TRACKER__FEATURE_CACHE_S="20")
-        with rig.client() as client:
-            wait(client, 2)
-            first = client.add_object(box=(211, 285, 346, 427), label="mug").id
-            client.add_object(box=(190, 120, 330, 300), label="other")
-            has(client, "other")
-            wait(client, 4)
-            client.refine_object(first, points=[(280, 350)], labels=[1])
-            wait(client, 4)
-            recorder.terminate()
-    return path

@@ -88,6 +88,7 @@ class Live:
         record_masks: bool = True,
         shed_level: int = 0,
         withheld: bool = False,
+        windows: int | None = None,
     ) -> MaskFrame | None:
         """Step and record a frame; return its masks, None if the step fails or they are `withheld`."""
         if record_frame:
@@ -100,9 +101,11 @@ class Live:
         self._taken[camera] = frame.seq
         stats = CameraStats()
         stats.shed_level = shed_level
+        stats.windows = windows
         pipeline = self.perception.pipelines[camera]
         try:
-            masks = self.perception.link(pipeline.step(StepFrame(frame, self._tick(), skipped, shed_level)))
+            step = StepFrame(frame, self._tick(), skipped, shed_level, windows)
+            masks = self.perception.link(pipeline.step(step))
         except Sam3NodeError as error:
             self.tell(FAILED, **stats.describe_failure(frame, str(error)))
             return None

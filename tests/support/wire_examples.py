@@ -233,6 +233,7 @@ EXAMPLES = {
     ),
     "masks-depth": _masks(masks_with_depth()),
     "masks-shed": _masks(masks_of(driver("screwdriver"), received_ns=18, shed=Shed(2, (3, 7)))),
+    "masks-windows": _masks(masks_of(driver("screwdriver"), received_ns=18, windows=2)),
     "masks-robot": _masks(masks_with_robot()),
     "masks-table": _masks(masks_with_table()),
     "beat": Example([wire.BEAT_TOPIC], list, list),

@@ -280,6 +280,13 @@ def test_a_wrong_shed_is_refused(shed):
         wire.unpack_masks([topic, msgpack.packb(msgpack.unpackb(body) | {"shed": shed})])
 
 
+@pytest.mark.parametrize("windows", [-1, 1.5, "2", [2]])
+def test_a_wrong_number_of_windows_is_refused(windows):
+    topic, body = golden("masks-windows")
+    with pytest.raises(WireError, match="windows"):
+        wire.unpack_masks([topic, msgpack.packb(msgpack.unpackb(body) | {"windows": windows})])
+
+
 BODY = {"v": 1, "kind": "event", "n": 3, "op": "reset", "args": {}}
 
 

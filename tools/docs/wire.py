@@ -15,8 +15,9 @@ MASKS_WORDS = {
     "capture_ns": "that of the frame",
     "clock": "that of the frame; left out for `system`. For another clock, count ages from `received_ns`",
     "stages_us": "text to integer: `decode`, `preprocess`, `encode`, `track`, `masks`, `remember` of this frame; "
-    "`detect` if the detector ran on it, `recall` if an object was searched for by its looks; `pack`, which is the "
-    "packing time of the message before, because no message can hold its own",
+    "`detect` if the detector ran on it, `recall` if an object was searched for by its looks, `window` if objects may "
+    "be followed in windows; `pack`, which is the packing time of the message before, because no message can hold its "
+    "own",
     "instances": "one per object, as below; ids differ",
     "node": "the node's name for its present run, 16 random hex digits",
     "epoch": "random, 0..2^53-1; another one means that ids have begun again: the node was started again, or serves "

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from ...models import TrackerModel
 from ...schema.state import SavedState
 from ...tracking import Tracker
-from ...tracking.object_crops import ObjectCrops, ObjectCropsState, suits
+from ...tracking.object_crops import MAX_CROPS, ObjectCrops, ObjectCropsState, suits
 from ...tracking.tracks import PromptTensors
 from ...wire import REGROUPED
 from ..catch_up import CatchUps
@@ -84,14 +84,13 @@ class CropState(SavedState):
 class FollowCrops(Stage):
     """Improves the tracks by object crops, where the model's input is smaller than the frame.
 
-    Crops cost time, so none is followed while the node sheds work; nor where the robot covers objects, of which
-    crops know nothing. They begin again after that.
+    Crops cost time, so a live node says how many may be followed, and none is while it sheds work; nor where the robot
+    covers objects, of which crops know nothing. They begin again after that.
     """
 
     name = "window"
     timed = "device"
     is_optional = True
-    counts_as = "track"
     STATE = CropState
 
     def __init__(self, model: TrackerModel, tracker: Tracker, crops: ObjectCrops) -> None:
@@ -104,8 +103,10 @@ class FollowCrops(Stage):
         self._crops.forget_all()
 
     def run(self, step: StepFrame) -> None:
-        """Replace `tracks`, and fill `crop_masks`."""
-        if step.shed_level or step.cover is not None or not suits(self._model, step.image):
+        """Replace `tracks`, and fill `crop_masks` and `followed_in_windows`."""
+        most = MAX_CROPS if step.windows is None else min(step.windows, MAX_CROPS)
+        is_closed = not most or step.shed_level > 0 or step.cover is not None
+        if is_closed or not suits(self._model, step.image):
             self._crops.forget_all()
             return
 
@@ -113,5 +114,6 @@ class FollowCrops(Stage):
             return self._tracker.was_prompted(object_id, step.frame_number)
 
         step.tracks, step.crop_masks = self._crops.step(
-            step.image, step.frame_number, step.tracks, was_prompted
+            step.image, step.frame_number, step.tracks, was_prompted, most
         )
+        step.followed_in_windows = len(self._crops)

@@ -15,6 +15,7 @@ FRAME: dict[str, str] = {
     "skipped": "`/diagnostics` has the count",
     "shed": _CLIENT,
     "batch": "it says how features were rounded, for a replay",
+    "windows": _CLIENT,
     "model": _SETTING,
     "prompts": _SETTING,
     "node": "the epoch in an `id` changes with each run",
