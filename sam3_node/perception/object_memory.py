@@ -149,8 +149,10 @@ class Memory(SavedState):
     """True if it has been out of view since its appearance last matched"""
     unsure_frames: Count = 0
     """frames since its return, until a mask of it is not doubtful; then 0"""
-    is_return_told: bool = False
-    """True from the event of its return on until a mask of it is not doubtful"""
+    found_ns: Time | None = None
+    """capture time of the frame on which it was found again, until a later mask of it is not doubtful; then None"""
+    absent_ns: Time = 0
+    """how long it had been out of view then"""
     waited: Count = 0
     """rounds for which a detection that may be this object has started no new one"""
     mismatches: Count = 0
@@ -222,6 +224,14 @@ class Candidate(NamedTuple):
     """where it is, if that is measured"""
 
 
+class Return(NamedTuple):
+    """An object that came back by its appearance, with a mask that is not doubtful."""
+
+    id: int
+    absent_ns: int
+    """how long it was out of view"""
+
+
 class LostObjectsState(SavedState):
     """What `ObjectMemory` keeps of lost objects. What it remembers of present ones is saved with these."""
 
@@ -273,8 +283,13 @@ class ObjectMemory(SavedPart[LostObjectsState]):
 
     def observe(
         self, instances: Iterable[Instance], seq: int, capture_ns: int, pose: FramePose | None
-    ) -> None:
-        """Note where the objects are on a frame. Doubtful masks say nothing."""
+    ) -> list[Return]:
+        """Note where the objects are on a frame. Doubtful masks say nothing.
+
+        Return the objects that were found again and have the first mask since then that is not doubtful. The mask by
+        which they were found does not count: the tracker has not followed it yet.
+        """
+        returns = []
         for instance in instances:
             memory = self._memories.setdefault(instance.id, Memory())
             in_view = bool(instance.mask.crop.size)
@@ -288,13 +303,17 @@ class ObjectMemory(SavedPart[LostObjectsState]):
                 memory.hidden_by = instance.hidden_by or memory.hidden_by
             # a mask of another identity does not show where the object is, and what is back may be another thing
             elif not instance.doubtful and not memory.mismatches and not memory.is_unverified:
-                memory.is_return_told = False
+                if memory.found_ns not in (None, capture_ns):
+                    returns.append(Return(instance.id, memory.absent_ns))
+                    memory.found_ns = None
                 memory.held = instance.held
                 memory.hidden_by = None
                 memory.seen_ns = capture_ns
                 sighting = make_sighting(instance, seq, capture_ns, pose)
                 if not is_worse(sighting, memory.sighting, instance.mask.size):
                     memory.sighting = sighting._replace(whole_px=measure_whole(sighting, memory.sighting))
+        self.reidentifications += len(returns)
+        return returns
 
     def choose(self, tracked: Iterable[int]) -> int | None:
         """Return the object whose appearance is to be compared, of those in view.

@@ -18,8 +18,8 @@ from ..models import Features
 from ..models.sam.stages import Decoded
 from ..tracking import Tracker
 from ..tracking.appearance import COLOURS, Gallery, describe_colours, describe_features, make_embeddings
-from ..types import NANOSECONDS, Box, FramePose, Image, Mask
-from ..wire import AMBIGUOUS, RECALLED
+from ..types import Box, FramePose, Image, Mask
+from ..wire import AMBIGUOUS
 from .catch_up import CachedFrame
 from .object_memory import (
     MARGIN,
@@ -240,19 +240,16 @@ def find_like(scene: AppearanceFrame, tracker: Tracker, gallery: Gallery, limits
 
 
 def report(step: StepFrame, verdict: IdentityVerdict, memory: ObjectMemory) -> None:
-    """Add an event for an object that is known again, or for something that may be any of several.
+    """Add an event for something that may be any of several objects; note how long one that is known again was away.
 
-    A return has one event: an object that is found once more before a mask of it is sure has none.
+    Its return is told once a mask of it is not doubtful: what is found is sometimes another thing.
     """
     if verdict.kind == "ambiguous":
         step.events.append(ObjectEvent(AMBIGUOUS, verdict.ids[0], {"ids": list(verdict.ids)}))
     elif verdict.kind == "known":
         known = memory.require(verdict.ids[0])
-        if known.is_return_told:
-            return
-        known.is_return_told = True
-        memory.reidentifications += 1
-        sighting = known.sighting
-        absent_ns = 0 if sighting is None else max(0, step.frame.capture_ns - sighting.capture_ns)
-        details = {"absent_s": round(absent_ns / NANOSECONDS, 3)}
-        step.events.append(ObjectEvent(RECALLED, verdict.ids[0], details))
+        # it may be found once more before a mask of it is sure
+        if known.found_ns is None:
+            now_ns = step.frame.capture_ns
+            known.found_ns = now_ns
+            known.absent_ns = 0 if known.sighting is None else max(0, now_ns - known.sighting.capture_ns)

@@ -248,9 +248,9 @@ class Event:
     everything before; sha256 identifies the snapshot's file. GRASPED and RELEASED (args: camera, id): the next masks
     contain the object as held, or as not held any more. REGROUPED (args: camera, id): from the next frame on, the
     object shares its memory with other objects than before. RECALLED (args: camera, id, absent_s): an object that was
-    out of view is known again by its looks, after so many seconds. AMBIGUOUS (args: camera, ids): something came into
-    view that may be any of these objects, so it is taken for none of them. THREADS (args: count): from here on, steps
-    use so many CPU threads, which decides how sums are rounded.
+    out of view so many seconds is known again by its looks, and by a mask that is not doubtful. AMBIGUOUS (args:
+    camera, ids): something came into view that may be any of these objects, so it is taken for none of them. THREADS
+    (args: count): from here on, steps use so many CPU threads, which decides how sums are rounded.
     """
 
     n: int

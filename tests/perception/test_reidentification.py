@@ -1,5 +1,7 @@
 """Objects that left the view: known again by appearance, never by guess, remembered for a while, asked for by name."""
 
+from dataclasses import replace
+
 import cv2
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from sam3_node.perception.object_memory import (
     LastSighting,
     Memory,
     ObjectMemory,
+    Return,
     may_be,
 )
 from sam3_node.perception.objects import Objects
@@ -436,7 +439,7 @@ def test_doubtful_masks_teach_nothing() -> None:
     assert memory.require(1).picture is None
 
 
-def test_a_return_that_stays_doubtful_is_told_once_and_searched_for_less() -> None:
+def test_a_return_is_told_once_it_is_sure_and_a_doubtful_one_is_searched_for_less() -> None:
     objects, memory = make_memory()
     objects.add(1, "mug")
     see(memory, direction(1))
@@ -445,19 +448,22 @@ def test_a_return_that_stays_doubtful_is_told_once_and_searched_for_less() -> No
     own = memory.require(1)
     assert own.needs_reidentification
     assert own.sought_frames >= RECENT_FRAMES
-    step = StepFrame(frame(0, {}))
+    step = StepFrame(replace(frame(0, {}), capture_ns=NANOSECONDS))
     known = IdentityVerdict("known", (1,))
+    mask = Mask.from_full(np.ones((20, 20), bool))
+    sure = Instance(1, "mug", 0.9, "tracked", 1, 0, mask)
     for _ in range(2):
         report(step, known, memory)
         memory.confirm(1)
-        see(memory, direction(1), doubtful=True)
-    assert [event.op for event in step.events] == [RECALLED]
-    assert memory.reidentifications == 1
-    see(memory, direction(1))
+        assert memory.observe([replace(sure, doubtful=True)], 1, 1, None) == []
+    assert not step.events
+    assert memory.reidentifications == 0
+    # the mask by which it was found is not that of the tracker
+    assert memory.observe([sure], 1, NANOSECONDS, None) == []
+    assert memory.observe([sure], 1, NANOSECONDS + 1, None) == [Return(1, NANOSECONDS - 1)]
+    assert memory.observe([sure], 1, NANOSECONDS + 2, None) == []
     assert not own.needs_reidentification
-    hide(memory)
-    report(step, known, memory)
-    assert memory.reidentifications == 2
+    assert memory.reidentifications == 1
 
 
 def test_unknown_ids_are_refused() -> None:

@@ -19,6 +19,8 @@ from ...tracking import Track, Tracker
 from ...tracking.appearance import describe_colours, describe_features, make_embeddings
 from ...tracking.confidence import ConfidenceEstimator
 from ...tracking.host_copy import HostCopy
+from ...types import NANOSECONDS
+from ...wire import RECALLED
 from ..object_memory import (
     Candidate,
     IdentityVerdict,
@@ -32,7 +34,7 @@ from ..objects import Objects
 from ..reidentification import AppearanceFrame, report
 from ..shedding import stretch_detection
 from ..stage import Clock, Stage
-from ..step import StepFrame
+from ..step import ObjectEvent, StepFrame
 
 EVERY = 3
 """Frames from one search to the next while an object has been searched for on less than RECENT_FRAMES. A search takes
@@ -93,11 +95,13 @@ class UpdateObjectMemory(Stage):
         self._memory = memory
 
     def run(self, step: StepFrame) -> None:
-        """Fill the memory. The frame's fields do not change."""
+        """Fill the memory, and `events` of the objects that are surely back."""
         frame = step.frame
         memory = self._memory
         memory.expire(frame.capture_ns)
-        memory.observe(step.instances, frame.seq, frame.capture_ns, step.camera_pose)
+        for back in memory.observe(step.instances, frame.seq, frame.capture_ns, step.camera_pose):
+            absent_s = round(back.absent_ns / NANOSECONDS, 3)
+            step.events.append(ObjectEvent(RECALLED, back.id, {"absent_s": absent_s}))
         chosen = next((seen for seen in step.instances if seen.id == step.described_id), None)
         if chosen is None or step.described_features is None or not chosen.mask.crop.size:
             return
