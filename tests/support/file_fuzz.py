@@ -42,7 +42,7 @@ from sam3_node.models.yolo.network import _read_config
 from sam3_node.node.saved_state import Saved
 from sam3_node.perception.snapshot import _HEADER, MAGIC, VERSION, Snapshot, Uptime
 from sam3_node.processes.helpers import HELPERS_FILE, read_helpers
-from sam3_node.recording.lerobot.records import EpisodeRecord, read_records
+from sam3_node.recording.lerobot.records import DROPPED, EpisodeRecord, read_dropped, read_records
 from sam3_node.replay.cluster.bill import BILL, BagResult, UsageReport, read_bill
 from sam3_node.replay.completion import IDENTITY, read_complete_summary, read_identity
 from sam3_node.replay.davis_png import encode_labels, read_labels
@@ -402,5 +402,6 @@ FILES = (
     FuzzedFile(BILL, _stored(read_bill), _make_bill),
     FuzzedFile(IDENTITY, _stored(read_identity, 1), _json({"job": {"bags": ["a.mcap"]}, "version": 1})),
     FuzzedFile("episode-000000.json", lambda path: read_records(path.parent), _json(asdict(RECORD))),
+    FuzzedFile(DROPPED, lambda path: read_dropped(path.parent.parent), _json({"keys": [1, 2]})),
 )
 """All readers that a mutated file is given to."""
