@@ -3,6 +3,7 @@
 On a CPU, models run in float32 unless a test says otherwise.
 """
 
+import ctypes.util
 import os
 from pathlib import Path
 
@@ -17,6 +18,10 @@ settings.load_profile("here")
 
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
+# MuJoCo chooses how it renders when it is first imported, which tests do before those that render
+if ctypes.util.find_library("OSMesa") is not None:
+    HAS_GPU = any(Path(node).exists() for node in ("/dev/dri/renderD128", "/dev/nvidia0"))
+    os.environ.setdefault("MUJOCO_GL", "egl" if HAS_GPU else "osmesa")
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI")  # `model.dtype auto` takes bfloat16 beyond it
 
 LONGEST_FIRST = (
