@@ -68,6 +68,8 @@ REST_S = 1.0
 """Time for which the box of an object that lies still has not moved, in seconds."""
 REST_SHARE = 0.01
 """Distance by which the corners of its box may move meanwhile, as a share of the frame's diagonal."""
+STATUS_S = 1.0
+"""Time between two questions for the node's status during a wait, in seconds."""
 POLL_MS = 100
 """Longest wait for one message of masks, in milliseconds."""
 MAX_NOTES = 16
@@ -230,12 +232,16 @@ class AgentTools(Closeable):
         return Answer(facts)
 
     def _wait(self, given: WaitArguments) -> Answer:
-        status = self._ask_status()
         rest = RestWatch()
         begin_s = time.monotonic()
+        asked_s = -math.inf
         labels: set[str] = set()
         while True:
             now_s = time.monotonic()
+            # a camera may come meanwhile, and a node that has gone ends the wait
+            if now_s - asked_s >= STATUS_S:
+                status = self._ask_status()
+                asked_s = now_s
             for seen in self._see_all(status, given.camera, DEFAULT_AGE_MS):
                 masks = seen.current
                 for instance in masks.instances if masks is not None else ():

@@ -60,7 +60,8 @@ def find_grips(view: PickView, points_m: Array) -> list[FingerGrip]:
         is_above = view.floor_m is None or top_m - depth_m > view.floor_m + FLOOR_GAP_M
         if is_above and len(upper) >= max(MIN_PIXELS, UPPER_SHARE * len(points_m)):
             angle = np.radians(cv2.minAreaRect((upper @ level).astype(np.float32))[2])
-            cosine, sine = np.cos(angle), np.sin(angle)
+            cosine = np.cos(angle)
+            sine = np.sin(angle)
             sides = level @ np.array([[cosine, -sine], [sine, cosine]])
             found += _close(upper, sides, (top_m - depth_m) * up, depth_m)
     return found

@@ -310,7 +310,8 @@ def intersect(thing: Thing, starts: Array, way: Array) -> tuple[Array, Array]:
             low, high = _meet_ball(starts / half, way / half)
         else:
             ends = np.stack([(-half - starts) / way, (half - starts) / way])
-            near, far = ends.min(axis=0), ends.max(axis=0)
+            near = ends.min(axis=0)
+            far = ends.max(axis=0)
             if thing.kind == "can":
                 round_near, round_far = _meet_ball(starts[..., :2] / half[:2], way[:2] / half[:2])
                 low = np.fmax(near[..., 2], round_near)

@@ -192,7 +192,7 @@ class TrackerModel(nn.Module):
 
     @property
     def encode_limits(self) -> EncodeLimits:
-        """What the encoder that serves takes."""
+        """Limits of the encoder that serves."""
         return find_encode_limits(self.stages.encode)
 
     def competes(self, points: int, prompted: bool) -> bool:

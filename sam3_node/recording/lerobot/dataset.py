@@ -142,9 +142,7 @@ class DatasetFolder(Closeable):
         """Make a finished episode part of the dataset."""
         with explain_os_error(OutputError, f"cannot write the dataset {self.path}"):
             files.publish()
-            text = json.dumps(asdict(record), ensure_ascii=False)
-            name = f"episode-{record.number:06d}.json"
-            write_atomically(self.path / RECORDS / name, text.encode())
+            write_record(self.path, record)
             self.episodes.append(record)
             write_meta(self.path, self.layout, self.episodes)
             remove_inside(self.path, self.path / UNFINISHED)
@@ -157,7 +155,7 @@ class DatasetFolder(Closeable):
 
     def _find_layout(self, version: str) -> type[DatasetLayout]:
         """Return the layout of the dataset, or of a new one. Raises OutputError if it is of another version."""
-        found = [layout for layout in LAYOUTS if (self.path / layout.place(layout.data, 0)).is_file()]
+        found = find_layouts(self.path)
         wanted = [layout for layout in LAYOUTS if layout.version == f"v{version}"]
         if self.episodes and found and wanted and found != wanted:
             raise OutputError(
@@ -211,6 +209,17 @@ class DatasetFolder(Closeable):
         if not self.episodes:
             return {}
         return self.episodes[0].features
+
+
+def find_layouts(folder: Path) -> list[type[DatasetLayout]]:
+    """Return the layout of a dataset, by the place of its first table; none for a dataset without episodes."""
+    return [layout for layout in LAYOUTS if (folder / layout.place(layout.data, 0)).is_file()]
+
+
+def write_record(folder: Path, record: EpisodeRecord) -> None:
+    """Write the record of an episode, which makes it part of the dataset. Raises OSError."""
+    text = json.dumps(asdict(record), ensure_ascii=False)
+    write_atomically(folder / RECORDS / f"episode-{record.number:06d}.json", text.encode())
 
 
 def write_meta(folder: Path, layout: type[DatasetLayout], episodes: Sequence[EpisodeRecord]) -> None:

@@ -11,8 +11,9 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from itertools import pairwise
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ from ...files import (
     write_atomically,
 )
 from ...types import NANOSECONDS, Image
-from .dataset import BATCH_ROWS, DatasetFolder, write_meta
+from .dataset import BATCH_ROWS, DatasetFolder, find_layouts, write_meta, write_record
 from .forms import ObjectRow, RowCounts
 from .groot import MODALITY
 from .layouts import EXTRA, DatasetLayout, LayoutV3
@@ -181,13 +182,13 @@ class _DatasetCopy:
         lines = []
         for number, piece in enumerate(self._pieces):
             first_row = sum(record.length for record in self._records)
-            self._records.append(self._copy(piece, number, first_row))
+            with _explain_damage(piece.episode):
+                self._records.append(self._copy(piece, number, first_row))
             if not piece.is_whole or piece.task != piece.episode.task:
                 lines.append(f"{piece.describe()}: episode {number}")
         make_folder(self._folder / RECORDS)
         for record in self._records:
-            text = json.dumps(asdict(record), ensure_ascii=False)
-            write_atomically(self._folder / RECORDS / f"episode-{record.number:06d}.json", text.encode())
+            write_record(self._folder, record)
         # `convert` would append an episode that is not there
         kept = {record.key for record in self._records}
         gone = {episode.key for episode in self._all} | read_dropped(self._source)
@@ -226,13 +227,12 @@ class _DatasetCopy:
             "task_index": np.full(length, task),
         }
         statistics = dict(old.statistics)
-        path = check_inside(self._source, self._source / table)
         is_same = (number, first_row, task) == (old.number, old.first_row, self._old_tasks.index(old.task))
         rows = None
         if piece.is_whole and is_same:
-            link_or_copy(path, self._folder / moved[table])
+            link_or_copy(check_inside(self._source, self._source / table), self._folder / moved[table])
         else:
-            rows = self._parquet.read_table(path).slice(piece.begin, length)
+            rows = _read_rows(self._source, layout, piece)
             self._write_table(rows, indices, self._folder / moved[table])
             statistics |= {key: describe_numbers(values[:, None]) for key, values in indices.items()}
         record = replace(
@@ -270,31 +270,59 @@ class _DatasetCopy:
         return found
 
 
+@contextmanager
+def _explain_damage(episode: EpisodeRecord) -> Iterator[None]:
+    """Raise OutputError where the files of an episode are not as this package has written them."""
+    try:
+        yield
+    # what pyarrow and PyAV raise for damaged files, and what follows from columns that lack
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise OutputError(
+            f"episode {episode.number}: expected files as sam3-node has written them, found {error!r:.200}; drop the "
+            "episode, or convert its recording again"
+        ) from error
+
+
+def _read_rows(
+    folder: Path, layout: type[DatasetLayout], piece: Piece, columns: Sequence[str] | None = None
+) -> Any:
+    """Return a piece's rows, with all columns or these. Raises ValueError for a table of another length."""
+    path = check_inside(folder, folder / layout.place(layout.data, piece.episode.number))
+    table = require("pyarrow.parquet", EXTRA).read_table(path, columns=columns)
+    if table.num_rows != piece.episode.length:
+        raise ValueError(f"{table.num_rows} rows in place of {piece.episode.length}")
+    return table.slice(piece.begin, piece.end - piece.begin)
+
+
 def _read_pictures(
     folder: Path, layout: type[DatasetLayout], piece: Piece, key: str, rows: Any | None = None
 ) -> Iterator[Image]:
-    """Yield the pictures of a piece's rows, BGR uint8 [h, w, 3]: those of its video, else those of the table's rows."""
+    """Yield the pictures of a piece's rows, BGR uint8 [h, w, 3]: those of its video, else those of the table's rows.
+
+    Raises ValueError for damaged pictures, and if there are too few.
+    """
     if piece.episode.features[key]["dtype"] == "image":
         assert rows is not None
         for cell in rows.column(key).to_pylist():
             image = cv2.imdecode(np.frombuffer(cell["bytes"], np.uint8), cv2.IMREAD_COLOR)
             if image is None:
-                raise OutputError(
-                    f"episode {piece.episode.number}: expected a picture in each row of {key}, found damaged bytes; "
-                    "leave the episode out"
-                )
+                raise ValueError(f"damaged pictures in {key}")
             yield np.asarray(image, np.uint8)
         return
     av = require("av", "bags")
     first = piece.episode.video_row + piece.begin
     last = piece.episode.video_row + piece.end
-    path = folder / layout.place(layout.video, piece.episode.number, key)
-    with av.open(str(path)) as file:
-        for index, frame in enumerate(file.decode(video=0)):
-            if index >= last:
-                return
-            if index >= first:
+    path = check_inside(folder, folder / layout.place(layout.video, piece.episode.number, key))
+    count = 0
+    try:
+        with av.open(str(path)) as file:
+            for frame in islice(file.decode(video=0), first, last):
                 yield frame.to_ndarray(format="bgr24")
+                count += 1
+    except av.FFmpegError as error:
+        raise ValueError(f"the video of {key}: {error}") from error
+    if count < last - first:
+        raise ValueError(f"{count} pictures in place of {last - first} in the video of {key}")
 
 
 def _cut_object(found: ObjectRow, piece: Piece, number: int) -> ObjectRow:
@@ -345,30 +373,43 @@ def _count(record: EpisodeRecord, rows: Any, piece: Piece) -> None:
 def draw_sheet(folder: Path) -> Image:
     """Return a sheet with pictures of the first camera, a strip for each episode. BGR uint8 [h, w, 3].
 
-    Raises OutputError for a folder that is no dataset of this package.
+    Raises OutputError for a folder that is no dataset of this package, and for damaged files.
     """
     _require_dataset(folder)
-    parquet = require("pyarrow.parquet", EXTRA)
+    episodes = read_records(folder / RECORDS)
+    layouts = find_layouts(folder)
+    if not (episodes and layouts):
+        raise OutputError(f"expected a dataset with episodes, found none in {folder}; record one first")
     strips = []
-    with DatasetFolder(folder) as dataset:
-        for episode in dataset.episodes[:SHEET_EPISODES]:
-            piece = Piece(episode, 0, episode.length, episode.task)
-            key = next(key for key in episode.features if key.startswith(IMAGE.format("")))
-            is_video = key in list_videos(episode.features)
-            table = folder / dataset.layout.place(dataset.layout.data, episode.number)
-            rows = None if is_video else parquet.read_table(table, columns=[key])
-            wanted = set(np.linspace(0, episode.length - 1, SHEET_PICTURES).round().astype(int).tolist())
-            pictures = [
-                _shrink(image)
-                for row, image in enumerate(_read_pictures(folder, dataset.layout, piece, key, rows))
-                if row in wanted
-            ]
-            pictures += [np.zeros_like(pictures[0])] * (SHEET_PICTURES - len(pictures))
-            title = np.zeros((TITLE_HEIGHT, SHEET_PICTURES * SHEET_WIDTH, 3), np.uint8)
-            text = ascii(f"{episode.number}  {episode.length / episode.fps:.1f} s  {episode.task}")[1:-1]
-            cv2.putText(title, text, (4, 13), cv2.FONT_HERSHEY_SIMPLEX, 0.4, (255, 255, 255), 1, cv2.LINE_AA)
-            strips += [title, np.concatenate(pictures, axis=1)]
+    for episode in episodes[:SHEET_EPISODES]:
+        with _explain_damage(episode):
+            strips += [_draw_title(episode), _draw_strip(folder, layouts[0], episode)]
     return np.concatenate(strips)
+
+
+def _draw_title(episode: EpisodeRecord) -> Image:
+    title = np.zeros((TITLE_HEIGHT, SHEET_PICTURES * SHEET_WIDTH, 3), np.uint8)
+    text = ascii(f"{episode.number}  {episode.length / episode.fps:.1f} s  {episode.task}")[1:-1]
+    cv2.putText(title, text, (4, 13), cv2.FONT_HERSHEY_SIMPLEX, 0.4, (255, 255, 255), 1, cv2.LINE_AA)
+    return title
+
+
+def _draw_strip(folder: Path, layout: type[DatasetLayout], episode: EpisodeRecord) -> Image:
+    """Return pictures of an episode beside each other, at even times."""
+    piece = Piece(episode, 0, episode.length, episode.task)
+    key = next(key for key in episode.features if key.startswith(IMAGE.format("")))
+    rows = None
+    if key not in list_videos(episode.features):
+        rows = _read_rows(folder, layout, piece, [key])
+    wanted = set(np.linspace(0, episode.length - 1, SHEET_PICTURES).round().astype(int).tolist())
+    pictures = [
+        _shrink(image)
+        for row, image in enumerate(_read_pictures(folder, layout, piece, key, rows))
+        if row in wanted
+    ]
+    # a short episode has fewer rows
+    pictures += [np.zeros_like(pictures[0])] * (SHEET_PICTURES - len(pictures))
+    return np.concatenate(pictures, axis=1)
 
 
 def _shrink(image: Image) -> Image:

@@ -151,6 +151,30 @@ def test_a_link_in_the_place_of_a_video_is_not_copied(lerobot_dataset: Path, tmp
         write_copy(source, EDITS, tmp_path / "copy")
 
 
+@pytest.mark.parametrize("damaged", ["*.mp4", "*.parquet"])
+def test_damaged_files_are_told_and_other_episodes_stay(
+    damaged: str, lerobot_dataset: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    write_copy(lerobot_dataset, Edits(tasks={0: NEW}), source)
+    folder = source / ("data" if damaged == "*.parquet" else "videos/observation.images.front")
+    for harm in (b"", b"junk", None):
+        path = sorted(folder.rglob(damaged))[1]
+        good = path.read_bytes()
+        path.unlink()  # the original has the same file
+        if harm is None:
+            path.write_bytes(sorted(folder.rglob(damaged))[0].read_bytes())
+        else:
+            path.write_bytes(harm)
+        with refuses(OutputError, field="episode 1"):
+            write_copy(source, EDITS, tmp_path / "copy")
+        if damaged == "*.mp4":
+            with refuses(OutputError, field="episode 1"):
+                editing.draw_sheet(source)
+        path.write_bytes(good)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
 def test_the_command_lists_draws_and_writes(
     lerobot_dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
