@@ -406,7 +406,8 @@ class Node:
             masks = self.perception.link(pipeline.step(step))
         step_s = 1e-9 * (time.perf_counter_ns() - begin_ns)
         self.threads.note(threads, step_s)
-        stats.note_cost(masks, step.followed_in_windows, step_s, output.sum_loads(but=frame.camera))
+        if stats.windows is not None:
+            stats.note_cost(masks, step.followed_in_windows, step_s, output.sum_loads(but=frame.camera))
         # recorders need the events before the masks that show their effect
         for event in step.events:
             output.publish_event(event.op, {"camera": frame.camera, "id": event.id, **event.details})
