@@ -448,24 +448,27 @@ def _where(perception: Perception, operation: ops.FindObjects) -> replies.Places
     return replies.PlacesReply(objects=tuple(found))
 
 
-def _next_pick(perception: Perception, operation: ops.NextPick) -> replies.PicksReply:
+def _next_pick(perception: Perception, operation: ops.NextPick) -> Resumable[replies.PicksReply]:
     """Rank the objects of the latest frame. One that is too old is no error: its objects are refused."""
     pipeline = _find_pipeline(perception, operation.camera)
     pipeline.prompting.find()  # raises UnknownFrameError before the first frame
     scene = pipeline.last_scene
     session = perception.session
     age_ms = None if session is None else session.prompt_age_ms(scene.age_origin_ns)
-    found = rank_picks(scene, pipeline.objects, PickLimits.of(operation), operation.label, age_ms)
+    # steps go on meanwhile: the answer is of this frame
+    epoch = pipeline.epoch
+    problem = pipeline.problem
+    found = yield from rank_picks(scene, pipeline.objects, PickLimits.of(operation), operation.label, age_ms)
     return replies.PicksReply(
         camera=pipeline.camera,
-        epoch=pipeline.epoch,
+        epoch=epoch,
         seq=scene.seq,
         age_ms=age_ms,
         frame=found.frame,
         up=found.up,
         picks=tuple(found.picks),
         refused=tuple(found.refused),
-        problem=pipeline.problem,
+        problem=problem,
     )
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from ..geometry import Array, DepthMap, matrix_of, quaternion_from_rotation
+from ..resumable import Resumable
 from ..schema.operations import NextPick
 from ..schema.replies import ParallelGrip, Pick, RefusedObject, SuctionPoint
 from ..types import FramePose, Instance, Mask, Plane
@@ -109,8 +110,10 @@ def rank_picks(
     limits: PickLimits,
     label: str | None = None,
     age_ms: float | None = None,
-) -> Picks:
+) -> Resumable[Picks]:
     """Rank the objects of a label, or all for None, on a frame of this age; None: its age says nothing.
+
+    An object takes some milliseconds, so each has a turn.
 
     `objects` are all that are tracked, also those without an instance on the frame.
     """
@@ -127,7 +130,7 @@ def rank_picks(
     candidates = list[_Candidate]()
     left = [status.id for status in wanted if status.id not in refused]
     if view is not None and left:
-        candidates = _list_candidates(scene, view, left, limits, refused)
+        candidates = yield from _list_candidates(scene, view, left, limits, refused)
     picks = [] if view is None else _rank(view, scene.instances, candidates)
     up = None if view is None else _round(view.up)
     others = [RefusedObject(one.id, one.label, refused[one.id]) for one in wanted if one.id in refused]
@@ -157,14 +160,15 @@ def _refuse(instance: Instance | None, limits: PickLimits, age_ms: float | None)
 
 def _list_candidates(
     scene: PickScene, view: PickView, ids: Sequence[int], limits: PickLimits, refused: dict[int, str]
-) -> list[_Candidate]:
-    """Return the objects of `ids` that can be taken. The reasons of the others are added to `refused`."""
+) -> Resumable[list[_Candidate]]:
+    """Return the objects of `ids` that can be taken, with a turn for each. Add the reasons of the others to `refused`."""
     coverage = find_coverage(view)
     chosen = [index for index, instance in enumerate(scene.instances) if instance.id in ids]
     surfaces = measure_surfaces([view.masks[index] for index in chosen], view.depth, SURFACE_POINTS)
     points = dict(zip(surfaces.indices, surfaces.points_m, strict=True))
     candidates = []
     for number, index in enumerate(chosen):
+        yield
         instance = scene.instances[index]
         share = surfaces.shares[number]
         measured = points.get(number)

@@ -29,6 +29,8 @@ VALID_SHARE = 0.8
 """Share of a disc's pixels that have a depth."""
 TARGET_CELLS = 1500
 """Cells of a mask, about."""
+MAX_CELLS = 20 * TARGET_CELLS
+"""Cells of the box of a mask, about: a sparse mask has few in a large box."""
 LOW_M = 0.005
 """Height above the table up to which a surface is taken to be the table."""
 TRIED = 4
@@ -91,9 +93,11 @@ def find_flat_disc(view: PickView, mask: Mask, least_m: float) -> FlatDisc | Non
     cell_m = cells.step * depth_m / view.depth.focal_px
     rows, columns = np.nonzero(cells.inside)
     middle = np.array([rows.mean(), columns.mean()])
-    halves = range(math.floor(LARGEST_M / cell_m), 0, -1)
-    enough = max(1, math.ceil(ENOUGH_M / cell_m))
-    for half in (half for half in halves if half <= enough and (half + 0.5) * cell_m >= least_m):
+    # depths of a hostile camera make cells of any size, so the mask bounds the windows, too
+    largest = min(
+        math.floor(LARGEST_M / cell_m), max(1, math.ceil(ENOUGH_M / cell_m)), _find_widest(cells.inside)
+    )
+    for half in (half for half in range(largest, 0, -1) if (half + 0.5) * cell_m >= least_m):
         is_flat = _find_flat(view, cells, valid, half)
         places = np.argwhere(is_flat)
         nearest = np.argsort(((places - middle) ** 2).sum(axis=1), kind="stable")[:TRIED]
@@ -107,7 +111,8 @@ def find_flat_disc(view: PickView, mask: Mask, least_m: float) -> FlatDisc | Non
 def make_cells(view: PickView, mask: Mask) -> Cells:
     """Return a mask in about TARGET_CELLS cells."""
     x0, y0, x1, y1 = mask.box
-    step = max(1, round(math.sqrt(mask.area / TARGET_CELLS)))
+    box_area = (x1 - x0) * (y1 - y0)
+    step = max(1, round(math.sqrt(max(mask.area / TARGET_CELLS, box_area / MAX_CELLS))))
     size = ((x1 - x0) // step, (y1 - y0) // step)
     if not min(size):
         nothing = np.zeros((0, 0))
@@ -129,6 +134,12 @@ def make_cells(view: PickView, mask: Mask) -> Cells:
         heights = view.place(np.stack([x * z, y * z, z], axis=-1)) @ view.up - view.floor_m
         inside &= ~has_depth | (heights > np.maximum(LOW_M, 3 * expect_noise(z)))
     return Cells(inverse, x, y, inside, step)
+
+
+def _find_widest(inside: Bools) -> int:
+    """Return the half side of the largest window that fits into a mask, in cells: 2 for 5 x 5. Less than 0: none."""
+    padded = np.pad(inside.astype(np.uint8), 1)
+    return round(float(cv2.distanceTransform(padded, cv2.DIST_C, 3).max())) - 1
 
 
 def _average(values: np.ndarray, size: tuple[int, int]) -> Array:

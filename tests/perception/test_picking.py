@@ -1,5 +1,6 @@
 """Which object a robot picks next: what lies on what, flat places, grips, and what must not be picked."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,13 +9,14 @@ import pytest
 from msgspec.structs import replace as changed
 from scipy.spatial.transform import Rotation
 
-from sam3_node.geometry import rotation_from_quaternion
+from sam3_node.geometry import DepthMap, RayMap, rotation_from_quaternion
 from sam3_node.perception.objects import ObjectStatus
 from sam3_node.perception.picking import PickLimits, Picks, PickScene, rank_picks
+from sam3_node.resumable import run_to_end
 from sam3_node.schema.operations import NextPick
 from sam3_node.schema.replies import Pick
 from sam3_node.settings import SpatialSettings
-from sam3_node.types import Instance, Mask
+from sam3_node.types import Instance, Intrinsics, Mask, Plane
 from tests.support.box_scenes import EYE_M, SIZE, Block, Seen, see_boxes
 from tests.support.measuring import Measuring
 from tests.support.refuses import mentions
@@ -37,7 +39,7 @@ def ask(
     measuring = Measuring(SpatialSettings(table=table), seen.camera)
     step = measuring.measure(seen.frame, seen.instances() if instances is None else instances, None)
     objects = [ObjectStatus(id=one.id, label=one.label) for one in step.instances]
-    return rank_picks(PickScene.of(step), objects, limits or PickLimits(), label, age_ms)
+    return run_to_end(rank_picks(PickScene.of(step), objects, limits or PickLimits(), label, age_ms))
 
 
 def ids(picks: Picks) -> list[int]:
@@ -216,7 +218,7 @@ def test_an_object_without_an_instance_on_the_frame_is_refused() -> None:
     seen = see_boxes([CUBE])
     step = Measuring(SpatialSettings(table=True), seen.camera).measure(seen.frame, seen.instances(), None)
     objects = [ObjectStatus(id=1, label="box 1"), ObjectStatus(id=9, label="new")]
-    picks = rank_picks(PickScene.of(step), objects, PickLimits())
+    picks = run_to_end(rank_picks(PickScene.of(step), objects, PickLimits()))
     assert ids(picks) == [1]
     assert mentions(reason(picks, 9), "no mask")
 
@@ -266,7 +268,7 @@ def test_a_box_that_reaches_beyond_the_picture_has_no_grip() -> None:
 
 def test_an_empty_scene_has_no_picks() -> None:
     assert ask(see_boxes([]), []).picks == []
-    picks = rank_picks(PickScene(), [ObjectStatus(id=1, label="box")], PickLimits())
+    picks = run_to_end(rank_picks(PickScene(), [ObjectStatus(id=1, label="box")], PickLimits()))
     assert (picks.picks, len(picks.refused)) == ([], 1)
 
 
@@ -274,3 +276,39 @@ def test_limits_come_from_the_request() -> None:
     assert PickLimits.of(NextPick()) == PickLimits()
     given = PickLimits.of(NextPick(cup_radius_m=0.02, reach_m=0.8, covered=True))
     assert given == PickLimits()._replace(cup_radius_m=0.02, reach_m=0.8, covered=True)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_depths_and_masks_of_any_kind_have_an_answer(seed: int) -> None:
+    """A camera may send depths of any scale, and masks may be thin, sparse or the whole picture."""
+    random = np.random.default_rng(seed)
+    size = tuple(random.choice([3, 40, 120], 2).tolist())
+    image = np.zeros(size, np.uint16)
+    match seed % 4:
+        case 1:
+            image[:] = random.integers(1, 65535)
+        case 2:
+            image[:] = random.integers(0, 65535, size)
+        case 3:
+            image[:] = np.linspace(300, 900, size[0])[:, None] + random.normal(0, 3, size)
+    focal_px = float(random.choice([5.0, 600.0]))
+    rays = RayMap().rays(Intrinsics(focal_px, focal_px, size[1] / 2, size[0] / 2), size)
+    depth = DepthMap(image, float(random.choice([1e-9, 1e-3, 10.0])), rays, focal_px)
+    single = np.zeros(size, np.bool_)
+    single[tuple(random.integers(0, size))] = True
+    fulls = [single, np.ones(size, np.bool_), random.random(size) < 0.3]
+    instances = [
+        Instance(number, "thing", 0.9, "tracked", 3, 0, Mask.from_full(full), confidence=0.9)
+        for number, full in enumerate(fulls, start=1)
+        if full.any()
+    ]
+    table = Plane((0.0, 0.0, 1.0), float(random.normal(0, 0.5)), 0.001) if seed % 2 else None
+    scene = PickScene(1, 0, instances, depth, None, table)
+    objects = [ObjectStatus(one.id, "thing") for one in instances]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = run_to_end(rank_picks(scene, objects, PickLimits(covered=True)))
+    assert len(found.picks) + len(found.refused) == len(instances)
+    for pick in found.picks:
+        for place in (pick.suction, pick.grip):
+            assert place is None or np.isfinite(place.position_m).all()

@@ -34,6 +34,7 @@ from sam3_node.perception.loading import load_model
 from sam3_node.perception.objects import ObjectStatus
 from sam3_node.perception.picking import PickLimits, Picks, PickScene, rank_picks
 from sam3_node.perception.pipeline import Pipeline, Surroundings
+from sam3_node.resumable import run_to_end
 from sam3_node.schema.replies import ParallelGrip, Pick, SuctionPoint
 from sam3_node.settings import EngineSettings, ModelSettings, SpatialSettings, TrackerSettings
 from sam3_node.types import NANOSECONDS, DepthImage, Frame, Image, Instance, Mask
@@ -229,7 +230,7 @@ def measure_nano(scene: BinScene, picture: BinPicture, pipeline: Pipeline, count
     for label, mask in list_masks(scene, picture).items():
         ids[pipeline.add(FramePrompt(box=list(mask.box)), seq=0).id] = label
     masks = pipeline.step(replace(frame, seq=1, capture_ns=NANOSECONDS // 15))
-    found = rank_picks(pipeline.last_scene, pipeline.objects, PickLimits())
+    found = run_to_end(rank_picks(pipeline.last_scene, pipeline.objects, PickLimits()))
     # picks by the numbers of their things
     picks = [replace(pick, id=ids[pick.id]) for pick in found.picks]
     seen = {ids[one.id]: one.mask for one in masks.instances if one.mask.area and not one.doubtful}
@@ -275,7 +276,7 @@ def ask(
     measuring = Measuring(SpatialSettings(table=True), calibrate(scene.base_from_camera))
     step = measuring.measure(frame, instances, None)
     objects = [ObjectStatus(id=label, label="") for label in masks]
-    return rank_picks(PickScene.of(step), objects, limits or PickLimits())
+    return run_to_end(rank_picks(PickScene.of(step), objects, limits or PickLimits()))
 
 
 def judge(
