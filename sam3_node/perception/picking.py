@@ -161,7 +161,7 @@ def _refuse(instance: Instance | None, limits: PickLimits, age_ms: float | None)
 def _list_candidates(
     scene: PickScene, view: PickView, ids: Sequence[int], limits: PickLimits, refused: dict[int, str]
 ) -> Resumable[list[_Candidate]]:
-    """Return the objects of `ids` that can be taken, with a turn for each. Add the reasons of the others to `refused`."""
+    """Return the objects of `ids` that can be taken, in turns. The reasons of the others are added to `refused`."""
     coverage = find_coverage(view)
     chosen = [index for index, instance in enumerate(scene.instances) if instance.id in ids]
     surfaces = measure_surfaces([view.masks[index] for index in chosen], view.depth, SURFACE_POINTS)
