@@ -46,9 +46,10 @@ help:
 demo: $(DEMO_READY)
 	$(BIN)/sam3-node demo --out out/demo
 
-# a test file to each of JOBS processes at a time, one thread each; three for two cores, because many tests wait
+# a test file to each of JOBS processes at a time, one thread each; three for two cores, because many tests wait.
+# A process that crashes is not started again: xdist would wait without end for what it had before.
 JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$(( (n * 3 + 1) / 2 )))
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # more folders of tests for the same processes, which need seconds to import all that tests use
 ALSO ?=
