@@ -30,7 +30,7 @@ from ..resources import Closeable
 from ..schema.operations import FOR_AGENTS, QUERIES, Operation
 from ..settings import Settings
 from ..transport import Security
-from ..types import CAMERA_SILENT_S, Instance, MaskFrame
+from ..types import CAMERA_SILENT_S, NANOSECONDS, Instance, MaskFrame
 from .answers import (
     MAX_OBJECTS,
     Facts,
@@ -108,21 +108,21 @@ class RestWatch:
     """Tells which objects lie still: the corners of their boxes have stayed for REST_S, and their masks were sure."""
 
     def __init__(self) -> None:
-        self._since: dict[tuple[str, int | None, int], tuple[float, tuple[float, ...]]] = {}
+        self._since: dict[tuple[str, int | None, int], tuple[int, tuple[float, ...]]] = {}
 
-    def observe(self, masks: MaskFrame, instance: Instance, now_s: float) -> bool:
-        """Take an object of the newest masks. Return True if it lies still."""
+    def observe(self, masks: MaskFrame, instance: Instance) -> bool:
+        """Take an object of the newest masks. Return True if it lies still, by the captures of the frames."""
         key = (masks.camera, masks.epoch, instance.id)
         if not (instance.is_sure and instance.area):
             self._since.pop(key, None)
             return False
         corners = tuple(map(float, instance.box))
-        begin_s, first = self._since.setdefault(key, (now_s, corners))
+        begin_ns, first = self._since.setdefault(key, (masks.capture_ns, corners))
         limit = REST_SHARE * math.hypot(masks.width, masks.height)
         if max(abs(now - before) for now, before in zip(corners, first, strict=True)) > limit:
-            self._since[key] = (now_s, corners)
+            self._since[key] = (masks.capture_ns, corners)
             return False
-        return now_s - begin_s >= REST_S
+        return masks.capture_ns - begin_ns >= REST_S * NANOSECONDS
 
 
 class AgentTools(Closeable):
@@ -240,16 +240,17 @@ class AgentTools(Closeable):
             now_s = time.monotonic()
             # a camera may come meanwhile, and a node that has gone ends the wait
             if now_s - asked_s >= STATUS_S:
-                status = self._ask_status()
+                cameras = _list_cameras(self._ask_status(), given.camera)
                 asked_s = now_s
-            for seen in self._see_all(status, given.camera, DEFAULT_AGE_MS):
-                masks = seen.current
-                for instance in masks.instances if masks is not None else ():
-                    assert masks is not None
+            for camera in cameras:
+                masks = self._client.newest(camera)
+                if masks is None or masks.is_stale(DEFAULT_AGE_MS):
+                    continue
+                for instance in masks.instances:
                     labels.add(instance.label)
                     if not _is_named(instance, given.name):
                         continue
-                    if given.until == "still" and not rest.observe(masks, instance, now_s):
+                    if given.until == "still" and not rest.observe(masks, instance):
                         continue
                     if instance.is_sure:
                         found = describe_object(masks, instance)
@@ -446,10 +447,7 @@ class AgentTools(Closeable):
 
     def _see_all(self, status: Mapping[str, Any], camera: str | None, max_age_ms: float) -> list[SeenCamera]:
         """Return the cameras of the node, or one of them, with their newest masks."""
-        names = sorted(status["cameras"])
-        if camera is not None:
-            names = [_choose_camera(status, camera)]
-        return [self._see(status, name, max_age_ms) for name in names]
+        return [self._see(status, name, max_age_ms) for name in _list_cameras(status, camera)]
 
     def _see(self, status: Mapping[str, Any], camera: str, max_age_ms: float) -> SeenCamera:
         """Return a camera with its newest masks; of one that sends, wait for the first."""
@@ -525,6 +523,11 @@ def _fits(instance: Instance, given: FindArguments) -> bool:
 
 def _is_named(instance: Instance, name: str) -> bool:
     return instance.label.casefold() == name.strip().casefold()
+
+
+def _list_cameras(status: Mapping[str, Any], camera: str | None) -> list[str]:
+    """Return the names of all cameras, or of the one that is meant."""
+    return sorted(status["cameras"]) if camera is None else [_choose_camera(status, camera)]
 
 
 def _choose_camera(status: Mapping[str, Any], camera: str | None) -> str:

@@ -22,12 +22,13 @@ from sam3_node.schema.values import MaskMap
 from sam3_node.settings import load_settings
 from sam3_node.transport import FramePublisher, MaskPublisher
 from sam3_node.transport.control_server import ControlServer
-from sam3_node.types import Instance, Mask, MaskFrame
+from sam3_node.types import NANOSECONDS, Instance, Mask, MaskFrame
 from sam3_node.wire import Reply, Request
 from tests.support.command_line import command_parser
 from tests.support.node_rig import until
 from tests.support.pages import blocks
 from tests.support.paths import ROOT
+from tests.support.threads import in_thread
 from tests.support.transport_peer import TCP, make_frame, make_masks
 
 
@@ -157,21 +158,38 @@ def test_a_wait_ends_when_the_thing_is_surely_in_view(node: PlayedNode, tools: A
     assert [item["id"] for item in tools.call("wait", {"name": "CUP"}).facts["objects"]] == [1]
 
 
+def test_a_wait_sees_a_camera_that_comes_meanwhile(node: PlayedNode, tools: AgentTools) -> None:
+    def bring(over: threading.Event) -> None:
+        until(lambda: node.requests, "the first question of the wait")
+        node.cameras["left"] = 0.0
+        while not over.wait(0.05):
+            node.masks.send(masks_of(make_instance(), camera="left"))
+
+    node.requests.clear()
+    with in_thread(bring):
+        (found,) = tools.call("wait", {"name": "cup"}).facts["objects"]
+    assert found["camera"] == "left"
+
+
 def test_a_thing_lies_still_when_its_box_has_not_moved_for_a_second() -> None:
     watch = RestWatch()
     here = make_instance()
-    masks = masks_of(here)
     moved = np.zeros((30, 40), np.bool_)
     moved[:, 5:] = True
-    assert not watch.observe(masks, here, 0.0)
-    assert not watch.observe(masks, here, 0.9)
-    assert watch.observe(masks, here, 1.0)
-    assert not watch.observe(masks, replace(here, mask=Mask.from_full(moved)), 1.1)
-    assert not watch.observe(masks, here, 1.2)
+
+    def rests(instance: Instance, at_s: float) -> bool:
+        masks = replace(masks_of(instance), capture_ns=round(at_s * NANOSECONDS))
+        return watch.observe(masks, instance)
+
+    assert not rests(here, 5.0)
+    assert not rests(here, 5.9)
+    assert rests(here, 6.0)
+    assert not rests(replace(here, mask=Mask.from_full(moved)), 6.1)
+    assert not rests(here, 6.2)
     # a doubtful mask may be that of another thing
-    assert not watch.observe(masks, replace(here, doubtful=True), 2.0)
-    assert not watch.observe(masks, here, 2.3)
-    assert watch.observe(masks, here, 3.3)
+    assert not rests(replace(here, doubtful=True), 7.0)
+    assert not rests(here, 7.3)
+    assert rests(here, 8.3)
 
 
 def test_an_answer_has_a_bounded_number_of_objects(node: PlayedNode, tools: AgentTools) -> None:
