@@ -25,7 +25,7 @@ MAX_FUNCTION_LINES = 65
 
 # from the bottom up; units of one layer do not import each other
 LAYERS = (
-    {"addresses", "errors", "resources", "resumable"},
+    {"addresses", "errors", "palette_png", "resources", "resumable"},
     {"schema"},
     {"types"},
     {"files"},

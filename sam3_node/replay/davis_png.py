@@ -6,7 +6,6 @@ Pixels are 0 for the background. <camera>/objects.json lists the objects as {ind
 
 import json
 import struct
-import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Generic, NotRequired, TypedDict, TypeVar
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from ..errors import ReplayError, WireError
 from ..files import child_path, read_regular, write_new
+from ..palette_png import PALETTE_TYPE, encode_labels, palette_index
 from ..recording.lerobot.masks import add_to_runs
 from ..types import Buffer, Mask, MaskFrame
 from ..wire.images import MAX_FRAME_PIXELS, check_png_pixels, read_png_header
@@ -32,18 +32,13 @@ MAX_IMAGE_FILE = 64 << 20
 """Bytes of an image file that a job names: a mask, or the photo of an exemplar. A larger one is refused."""
 VOID = 255
 """Palette index of pixels that belong to nothing known, as in DAVIS and Pascal VOC."""
-INDICES = 254
-"""Number of palette indices that objects may have; 0 is the background, and VOID is no object."""
 MAX_LABELS = 256
 """Number of labels that a 16-bit image may have, as `segment-everything` writes at most. Depth has more."""
 TABLE = "objects.json"
 """Name of the file that lists a camera's objects."""
 
-# PNG's number of the colour type of images with a palette
-_PALETTE_TYPE = 3
 # offset in a PNG file of the byte with the colour type
 _TYPE_OFFSET = 25
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 class _ObjectRow(TypedDict):
@@ -54,33 +49,6 @@ class _ObjectRow(TypedDict):
     label: str
     first_seq: int
     doubtful: NotRequired[list[list[int]]]
-
-
-def colours() -> Labels:
-    """Return the palette of DAVIS and Pascal VOC, RGB [256, 3].
-
-    The bits of the index are spread over the three channels, from each channel's top bit down.
-    """
-    bits = np.arange(256)[:, None] >> np.arange(9) & 1
-    split = bits.reshape(256, 3, 3)  # of the index, bit of a channel from its top one, channel
-    table: Labels = np.einsum("ibc,b->ic", split, [128, 64, 32]).astype(np.uint8)
-    return table
-
-
-def encode_labels(labels: Labels) -> bytes:
-    """Encode uint8 [h, w] indices as an 8-bit palette PNG, which OpenCV cannot write."""
-    # each row begins with its filter type; 0 is none
-    height, width = labels.shape
-    rows = np.zeros((height, width + 1), np.uint8)
-    rows[:, 1:] = labels
-    header = struct.pack(">IIBBBBB", width, height, 8, _PALETTE_TYPE, 0, 0, 0)
-    chunks = [
-        _chunk(b"IHDR", header),
-        _chunk(b"PLTE", colours().tobytes()),
-        _chunk(b"IDAT", zlib.compress(rows.tobytes(), 6)),
-        _chunk(b"IEND", b""),
-    ]
-    return _SIGNATURE + b"".join(chunks)
 
 
 def decode_labels(data: Buffer) -> AnyLabels:
@@ -119,7 +87,7 @@ def decode_labels(data: Buffer) -> AnyLabels:
 
 def is_palette(data: Buffer) -> bool:
     """Return True if a PNG has a palette."""
-    return len(data) > _TYPE_OFFSET and data[_TYPE_OFFSET] == _PALETTE_TYPE
+    return len(data) > _TYPE_OFFSET and data[_TYPE_OFFSET] == PALETTE_TYPE
 
 
 def find_opaque(pixels: npt.NDArray[Any]) -> npt.NDArray[np.bool_] | None:
@@ -205,20 +173,6 @@ class FrameNames:
         return f"{seq:05d}{restart}"
 
 
-def palette_index(object_id: int) -> int:
-    """Return the palette index of an object, 1..254. It is the id up to 254; above, indices repeat."""
-    return 1 + (object_id - 1) % INDICES
-
-
-def paint_indices(masks: MaskFrame) -> Labels:
-    """Draw all masks of a frame as one image of indices, uint8 [h, w]. The highest score is on top."""
-    # painter's order: the last one is on top
-    image = np.zeros((masks.height, masks.width), np.uint8)
-    for instance in sorted(masks.instances, key=lambda instance: instance.paint_order):
-        instance.mask.paint(image, palette_index(instance.id))
-    return image
-
-
 def write_palette_pngs(
     folder: Path, masks: Iterable[MaskFrame], progress: Callable[[int], None], with_doubtful: bool = False
 ) -> None:
@@ -247,14 +201,10 @@ def write_palette_pngs(
         if not with_doubtful:
             frame = frame.without_doubtful()
         name = names.next(frame.camera, frame.seq)
-        write_new(camera_folder / f"{name}.png", encode_labels(paint_indices(frame)))
+        write_new(camera_folder / f"{name}.png", encode_labels(frame.paint_indices()))
         progress(count)
     for camera, table in tables.items():
         write_new(child_path(folder, camera) / TABLE, json.dumps(list(table.values()), indent=1) + "\n")
-
-
-def _chunk(kind: bytes, body: bytes) -> bytes:
-    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
 
 def _decode_png(data: Buffer) -> npt.NDArray[Any] | None:
@@ -284,7 +234,7 @@ def _describe(pixels: npt.NDArray[Any] | None) -> str:
 def _read_palette(data: bytes) -> Labels:
     # OpenCV gives no palette: take it from its chunk, which stands before the pixels
     start = data.find(b"PLTE")
-    if start < 0 or data[_TYPE_OFFSET] != _PALETTE_TYPE:
+    if start < 0 or data[_TYPE_OFFSET] != PALETTE_TYPE:
         raise WireError(
             "expected a palette, 8-bit or 16-bit grey PNG, or one with a transparent part, found one of full colour"
         )

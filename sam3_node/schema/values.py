@@ -18,6 +18,7 @@ import msgspec
 from msgspec import NODEFAULT, Meta
 from msgspec.structs import replace
 
+from ..palette_png import encode_labels, palette_index
 from .fields import (
     MAX_BATCH,
     MAX_ITEMS,
@@ -344,6 +345,10 @@ class Mask:
         x0, y0, x1, y1 = self.box
         image[y0:y1, x0:x1][self.crop] = value
 
+    def _repr_png_(self) -> bytes:
+        """Return the mask as notebooks draw it, in the first colour of the palette."""
+        return encode_labels(self.full())
+
     @property
     def area(self) -> int:
         """Number of pixels inside the mask."""
@@ -645,6 +650,18 @@ class MaskFrame(Value, frozen=True):
         more = [f"{len(named) - NAMED} more"] if len(named) > NAMED else []
         objects = ", ".join(named[:NAMED] + more) or "no objects"
         return f"MaskFrame({self.camera} #{self.seq}, {self.width}x{self.height}: {objects})"
+
+    def _repr_png_(self) -> bytes:
+        """Return the masks as notebooks draw them, each object in the colour of its index."""
+        return encode_labels(self.paint_indices())
+
+    def paint_indices(self) -> np.typing.NDArray[np.uint8]:
+        """Draw all masks as one image of palette indices, uint8 [height, width]. The highest score is on top."""
+        # painter's order: the last one is on top
+        image = np.zeros((self.height, self.width), np.uint8)
+        for instance in sorted(self.instances, key=lambda instance: instance.paint_order):
+            instance.mask.paint(image, palette_index(instance.id))
+        return image
 
     @property
     def key(self) -> FrameKey:

@@ -29,7 +29,6 @@ from sam3_node.bags import open_bag
 from sam3_node.bags.messages.ros_images import read_stamp
 from sam3_node.errors import RequestError
 from sam3_node.geometry import rotation_from_quaternion
-from sam3_node.replay.davis_png import paint_indices
 from sam3_node.schema.fields import MAX_EPOCH
 from sam3_node.types import Instance, Mask, MaskFrame, Plane
 from sam3_node.wire import decode_image
@@ -175,7 +174,7 @@ def test_of_equal_scores_the_lower_id_is_on_top_as_in_other_label_images() -> No
         masks = replace(MASKS, instances=instances)
         values = np.frombuffer(MAKE.make_label_image(masks, HEADER).data, "<u2").reshape(SIZE)
         assert values[5, 7] == 2  # 7 has this pixel, too
-        assert np.array_equal(values, paint_indices(masks))
+        assert np.array_equal(values, masks.paint_indices())
 
 
 def test_no_instance_gives_empty_messages() -> None:

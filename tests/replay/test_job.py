@@ -13,9 +13,10 @@ import pytest
 
 from sam3_node.errors import ReplayError
 from sam3_node.geometry import Scaling
+from sam3_node.palette_png import encode_labels
 from sam3_node.perception.prompts import to_model
 from sam3_node.replay import job
-from sam3_node.replay.davis_png import MAX_IMAGE_FILE, encode_labels, read_mask
+from sam3_node.replay.davis_png import MAX_IMAGE_FILE, read_mask
 from sam3_node.replay.event_log import Notes
 from sam3_node.replay.job import Job, ObjectOnFrame, chosen_settings, read_prompts, settings_for
 from sam3_node.replay.schedule import open_schedule, step_all_frames

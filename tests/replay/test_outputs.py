@@ -15,6 +15,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+import torch
 from mcap.reader import make_reader
 from mcap_protobuf.decoder import DecoderFactory
 from pycocotools.coco import COCO
@@ -23,8 +24,9 @@ from sam3_node.bags import open_bag, read_masks
 from sam3_node.bags.native import COLOUR
 from sam3_node.bags.native.reader import RecordingReader
 from sam3_node.errors import BagError, OutputError, ReplayError, WireError
+from sam3_node.palette_png import colours, encode_labels
 from sam3_node.replay import davis_png
-from sam3_node.replay.davis_png import colours, decode_labels, encode_labels, paint_indices
+from sam3_node.replay.davis_png import decode_labels
 from sam3_node.replay.outputs import OUTPUTS as KINDS
 from sam3_node.replay.outputs.output import Sources
 from sam3_node.replay.outputs.pairs import join_frames
@@ -185,7 +187,7 @@ def test_the_bag_has_the_masks_in_their_order(tmp_path: Path) -> None:
     read = list(read_masks(tmp_path / "masks.mcap"))
     assert [(found.camera, found.seq) for found in read] == [(m.camera, m.seq) for m in all_masks()]
     for found, expected in zip(read, all_masks(), strict=True):
-        assert np.array_equal(paint_indices(found), paint_indices(expected))
+        assert np.array_equal(found.paint_indices(), expected.paint_indices())
 
 
 def test_the_bag_shows_its_masks_in_foxglove(tmp_path: Path) -> None:
@@ -392,9 +394,20 @@ def painted_frames(out: Path) -> list[int]:
     return [seq for seq, path in sorted(files.items()) if (decode_labels(path.read_bytes()) == 2).any()]
 
 
+def test_masks_draw_themselves_in_notebooks_and_other_libraries_share_their_pixels() -> None:
+    masks = MaskFrame("left", 0, 0, WIDTH, HEIGHT, instances=(blob(1, 0),))
+    mask = masks.instances[0].mask
+    assert np.array_equal(decode_labels(masks._repr_png_()), masks.paint_indices())
+    assert np.array_equal(decode_labels(mask._repr_png_()), mask.full())
+    full = mask.full()
+    shared = torch.from_dlpack(full)
+    full[0, 0] = not full[0, 0]
+    assert np.array_equal(shared.numpy(), full)
+
+
 def test_ids_above_the_palette_repeat_and_are_never_background() -> None:
     numbered = tuple(replace(blob(n - 253, 0), id=n) for n in (254, 255))
-    labels = paint_indices(MaskFrame("left", 0, 0, WIDTH, HEIGHT, instances=numbered))
+    labels = MaskFrame("left", 0, 0, WIDTH, HEIGHT, instances=numbered).paint_indices()
     # 255 is void to readers of DAVIS
     assert np.array_equal(labels == 254, numbered[0].mask.full())
     assert np.array_equal(labels == 1, numbered[1].mask.full())
@@ -404,7 +417,7 @@ def test_the_higher_score_is_on_top() -> None:
     low = blob(1, 0, score=0.4)
     high = blob(1, 1, score=0.8)
     pair_of = (Instance(7, "", 0.8, "tracked", 0, 0, high.mask), low)
-    labels = paint_indices(MaskFrame("left", 0, 0, WIDTH, HEIGHT, instances=pair_of))
+    labels = MaskFrame("left", 0, 0, WIDTH, HEIGHT, instances=pair_of).paint_indices()
     assert np.array_equal(labels == 7, high.mask.full())
 
 

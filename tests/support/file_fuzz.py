@@ -40,12 +40,13 @@ from sam3_node.models.sam31.loading import read_tensors
 from sam3_node.models.sam31.random_weights import random_tensors, small_sizes
 from sam3_node.models.yolo.network import _read_config
 from sam3_node.node.saved_state import Saved
+from sam3_node.palette_png import encode_labels
 from sam3_node.perception.snapshot import _HEADER, MAGIC, VERSION, Snapshot, Uptime
 from sam3_node.processes.helpers import HELPERS_FILE, read_helpers
 from sam3_node.recording.lerobot.records import DROPPED, EpisodeRecord, read_dropped, read_records
 from sam3_node.replay.cluster.bill import BILL, BagResult, UsageReport, read_bill
 from sam3_node.replay.completion import IDENTITY, read_complete_summary, read_identity
-from sam3_node.replay.davis_png import encode_labels, read_labels
+from sam3_node.replay.davis_png import read_labels
 from sam3_node.replay.job import read_prompts
 from sam3_node.replay.store import FolderStore, Summary
 from sam3_node.robot.robot_model import read_robot

@@ -18,7 +18,7 @@ import pytest
 
 from sam3_node.bags import LabelledClip, RecordingReader
 from sam3_node.errors import CameraError, MissingExtraError, OutputError
-from sam3_node.replay.davis_png import colours
+from sam3_node.palette_png import colours
 from sam3_node.wire import decode_depth, decode_image
 from tests.support.patience import PATIENCE_S
 from tests.support.refuses import mentions, refuses

@@ -24,7 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sam3_node.errors import CameraError, OutputError, WireError
-from sam3_node.replay.davis_png import decode_labels, encode_labels
+from sam3_node.palette_png import encode_labels
+from sam3_node.replay.davis_png import decode_labels
 from sam3_node.types import Image
 
 Labels = npt.NDArray[np.uint8]  # [h, w]
