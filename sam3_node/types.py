@@ -34,6 +34,7 @@ from .schema.values import (  # noqa: F401
     Frame,
     FrameBatch,
     FrameKey,
+    FramePlace,
     FramePose,
     Image,
     Instance,

@@ -534,6 +534,9 @@ def _judge_node(endpoint: str, node: NodeAnswers) -> CheckResult:
     # an older node does not tell
     if not status.get("confidence_calibrated", True):
         detail += UNCALIBRATED.format("masks")
+    shared = status.get("endpoints_shared", ())
+    if shared:
+        detail += f"; frames of {', '.join(shared)} come in shared memory"
     # a camera whose frames are refused looks like one that is absent; one that was corrected is no news
     refused = [
         f"{found['frames']} frames of {camera or 'no camera'} refused: {found['last_error']}"

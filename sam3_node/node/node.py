@@ -200,6 +200,7 @@ class Node:
             peers_refused=totals.peers_refused,
             peers_last_refusal=control.last_refusal or self.output.publisher.last_refusal,
             endpoints_refused=tuple(frames.refusals),
+            endpoints_shared=frames.shared,
             snapshot=SnapshotStatus(**self.snapshots.describe()),
             episode=self.episodes.open,
             helpers_ended={name: state.reason for name, state in helpers.items() if state.is_over},

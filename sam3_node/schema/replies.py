@@ -581,6 +581,8 @@ class StatusReply(NodeReply, frozen=True, kw_only=True):
     peers_refused: Natural
     peers_last_refusal: Text | None
     endpoints_refused: tuple[Text, ...]
+    endpoints_shared: tuple[Text, ...] = ()
+    """cameras whose pixels come in shared memory, not through the socket"""
     snapshot: SnapshotStatus
     episode: EpisodeReply | None
     """the open one"""

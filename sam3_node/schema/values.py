@@ -78,6 +78,10 @@ NAMED = 8
 """Objects that the text of a MaskFrame names. It counts the others."""
 MAX_MISSING_FRAMES = 3600 * 1000
 """An hour at 1000 frames a second. A greater step of `seq` means that the camera started again."""
+MAX_SLOTS = 64
+"""Frames that the memory of a camera may hold."""
+MAX_SLOT_BYTES = 64 << 20
+"""Bytes of one of them."""
 MAX_COEFFS = 14
 """Coefficients of a model of distortion."""
 MAX_CAPTURE_NS = 2**62
@@ -273,6 +277,25 @@ class Frame(Value, frozen=True):
     def key(self) -> FrameKey:
         """Identity of this frame; its masks have the same key."""
         return FrameKey(self.camera, self.seq, self.capture_ns)
+
+
+class FramePlace(Value, frozen=True):
+    """Where the pixels of a frame lie in the memory of a camera's process, for readers on the same machine."""
+
+    pid: Natural
+    """the process"""
+    descriptor: Natural
+    """of its memory"""
+    token: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    """random, the same in the memory's head"""
+    slots: Annotated[int, Meta(ge=1, le=MAX_SLOTS)]
+    """number of frames that the memory holds"""
+    slot_bytes: Annotated[int, Meta(ge=1, le=MAX_SLOT_BYTES)]
+    """memory of one"""
+    number: Natural
+    """of the frame, counted from 0; its slot is the rest of division by `slots`"""
+    sizes: Annotated[tuple[FromOne, ...], Meta(min_length=1, max_length=2)]
+    """bytes of the colour, and of the depth behind it"""
 
 
 # Masks and tracked objects

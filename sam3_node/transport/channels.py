@@ -30,6 +30,7 @@ from ..types import (
 from . import sockets
 from .receiver import EVERY_QUEUE, MAX_TOPIC_BYTES, CameraReceiver, StoredMessage
 from .security import Security
+from .shared_frames import SharedFrameReader, SharedFrames, find_shared_topics
 
 FRAMES_QUEUE = 2
 """Frames that a live publisher queues for each peer. More would only grow old there."""
@@ -62,6 +63,7 @@ class Publisher(sockets.BoundOwner):
     """
 
     role = ""
+    live_kind = zmq.PUB
     queue = MASKS_QUEUE
     max_bytes = sockets.MAX_MESSAGE_BYTES
 
@@ -72,7 +74,7 @@ class Publisher(sockets.BoundOwner):
         self._lock = threading.Lock()  # of the socket, which the beats share
         self._closing = threading.Event()
         if self._newest:
-            kind = zmq.PUB
+            kind = self.live_kind
             queue = self.queue
         else:
             kind = zmq.PUSH
@@ -124,7 +126,11 @@ class Publisher(sockets.BoundOwner):
             if not writable and not self._newest:
                 return False
             # packed only now, so that the stamp of sending is that of the moment at which there is space
-            return sockets.send_parts(self._bound.socket, pack(), self.max_bytes)
+            return self._hand_over(pack())
+
+    def _hand_over(self, parts: Sequence[Buffer]) -> bool:
+        """Give a message to the socket. Return False when the queue is full."""
+        return sockets.send_parts(self._bound.socket, parts, self.max_bytes)
 
     def _require_open(self) -> None:
         self._require_process()
@@ -173,12 +179,20 @@ class ReceivedFrame(NamedTuple):
 class FramePublisher(Publisher):
     """A publisher of frames on `endpoint`. `.endpoint` is the bound endpoint, with port 0 and * resolved.
 
-    It is a context manager. Raises TransportError when the endpoint is malformed or in use.
+    With `newest`, readers on the same machine get the pixels in shared memory. It is a context manager.
+    Raises TransportError when the endpoint is malformed or in use.
     """
 
     role = "camera"
+    live_kind = zmq.XPUB  # it sees who subscribes
     queue = FRAMES_QUEUE
     max_bytes = sockets.MAX_FRAME_BYTES
+
+    def __init__(
+        self, endpoint: str, delivery: Delivery = "newest", security: Security | None = None
+    ) -> None:
+        self._shared = SharedFrames()
+        super().__init__(endpoint, delivery, security)
 
     def send(self, frame: Frame, timeout_ms: int | None = None) -> bool:
         """Publish a frame. Set `sent_ns` if it is 0. Return True when the frame is queued for sending.
@@ -194,11 +208,28 @@ class FramePublisher(Publisher):
 
         return self._send(pack, timeout_ms)
 
+    def close(self, linger_ms: int | None = None) -> None:
+        """Close, and wait at most `linger_ms` until the queue is sent. Readers keep the memory that they opened."""
+        super().close(linger_ms)
+        if not self._is_forked:
+            self._shared.close()
+
+    def _hand_over(self, parts: Sequence[Buffer]) -> bool:
+        if self._newest:
+            self._shared.read_subscriptions(self._bound.socket)
+            is_frame = len(parts) > 1  # and not a beat
+            message = self._shared.share(parts) if is_frame else None
+            # the place first: who reads it needs no pixels from the socket
+            if message is not None:
+                sockets.send_parts(self._bound.socket, message, self.max_bytes)
+        return super()._hand_over(parts)
+
 
 class FrameSubscriber(CameraReceiver[Frame]):
     """A subscriber that connects to the endpoint of each camera. It is a context manager.
 
-    `newest`: one slot per camera holds its newest frame. The camera that was taken longest ago is next.
+    `newest`: one slot per camera holds its newest frame. The camera that was taken longest ago is next. Frames of
+    this machine come in shared memory, see `shared_frames`.
     `every`: a short queue in the order of arrival; publishers wait while it is full.
     With `cameras`, frames of other cameras are ignored. Up to `max_cameras` are received, by default
     MAX_FRAMES_CAMERAS and at least one for each endpoint; CameraNames chooses them.
@@ -219,7 +250,10 @@ class FrameSubscriber(CameraReceiver[Frame]):
         self._seq_before: dict[str, int | None] = {}  # of each camera's frame that was taken last
         keys = (security or Security.from_environment()).frame_keys(endpoints)
         peers = list(zip(endpoints, keys, strict=True))
-        super().__init__(peers, delivery, self._max_cameras, sockets.MAX_FRAME_BYTES, topics, b"")
+        self._memory: dict[sockets.ReconnectingSocket, SharedFrameReader] = {}
+        self._subscribed = topics or [b""]
+        shared = find_shared_topics(self._subscribed) if delivery == "newest" else []
+        super().__init__(peers, delivery, self._max_cameras, sockets.MAX_FRAME_BYTES, topics, b"", shared)
 
     def take(self, timeout_ms: int | None = None) -> ReceivedFrame | None:
         """Return the next frame, or None when none arrives within `timeout_ms` (None: no limit) or after `close`.
@@ -268,8 +302,31 @@ class FrameSubscriber(CameraReceiver[Frame]):
         else:
             self._last_seq[camera] = before
 
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """Endpoints whose pixels come in shared memory. Any thread may ask."""
+        readers = list(self._memory.items())
+        return tuple(source.endpoint for source, reader in readers if reader.way == "memory")
+
+    def _accept(self, parts: list[memoryview], received_ns: int, source: sockets.ReconnectingSocket) -> None:
+        if self._is_live:
+            reader = self._memory.get(source)
+            if reader is None:
+                reader = SharedFrameReader(source, self._subscribed)
+                self._memory[source] = reader
+            resolved = reader.resolve(parts)
+            if resolved is None:
+                return
+            parts = resolved
+        super()._accept(parts, received_ns, source)
+
     def _unpack(self, parts: list[memoryview]) -> Frame:
         return wire.unpack_frame(parts)
+
+    def _release(self) -> None:
+        super()._release()
+        for reader in self._memory.values():
+            reader.close()
 
 
 class MaskPublisher(Publisher):

@@ -219,6 +219,7 @@ class CameraReceiver(Receiver[C]):
     each topic in a turn, so that a flooding camera costs no more than the reading of its older messages. `every` keeps
     all messages in order, and stops reading while EVERY_CAPACITY of them wait, which finally blocks the publisher.
     `peers` are the endpoints, with the keys of each. Without `topics`, all that begin with `root` are received.
+    Live sockets subscribe to `also` as well, whose messages a subclass turns into others.
     Raises TransportError for a malformed endpoint.
     """
 
@@ -230,6 +231,7 @@ class CameraReceiver(Receiver[C]):
         max_bytes: int,
         topics: Sequence[bytes],
         root: bytes,
+        also: Sequence[bytes] = (),
     ) -> None:
         if not peers:
             raise TransportError("expected at least one endpoint to connect to, found none")
@@ -242,7 +244,7 @@ class CameraReceiver(Receiver[C]):
 
         def open_one() -> Socket:
             if self._is_live:
-                return open_subscriber(topics or [root], max_bytes)
+                return open_subscriber([*(topics or [root]), *also], max_bytes)
             return open_socket(zmq.PULL, EVERY_QUEUE, max_bytes)
 
         sockets = connect_all((open_one(), endpoint, keys) for endpoint, keys in peers)

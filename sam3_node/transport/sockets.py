@@ -98,6 +98,7 @@ log = logging.getLogger(__name__)
 _SUBSCRIPTIONS_BUDGET = PeerBudget(max_bytes=1 << 19, bytes_per_s=1 << 10)
 _BUDGETS: dict[int, PeerBudget] = {
     zmq.PUB: _SUBSCRIPTIONS_BUDGET,
+    zmq.XPUB: _SUBSCRIPTIONS_BUDGET,
     zmq.PUSH: _SUBSCRIPTIONS_BUDGET,
     zmq.ROUTER: PeerBudget(max_bytes=3 << 23, bytes_per_s=1 << 20),
 }

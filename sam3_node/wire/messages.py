@@ -1,7 +1,8 @@
 """Pack and unpack the messages of frames, masks, poses and joints.
 
 The topic `<kind>/<name>` is the first part of each: `[b"frame/<camera>", header, colour, depth?]`, whose pixels are
-parts of their own and are not copied, `[b"masks/<camera>", body]`, `[b"pose/<frame>", body]`, the place of a frame
+parts of their own and are not copied, `[b"shared/<camera>", place, header]`, the same with the place of its pixels in
+memory, `[b"masks/<camera>", body]`, `[b"pose/<frame>", body]`, the place of a frame
 such as the gripper in its parent's frame, `[b"joints/<robot>", body]`, the positions of a robot's joints, and
 `[b"action/<robot>", body]`, what a robot was told to do.
 """
@@ -29,6 +30,8 @@ MAX_FRAME_TOPIC_BYTES = 80
 """Bytes of a topic in which a camera is looked for."""
 FRAMES_ROOT = b"frame/"
 """Beginning of the topics of frames."""
+SHARED_ROOT = b"shared/"
+"""Beginning of the topics of frames whose pixels are in shared memory."""
 MASKS_ROOT = b"masks/"
 """Beginning of the topics of masks."""
 POSES_ROOT = b"pose/"
@@ -44,6 +47,7 @@ BEAT_TOPIC = b"beat"
 POINT_BYTES = 12
 """Bytes of a point: three float32."""
 _HEADER_LIMITS = codec.Limits(total_bytes=64 << 10)
+_PLACE_LIMITS = codec.Limits(total_bytes=1 << 10)
 _POSE_LIMITS = codec.Limits(total_bytes=64 << 10)
 _MASKS_LIMITS = codec.Limits(total_bytes=64 << 20)
 _UNIT_TOLERANCE = 1e-3
@@ -174,6 +178,20 @@ def unpack_frame(parts: Sequence[types.Buffer]) -> types.Frame:
     frame = types.Frame(**{name: getattr(header, name) for name in _FRAME.names}, colour=parts[2])
     check_colour(frame.colour, frame.encoding, frame.width, frame.height)
     return frame
+
+
+_PLACE = Body(types.FramePlace, "place", limits=_PLACE_LIMITS)
+
+
+def pack_place(place: types.FramePlace) -> bytes:
+    """Return the second part of the message of a frame in shared memory."""
+    return _PLACE.pack(_PLACE.to_map(place))
+
+
+def unpack_place(data: types.Buffer) -> types.FramePlace:
+    """Unpack the second part of the message of a frame in shared memory. Raises WireError for any other input."""
+    place: types.FramePlace = _PLACE.build(_PLACE.unpack(data))
+    return place
 
 
 def _read_intrinsics(found: Any) -> types.Intrinsics:

@@ -74,6 +74,16 @@ INPUTS: tuple[Input, ...] = (
         ("transport/test_strangers.py::test_a_part_above_the_limit_of_its_socket_ends_the_connection",),
     ),
     Input(
+        "memory of a camera on this machine",
+        CAMERA,
+        (
+            Bound("transport.shared_frames.MAX_RING_BYTES", _megabytes),
+            Bound("transport.shared_frames.MAX_RINGS", _unit("cameras")),
+        ),
+        "the frames come through the socket; so they do from memory that is not sealed, or lacks its token",
+        ("transport/test_shared_frames.py",),
+    ),
+    Input(
         "image of a frame",
         CAMERA,
         (

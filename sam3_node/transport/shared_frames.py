@@ -1,0 +1,327 @@
+"""Hand the pixels of frames to readers on the same machine in shared memory, without a socket's copies.
+
+A camera writes its newest frames into a ring of slots, and publishes each place as `[b"shared/<camera>", place,
+header]` beside the message with pixels. It does so only while somebody has subscribed to such topics. A reader
+subscribes to both, and keeps the one that works: the memory of a process on another machine, of another user or in
+another container cannot be opened.
+
+The memory is a file without a name (memfd_create): it is gone with the last process that has it, however that ends.
+Readers open it through /proc, for which the kernel asks for the same user. It is sealed, so that a reader can neither
+write to it nor find it shorter. A reader copies a frame and then looks whether the camera has come near its slot
+meanwhile. So it never blocks a camera, and never hands over a picture that is half overwritten.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import logging
+import mmap
+import os
+import secrets
+import struct
+from collections.abc import Sequence
+from typing import Literal
+
+import zmq
+
+from ..errors import WireError
+from ..resources import Closeable
+from ..types import Buffer, FramePlace, keep_newest
+from ..types import lazy_numpy as np
+from ..wire import FRAMES_ROOT, SHARED_ROOT, pack_place, unpack_place
+from .security import Socket
+from .sockets import ReconnectingSocket
+
+SLOTS = 6
+"""Frames that a ring holds: a reader has the time of four frames to copy one."""
+MIN_SLOTS = 3
+"""Fewest frames of a ring. One is written, one is read, and one lies between."""
+MAX_RING_BYTES = 64 << 20
+"""Memory of a ring. Larger frames have fewer slots; those of which MIN_SLOTS do not fit are not shared."""
+MAX_RINGS = 16
+"""Rings of a publisher, one for each camera, and of a reader for each endpoint."""
+MAX_SUBSCRIPTIONS = 64
+"""Subscriptions to shared frames that a publisher counts. A peer that invents topics must not fill the memory."""
+MAX_PER_TURN = 1024
+"""Subscriptions that are read before a message is sent. Others wait."""
+
+_NAME = "sam3-node-frames"
+_MAGIC = b"sam3-node frames"
+_HEAD = struct.Struct("<16s16sQ")
+"""The magic, the token, and the number of the frame that was written last or is being written."""
+_COUNTER = struct.Struct("<Q")
+_COUNTER_OFFSET = _HEAD.size - _COUNTER.size
+_DATA_OFFSET = mmap.PAGESIZE
+_SEAL_FUTURE_WRITE = 0x10
+"""F_SEAL_FUTURE_WRITE of Linux 5.1, which Python does not name: only the mapping that exists may write."""
+
+Way = Literal["memory", "socket"]
+"""How the pixels of a camera's frames come: from shared memory, or in the messages."""
+
+log = logging.getLogger(__name__)
+
+
+class FrameRing(Closeable):
+    """Memory in which a camera keeps its newest frames, of `slot_bytes` each, for readers on the same machine.
+
+    Raises OSError if the system has no such memory, or not enough.
+    """
+
+    def __init__(self, slot_bytes: int) -> None:
+        pages = -(-slot_bytes // mmap.PAGESIZE)
+        self.slot_bytes = pages * mmap.PAGESIZE
+        self._slots = min(SLOTS, MAX_RING_BYTES // self.slot_bytes)
+        if self._slots < MIN_SLOTS:
+            raise OSError(f"{MIN_SLOTS} frames of {slot_bytes} bytes exceed {MAX_RING_BYTES} bytes")
+        self._token = secrets.token_bytes(16)
+        self._numbers = itertools.count()
+        self._descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.fchmod(self._descriptor, 0o600)
+            # all of it now: a page that lacks later would end the process
+            size = _DATA_OFFSET + self._slots * self.slot_bytes
+            os.posix_fallocate(self._descriptor, 0, size)
+            self._map = mmap.mmap(self._descriptor, size)
+            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _SEAL_FUTURE_WRITE
+            fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, seals)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        self._map[: _HEAD.size] = _HEAD.pack(_MAGIC, self._token, 0)
+
+    def write(self, parts: Sequence[Buffer]) -> FramePlace:
+        """Write the pixels of a frame over those of the oldest, and return their place. They fit into a slot."""
+        number = next(self._numbers)
+        # told before the first byte changes, so that a reader of the old frame notices
+        _COUNTER.pack_into(self._map, _COUNTER_OFFSET, number)
+        position = _DATA_OFFSET + number % self._slots * self.slot_bytes
+        sizes = []
+        for part in parts:
+            source = np.frombuffer(part, np.uint8)
+            np.copyto(np.frombuffer(self._map, np.uint8, source.size, position), source)
+            position += source.size
+            sizes.append(source.size)
+        return FramePlace(
+            pid=os.getpid(),
+            descriptor=self._descriptor,
+            token=self._token,
+            slots=self._slots,
+            slot_bytes=self.slot_bytes,
+            number=number,
+            sizes=tuple(sizes),
+        )
+
+    def close(self) -> None:
+        """Give the memory back. Readers keep what they have opened. Idempotent."""
+        if not self._map.closed:
+            self._map.close()
+            os.close(self._descriptor)
+
+
+class SharedFrames(Closeable):
+    """The publisher's side: the rings of its cameras, while somebody asks for them.
+
+    The owner calls it in the thread that uses the socket, an XPUB.
+    """
+
+    def __init__(self) -> None:
+        self._topics: set[bytes] = set()
+        self._rings: dict[bytes, FrameRing] = {}
+        self._has_failed = False
+
+    def read_subscriptions(self, socket: Socket) -> None:
+        """Learn who has come and gone. Without readers, the memory is given back."""
+        for _ in range(MAX_PER_TURN):
+            try:
+                message = socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            topic = message[1:]
+            if not topic.startswith(SHARED_ROOT):
+                continue
+            if message[0] and len(self._topics) < MAX_SUBSCRIPTIONS:
+                self._topics.add(topic)
+            else:
+                self._topics.discard(topic)
+        if self._rings and not self._topics:
+            self.close()
+
+    def share(self, parts: Sequence[Buffer]) -> list[Buffer] | None:
+        """Write the pixels of a frame's message into memory. Return the message of their place, None if nobody asks.
+
+        Without memory the message has the pixels, which sends its readers back to the socket.
+        """
+        topic = SHARED_ROOT + bytes(parts[0])[len(FRAMES_ROOT) :]
+        if not any(topic.startswith(wanted) for wanted in self._topics):
+            return None
+        header, *pixels = parts[1:]
+        size = sum(memoryview(part).nbytes for part in pixels)
+        try:
+            place = self._find_ring(topic, size).write(pixels)
+        except OSError as error:
+            if not self._has_failed:
+                self._has_failed = True
+                log.warning("frames are not shared in memory, but sent through sockets: %s", error)
+            return [topic, b"", header, *pixels]
+        return [topic, pack_place(place), header]
+
+    def _find_ring(self, topic: bytes, size: int) -> FrameRing:
+        ring = self._rings.get(topic)
+        if ring is None or ring.slot_bytes < size:
+            # the old one first: its memory may be needed
+            if ring is not None:
+                self._rings.pop(topic).close()
+            ring = FrameRing(size)
+            oldest = next(iter(self._rings), None)
+            if oldest is not None and len(self._rings) >= MAX_RINGS:
+                self._rings.pop(oldest).close()
+            self._rings[topic] = ring
+        return ring
+
+    def close(self) -> None:
+        """Give the memory back. Idempotent."""
+        for ring in self._rings.values():
+            ring.close()
+        self._rings.clear()
+
+
+class SharedFrameReader(Closeable):
+    """The reader's side of one endpoint: subscribes to what works, and makes whole messages of frames.
+
+    `topics` are those of the messages with pixels, to which the socket is subscribed already. The owner calls it in
+    the thread that uses the socket.
+    """
+
+    def __init__(self, source: ReconnectingSocket, topics: Sequence[bytes]) -> None:
+        self._source = source
+        self._topics = topics
+        self._shared_topics = find_shared_topics(topics)
+        self._maps: dict[bytes, mmap.mmap] = {}
+        self._way: Way | None = None
+        self._handshakes = source.handshakes
+        self.overwritten = 0
+        """Frames that the camera had overwritten before they were read."""
+
+    @property
+    def way(self) -> Way:
+        """How pixels come now."""
+        return self._way or "socket"
+
+    def resolve(self, parts: list[memoryview]) -> list[memoryview] | None:
+        """Return the message of a frame with its pixels; None for one that came already, or was overwritten.
+
+        Any other message is returned as it is.
+        """
+        if self._source.handshakes != self._handshakes:
+            # the camera may have been started again, as another user or from another version
+            self._handshakes = self._source.handshakes
+            self._choose(None)
+        if parts[0][: len(SHARED_ROOT)] != SHARED_ROOT:
+            is_late = self._way == "memory" and parts[0][: len(FRAMES_ROOT)] == FRAMES_ROOT
+            return None if is_late else parts
+        if self._way == "socket":
+            return None
+        if len(parts) < 3:
+            return parts
+        topic = memoryview(FRAMES_ROOT + bytes(parts[0][len(SHARED_ROOT) :]))
+        if not parts[1]:
+            # the camera has no memory; while both were subscribed to, the same frame comes through the socket
+            was_sole = self._way == "memory"
+            self._choose("socket")
+            return [topic, *parts[2:]] if was_sole else None
+        try:
+            pixels = self._read(unpack_place(parts[1]))
+        except (OSError, ValueError, WireError) as error:
+            log.debug("%s: frames come through the socket: %s", self._source.endpoint, error)
+            self._choose("socket")
+            return None
+        self._choose("memory")
+        if pixels is None:
+            self.overwritten += 1
+            return None
+        return [topic, parts[2], *pixels]
+
+    def _choose(self, way: Way | None) -> None:
+        """Subscribe to one kind of messages; to both while it is not known which works."""
+        if way == self._way:
+            return
+        socket = self._source.socket
+        for kind, topics in (("memory", self._shared_topics), ("socket", self._topics)):
+            had = self._way in (kind, None)
+            needs = way in (kind, None)
+            if had == needs:
+                continue
+            for topic in topics:
+                socket.setsockopt(zmq.SUBSCRIBE if needs else zmq.UNSUBSCRIBE, topic)
+        self._way = way
+        if way != "memory":
+            self.close()
+
+    def _read(self, place: FramePlace) -> list[memoryview] | None:
+        """Copy the pixels of a frame; None if they were overwritten. Raises OSError, ValueError for another place."""
+        ring = self._maps.get(place.token)
+        if ring is None:
+            ring = _open_ring(place)
+            while len(self._maps) >= MAX_RINGS:
+                self._maps.pop(next(iter(self._maps))).close()
+        # the ring that was used last is the last
+        keep_newest(self._maps, place.token, ring, MAX_RINGS)
+        size = sum(place.sizes)
+        begin = _DATA_OFFSET + place.number % place.slots * place.slot_bytes
+        if size > place.slot_bytes or begin + place.slot_bytes > len(ring):
+            raise ValueError(f"expected a frame inside of a ring of {len(ring)} bytes, found another place")
+        if not _is_whole(ring, place):
+            return None
+        copy = np.empty(size, np.uint8)
+        np.copyto(copy, np.frombuffer(ring, np.uint8, size, begin))
+        if not _is_whole(ring, place):
+            return None
+        view = copy.data.toreadonly()
+        ends = list(itertools.accumulate(place.sizes))
+        return [view[end - part : end] for part, end in zip(place.sizes, ends, strict=True)]
+
+    def close(self) -> None:
+        """Close the memory of cameras. Idempotent."""
+        for ring in self._maps.values():
+            ring.close()
+        self._maps.clear()
+
+
+def find_shared_topics(topics: Sequence[bytes]) -> list[bytes]:
+    """Return the topics of shared frames for those of frames; the topic b"" stands for all."""
+    return [SHARED_ROOT + topic[len(FRAMES_ROOT) :] for topic in topics]
+
+
+def _is_whole(ring: mmap.mmap, place: FramePlace) -> bool:
+    """Return True while the camera has not come to the slot before that of a frame.
+
+    One slot lies between what is read and what is written, so that the order in which processors see the writes of
+    others does not matter.
+    """
+    head: int = _COUNTER.unpack_from(ring, _COUNTER_OFFSET)[0]
+    return 0 <= head - place.number <= place.slots - 2
+
+
+def _open_ring(place: FramePlace) -> mmap.mmap:
+    """Map the memory that a place names, read-only. Raises OSError, ValueError if it is not what the place says."""
+    path = f"/proc/{place.pid}/fd/{place.descriptor}"
+    # nothing else is opened: opening alone could wait, or have an effect
+    if not os.readlink(path).startswith(f"/memfd:{_NAME}"):
+        raise ValueError("expected the memory of a camera, found another file")
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        size = _DATA_OFFSET + place.slots * place.slot_bytes
+        # a file that becomes shorter, or whose huge pages run out, would end this process
+        is_sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+        is_plain = os.fstatvfs(descriptor).f_bsize == mmap.PAGESIZE
+        found = os.fstat(descriptor).st_size
+        if not (is_sealed and is_plain and found == size <= _DATA_OFFSET + MAX_RING_BYTES):
+            raise ValueError(f"expected sealed memory of {size} bytes, found other memory")
+        ring = mmap.mmap(descriptor, size, prot=mmap.PROT_READ)
+    finally:
+        os.close(descriptor)
+    if ring[:_COUNTER_OFFSET] != _MAGIC + place.token:
+        ring.close()
+        raise ValueError("expected the token of the camera's memory, found another")
+    return ring
