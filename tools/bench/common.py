@@ -52,6 +52,7 @@ OPTIONS = {
     "seconds": "length of each measurement",
     "fps": "frames a second of the camera",
     "objects": "tracked objects",
+    "readers": "readers of the frames",
     "model": "weights, as model.name of the node",
     "threads": "CPU threads of the model; 0 lets torch choose",
     "device": "as model.device of the node",
