@@ -222,6 +222,8 @@ class FramePublisher(Publisher):
             # the place first: who reads it needs no pixels from the socket
             if message is not None:
                 sockets.send_parts(self._bound.socket, message, self.max_bytes)
+                if not self._shared.is_wanted(bytes(parts[0])):
+                    return True
         return super()._hand_over(parts)
 
 

@@ -28,7 +28,6 @@ import zmq
 from ..errors import WireError
 from ..resources import Closeable
 from ..types import Buffer, FramePlace, keep_newest
-from ..types import lazy_numpy as np
 from ..wire import FRAMES_ROOT, SHARED_ROOT, pack_place, unpack_place
 from .security import Socket
 from .sockets import ReconnectingSocket
@@ -42,7 +41,7 @@ MAX_RING_BYTES = 64 << 20
 MAX_RINGS = 16
 """Rings of a publisher, one for each camera, and of a reader for each endpoint."""
 MAX_SUBSCRIPTIONS = 64
-"""Subscriptions to shared frames that a publisher counts. A peer that invents topics must not fill the memory."""
+"""Subscriptions that a publisher knows. A peer that invents topics must not fill the memory."""
 MAX_PER_TURN = 1024
 """Subscriptions that are read before a message is sent. Others wait."""
 
@@ -98,10 +97,10 @@ class FrameRing(Closeable):
         position = _DATA_OFFSET + number % self._slots * self.slot_bytes
         sizes = []
         for part in parts:
-            source = np.frombuffer(part, np.uint8)
-            np.copyto(np.frombuffer(self._map, np.uint8, source.size, position), source)
-            position += source.size
-            sizes.append(source.size)
+            size = memoryview(part).nbytes
+            self._map[position : position + size] = part
+            position += size
+            sizes.append(size)
         return FramePlace(
             pid=os.getpid(),
             descriptor=self._descriptor,
@@ -127,25 +126,29 @@ class SharedFrames(Closeable):
 
     def __init__(self) -> None:
         self._topics: set[bytes] = set()
+        self._knows_all = True  # until so many have subscribed that some are not kept
         self._rings: dict[bytes, FrameRing] = {}
         self._has_failed = False
 
     def read_subscriptions(self, socket: Socket) -> None:
         """Learn who has come and gone. Without readers, the memory is given back."""
         for _ in range(MAX_PER_TURN):
-            try:
-                message = socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
+            if not socket.poll(0, zmq.POLLIN):
                 break
+            message = socket.recv(zmq.NOBLOCK)
             topic = message[1:]
-            if not topic.startswith(SHARED_ROOT):
-                continue
-            if message[0] and len(self._topics) < MAX_SUBSCRIPTIONS:
+            if message[:1] != b"\1":
+                self._topics.discard(topic)
+            elif len(self._topics) < MAX_SUBSCRIPTIONS:
                 self._topics.add(topic)
             else:
-                self._topics.discard(topic)
-        if self._rings and not self._topics:
+                self._knows_all = False
+        if self._rings and not any(topic.startswith(SHARED_ROOT) for topic in self._topics):
             self.close()
+
+    def is_wanted(self, topic: bytes) -> bool:
+        """Return False if nobody has subscribed to a topic."""
+        return not self._knows_all or any(topic.startswith(wanted) for wanted in self._topics)
 
     def share(self, parts: Sequence[Buffer]) -> list[Buffer] | None:
         """Write the pixels of a frame's message into memory. Return the message of their place, None if nobody asks.
@@ -153,7 +156,8 @@ class SharedFrames(Closeable):
         Without memory the message has the pixels, which sends its readers back to the socket.
         """
         topic = SHARED_ROOT + bytes(parts[0])[len(FRAMES_ROOT) :]
-        if not any(topic.startswith(wanted) for wanted in self._topics):
+        # who subscribes to everything has the pixels of the other message
+        if not any(wanted and topic.startswith(wanted) for wanted in self._topics):
             return None
         header, *pixels = parts[1:]
         size = sum(memoryview(part).nbytes for part in pixels)
@@ -273,11 +277,10 @@ class SharedFrameReader(Closeable):
             raise ValueError(f"expected a frame inside of a ring of {len(ring)} bytes, found another place")
         if not _is_whole(ring, place):
             return None
-        copy = np.empty(size, np.uint8)
-        np.copyto(copy, np.frombuffer(ring, np.uint8, size, begin))
+        # without giving way to other threads, for which this one would have to wait afterwards
+        view = memoryview(ring[begin : begin + size])
         if not _is_whole(ring, place):
             return None
-        view = copy.data.toreadonly()
         ends = list(itertools.accumulate(place.sizes))
         return [view[end - part : end] for part, end in zip(place.sizes, ends, strict=True)]
 

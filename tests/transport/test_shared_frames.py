@@ -14,7 +14,13 @@ import pytest
 import zmq
 
 from sam3_node.transport import FramePublisher, FrameSubscriber, shared_frames
-from sam3_node.transport.shared_frames import MAX_RING_BYTES, SLOTS, FrameRing, SharedFrameReader
+from sam3_node.transport.shared_frames import (
+    MAX_RING_BYTES,
+    MAX_SUBSCRIPTIONS,
+    SLOTS,
+    FrameRing,
+    SharedFrameReader,
+)
 from sam3_node.types import Depth, Frame, FramePlace
 from sam3_node.wire import pack_frame, pack_place
 from tests.support.patience import PATIENCE_MS
@@ -318,3 +324,34 @@ def test_sealed_memory_of_another_kind_is_no_ring() -> None:
     )
     assert is_refused(place)
     os.close(descriptor)
+
+
+def test_pixels_are_not_sent_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[bytes] = []
+    with sharing() as (publisher, subscriber):
+        hand_over = shared_frames.SharedFrames.is_wanted
+
+        def note(shared: shared_frames.SharedFrames, topic: bytes) -> bool:
+            is_wanted = hand_over(shared, topic)
+            if is_wanted:
+                sent.append(topic)
+            return is_wanted
+
+        monkeypatch.setattr(shared_frames.SharedFrames, "is_wanted", note)
+        send_and_take(publisher, subscriber, make_frame(7))
+        assert sent == []
+        with open_peer(zmq.SUB, publisher.endpoint) as plain:
+            plain.subscribe(b"")
+            wait_until(lambda: publisher.send(make_frame(8)) and plain.poll(20))
+        assert sent
+
+
+def test_a_flood_of_topics_costs_no_reader_its_frames() -> None:
+    with sharing() as (publisher, subscriber), open_peer(zmq.SUB, publisher.endpoint) as flood:
+        for number in range(3 * MAX_SUBSCRIPTIONS):
+            flood.subscribe(b"frame/%d" % number)
+        with open_peer(zmq.SUB, publisher.endpoint) as plain:
+            plain.subscribe(b"frame/cam0")
+            wait_until(lambda: publisher.send(make_frame(8)) and plain.poll(20))
+        assert send_and_take(publisher, subscriber, make_frame(9)).seq == 9
+        assert len(publisher._shared._topics) <= MAX_SUBSCRIPTIONS
