@@ -1,22 +1,25 @@
 """Compare frames in shared memory with frames through sockets, on one machine.
 
-    python -m tools.bench.latency.shared [--seconds 20] [--readers 3]
+    python -m tools.bench.latency.shared [--seconds 20] [--readers 3] [--zenoh]
 
-One camera process draws frames of one size at 30 Hz and publishes them by two publishers in turn, a second each, so
-that other load on the machine slows both: `memory` as cameras do, `socket` without shared memory. Each publisher has
-readers, processes of their own that take the newest frame. The time runs from the capture until a reader holds the
-frame. CPU time is that of the camera process and of all readers, for each frame.
+One camera process draws frames of one size at 30 Hz and sends them by several publishers in turn, a second each, so
+that other load on the machine slows all: `memory` as cameras do, `socket` without shared memory, and with --zenoh,
+which needs the package eclipse-zenoh, a bare publisher of zenoh with its shared memory. Each publisher has readers,
+processes of their own that take the newest frame. The time runs from the capture until a reader holds the frame. CPU
+time is that of the camera process and of all readers, for each frame.
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from importlib import import_module
 from multiprocessing.connection import Connection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sam3_node.cameras.camera_source import CapturedImage
 from sam3_node.cameras.live_source import Pacer
@@ -25,13 +28,15 @@ from sam3_node.cameras.scene import Scene
 from sam3_node.settings import CameraSettings
 from sam3_node.transport import FramePublisher, FrameSubscriber
 from sam3_node.transport.sockets import send_parts
-from sam3_node.types import Buffer
+from sam3_node.types import Buffer, Frame
 from tools.bench.common import RATIO, RUNS, Figures, make_parser, percentile
 from tools.bench.processes import free_endpoints, spawned
 
 FPS = 30
 BLOCK = 30  # frames before the camera turns to the other publisher
 WAYS = ("memory", "socket")
+ZENOH = "zenoh"
+ZENOH_SLOTS = 6  # frames that fit into the memory of zenoh
 SIZES = ((640, 480), (1920, 1080))
 SETTLE_S = 2.0  # until the readers have found out what works
 
@@ -41,6 +46,33 @@ class SocketPublisher(FramePublisher):
 
     def _hand_over(self, parts: Sequence[Buffer]) -> bool:
         return send_parts(self._bound.socket, parts, self.max_bytes)
+
+
+class ZenohPublisher:
+    """A bare publisher of zenoh, whose frames lie in its shared memory, with the capture time beside."""
+
+    def __init__(self, endpoint: str, frame_bytes: int) -> None:
+        self._session = open_zenoh("listen", endpoint)
+        shm = import_module("zenoh.shm")
+        self._memory = shm.ShmProvider.default_backend(ZENOH_SLOTS * frame_bytes)
+        self._policy = shm.GarbageCollect()
+        self._publisher = self._session.declare_publisher("frame/bench")
+
+    def send(self, frame: Frame) -> None:
+        pixels = bytes(frame.colour)
+        buffer = self._memory.alloc(len(pixels), policy=self._policy)
+        buffer[0 : len(pixels)] = pixels
+        self._publisher.put(buffer, attachment=str(frame.capture_ns))
+
+
+def open_zenoh(verb: str, endpoint: str) -> Any:
+    """Return a session that listens on or connects to an endpoint of ours, and finds no other."""
+    zenoh = import_module("zenoh")
+    config = zenoh.Config()
+    config.insert_json5("scouting/multicast/enabled", "false")
+    config.insert_json5("listen/endpoints", "[]")
+    config.insert_json5(f"{verb}/endpoints", json.dumps([endpoint.replace("://", "/")]))
+    return zenoh.open(config)
 
 
 class Times(NamedTuple):
@@ -59,10 +91,12 @@ def run_camera(endpoints: dict[str, str], size: tuple[int, int], asked: Connecti
     settings = CameraSettings(name="bench")
     pacer = Pacer(FPS, threading.Event())
     with FramePublisher(endpoints["memory"]) as memory, SocketPublisher(endpoints["socket"]) as socket:
-        publishers = (memory, socket)
+        publishers: list[FramePublisher | ZenohPublisher] = [memory, socket]
+        if ZENOH in endpoints:
+            publishers.append(ZenohPublisher(endpoints[ZENOH], 3 * width * height))
         seq = 0
-        cpu_s = [0.0, 0.0]
-        frames = [0, 0]
+        cpu_s = [0.0] * len(publishers)
+        frames = [0] * len(publishers)
         while True:
             index = seq // BLOCK % len(publishers)
             start_s = time.process_time()
@@ -76,8 +110,8 @@ def run_camera(endpoints: dict[str, str], size: tuple[int, int], asked: Connecti
             if asked.poll():
                 asked.recv()
                 asked.send([Times([], spent_s, count) for spent_s, count in zip(cpu_s, frames, strict=True)])
-                cpu_s = [0.0, 0.0]
-                frames = [0, 0]
+                cpu_s = [0.0] * len(publishers)
+                frames = [0] * len(publishers)
 
 
 def run_reader(endpoint: str, asked: Connection) -> None:
@@ -96,6 +130,25 @@ def run_reader(endpoint: str, asked: Connection) -> None:
                 start_s = time.process_time()
 
 
+def run_zenoh_reader(endpoint: str, asked: Connection) -> None:
+    """The same of a bare subscriber of zenoh, which copies each frame as a reader of Python must."""
+    ages_ms: list[float] = []
+
+    def take(sample: Any) -> None:
+        pixels = bytes(sample.payload)
+        age_ns = time.time_ns() - int(bytes(sample.attachment))
+        ages_ms.append(age_ns / 1e6 if pixels else 0.0)
+
+    session = open_zenoh("connect", endpoint)
+    subscriber = session.declare_subscriber("frame/bench", take)
+    start_s = time.process_time()
+    while subscriber is not None:
+        asked.recv()
+        asked.send(Times(ages_ms.copy(), time.process_time() - start_s, len(ages_ms)))
+        ages_ms.clear()
+        start_s = time.process_time()
+
+
 class Run(NamedTuple):
     """The results of one run and one way."""
 
@@ -105,18 +158,21 @@ class Run(NamedTuple):
     """of camera and readers, for each frame"""
 
 
-def measure(size: tuple[int, int], readers: int, seconds: float, runs: int) -> list[dict[str, Run]]:
+def measure(
+    ways: Sequence[str], size: tuple[int, int], readers: int, seconds: float, runs: int
+) -> list[dict[str, Run]]:
     """Start all processes, and return the results of each run by the way of the frames."""
-    endpoints = dict(zip(WAYS, free_endpoints(len(WAYS)), strict=True))
+    endpoints = dict(zip(ways, free_endpoints(len(ways)), strict=True))
     spawn = multiprocessing.get_context("spawn")
     with ExitStack() as running:
         camera, camera_end = spawn.Pipe()
         running.enter_context(spawned(run_camera, endpoints, size, camera_end))
-        asked: dict[str, list[Connection]] = {way: [] for way in WAYS}
-        for way in WAYS:
+        asked: dict[str, list[Connection]] = {way: [] for way in ways}
+        for way in ways:
+            run = run_zenoh_reader if way == ZENOH else run_reader
             for _ in range(readers):
                 ours, theirs = spawn.Pipe()
-                running.enter_context(spawned(run_reader, endpoints[way], theirs))
+                running.enter_context(spawned(run, endpoints[way], theirs))
                 asked[way].append(ours)
 
         def collect() -> tuple[list[Times], dict[str, list[Times]]]:
@@ -134,7 +190,7 @@ def measure(size: tuple[int, int], readers: int, seconds: float, runs: int) -> l
             time.sleep(seconds)
             sent, taken = collect()
             results.append(
-                {way: summarise(sent[index], taken[way]) for index, way in enumerate(WAYS)},
+                {way: summarise(sent[index], taken[way]) for index, way in enumerate(ways)},
             )
         return results
 
@@ -142,8 +198,9 @@ def measure(size: tuple[int, int], readers: int, seconds: float, runs: int) -> l
 def summarise(sent: Times, taken: list[Times]) -> Run:
     """Return the ages at all readers, and the CPU time of each frame."""
     ages_ms = [age for times in taken for age in times.ages_ms]
-    cpu_s = sent.cpu_s + sum(times.cpu_s for times in taken)
-    return Run(percentile(ages_ms, 0.5), percentile(ages_ms, 0.99), 1e3 * cpu_s / max(1, sent.frames))
+    # each by its own count: the camera answers between two blocks, a reader within one
+    cpu_s = sum(times.cpu_s / max(1, times.frames) for times in (sent, *taken))
+    return Run(percentile(ages_ms, 0.5), percentile(ages_ms, 0.99), 1e3 * cpu_s)
 
 
 def report(results: list[dict[str, Run]], size: tuple[int, int], readers: int, figures: Figures) -> None:
@@ -154,20 +211,24 @@ def report(results: list[dict[str, Run]], size: tuple[int, int], readers: int, f
         ("p99_ms", "capture to frame, p99", "ms"),
         ("cpu_ms", "CPU time of camera and readers for each frame", "ms"),
     ):
-        values = {way: [getattr(result[way], name) for result in results] for way in WAYS}
-        ratios = [memory / socket for memory, socket in zip(*values.values(), strict=True)]
-        figures.add(f"{what}: {text}, memory / socket", ratios, RATIO)
-        for way in WAYS:
-            figures.add(f"{what}: {text}, {way}", values[way], unit)
+        values = {way: [getattr(result[way], name) for result in results] for way in results[0]}
+        for way in values:
+            if way != "memory":
+                ratios = [ours / theirs for ours, theirs in zip(values["memory"], values[way], strict=True)]
+                figures.add(f"{what}: {text}, memory / {way}", ratios, RATIO)
+        for way, each in values.items():
+            figures.add(f"{what}: {text}, {way}", each, unit)
 
 
 def main() -> None:
     parser = make_parser(__doc__, RUNS, seconds=20.0, readers=3)
+    parser.add_argument("--zenoh", action="store_true", help="also measure frames by eclipse-zenoh")
     args = parser.parse_args()
     figures = Figures("latency.shared")
+    ways = [*WAYS, ZENOH] if args.zenoh else WAYS
     for size in SIZES:
         for readers in sorted({1, args.readers}):
-            report(measure(size, readers, args.seconds, args.runs), size, readers, figures)
+            report(measure(ways, size, readers, args.seconds, args.runs), size, readers, figures)
     figures.write(args.json)
 
 
