@@ -20,6 +20,7 @@ import mmap
 import os
 import secrets
 import struct
+import time
 from collections.abc import Sequence
 from typing import Literal
 
@@ -40,6 +41,10 @@ MAX_RING_BYTES = 64 << 20
 """Memory of a ring. Larger frames have fewer slots; those of which MIN_SLOTS do not fit are not shared."""
 MAX_RINGS = 16
 """Rings of a publisher, one for each camera, and of a reader for each endpoint."""
+RING_IDLE_S = 10.0
+"""Seconds after which the ring of a camera that sends nothing gives way to another."""
+MAX_MISSES = 5
+"""Frames that may be overwritten one after the other. A reader that is so slow goes back to the socket."""
 MAX_SUBSCRIPTIONS = 64
 """Subscriptions that a publisher knows. A peer that invents topics must not fill the memory."""
 MAX_PER_TURN = 1024
@@ -68,6 +73,10 @@ class FrameRing(Closeable):
     """
 
     def __init__(self, slot_bytes: int) -> None:
+        if not hasattr(os, "memfd_create"):
+            raise OSError("expected Linux")
+        self.written_s = time.monotonic()
+        """Time of the last frame."""
         pages = -(-slot_bytes // mmap.PAGESIZE)
         self.slot_bytes = pages * mmap.PAGESIZE
         self._slots = min(SLOTS, MAX_RING_BYTES // self.slot_bytes)
@@ -92,6 +101,7 @@ class FrameRing(Closeable):
     def write(self, parts: Sequence[Buffer]) -> FramePlace:
         """Write the pixels of a frame over those of the oldest, and return their place. They fit into a slot."""
         number = next(self._numbers)
+        self.written_s = time.monotonic()
         # told before the first byte changes, so that a reader of the old frame notices
         _COUNTER.pack_into(self._map, _COUNTER_OFFSET, number)
         position = _DATA_OFFSET + number % self._slots * self.slot_bytes
@@ -176,12 +186,19 @@ class SharedFrames(Closeable):
             # the old one first: its memory may be needed
             if ring is not None:
                 self._rings.pop(topic).close()
+            self._make_place()
             ring = FrameRing(size)
-            oldest = next(iter(self._rings), None)
-            if oldest is not None and len(self._rings) >= MAX_RINGS:
-                self._rings.pop(oldest).close()
             self._rings[topic] = ring
         return ring
+
+    def _make_place(self) -> None:
+        """Close the ring of a camera that sends no more, if there are too many. Raises OSError if all of them send."""
+        if len(self._rings) < MAX_RINGS:
+            return
+        idle = min(self._rings, key=lambda topic: self._rings[topic].written_s)
+        if time.monotonic() - self._rings[idle].written_s < RING_IDLE_S:
+            raise OSError(f"expected at most {MAX_RINGS} cameras of one publisher, found another")
+        self._rings.pop(idle).close()
 
     def close(self) -> None:
         """Give the memory back. Idempotent."""
@@ -204,8 +221,7 @@ class SharedFrameReader(Closeable):
         self._maps: dict[bytes, mmap.mmap] = {}
         self._way: Way | None = None
         self._handshakes = source.handshakes
-        self.overwritten = 0
-        """Frames that the camera had overwritten before they were read."""
+        self._misses = 0  # frames in a row that were overwritten before they were read
 
     @property
     def way(self) -> Way:
@@ -240,10 +256,13 @@ class SharedFrameReader(Closeable):
             log.debug("%s: frames come through the socket: %s", self._source.endpoint, error)
             self._choose("socket")
             return None
-        self._choose("memory")
         if pixels is None:
-            self.overwritten += 1
+            self._misses += 1
+            if self._misses >= MAX_MISSES:
+                self._choose("socket")
             return None
+        self._misses = 0
+        self._choose("memory")
         return [topic, parts[2], *pixels]
 
     def _choose(self, way: Way | None) -> None:

@@ -355,3 +355,33 @@ def test_a_flood_of_topics_costs_no_reader_its_frames() -> None:
             wait_until(lambda: publisher.send(make_frame(8)) and plain.poll(20))
         assert send_and_take(publisher, subscriber, make_frame(9)).seq == 9
         assert len(publisher._shared._topics) <= MAX_SUBSCRIPTIONS
+
+
+def test_a_reader_that_is_always_too_late_goes_back_to_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    with sharing() as (publisher, subscriber):
+        monkeypatch.setattr(shared_frames, "_is_whole", lambda *_: False)
+        wait_until(lambda: publisher.send(make_frame(1)) and not subscriber.shared)
+        assert send_and_take(publisher, subscriber, make_frame(2)).seq == 2
+
+
+def test_more_cameras_than_rings_come_through_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_frames, "MAX_RINGS", 2)
+    with sharing() as (publisher, subscriber):
+        send_and_take(publisher, subscriber, make_frame(1, "cam1"))
+        assert subscriber.shared
+        send_and_take(publisher, subscriber, make_frame(1, "cam2"))
+        assert not subscriber.shared
+    # a camera that has gone gives its place to another
+    with sharing() as (publisher, subscriber):
+        send_and_take(publisher, subscriber, make_frame(1, "cam1"))
+        monkeypatch.setattr(shared_frames, "RING_IDLE_S", 0.0)
+        send_and_take(publisher, subscriber, make_frame(1, "cam2"))
+        assert subscriber.shared
+
+
+def test_a_system_without_such_memory_sends_through_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    with FramePublisher(TCP) as publisher, FrameSubscriber([publisher.endpoint]) as subscriber:
+        for seq in range(3):
+            assert send_and_take(publisher, subscriber, make_frame(seq)).seq == seq
+        assert not subscriber.shared
