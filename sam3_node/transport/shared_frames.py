@@ -18,7 +18,6 @@ import itertools
 import logging
 import mmap
 import os
-import secrets
 import struct
 import time
 from collections.abc import Sequence
@@ -82,7 +81,7 @@ class FrameRing(Closeable):
         self._slots = min(SLOTS, MAX_RING_BYTES // self.slot_bytes)
         if self._slots < MIN_SLOTS:
             raise OSError(f"{MIN_SLOTS} frames of {slot_bytes} bytes exceed {MAX_RING_BYTES} bytes")
-        self._token = secrets.token_bytes(16)
+        self._token = os.urandom(16)
         self._numbers = itertools.count()
         self._descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
