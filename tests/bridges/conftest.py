@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from tests.support.console_rig import ConsoleRig
+    from tests.support.ros2_site import OpenSite, Site
 
 NAME = "red mug"
 
@@ -23,3 +25,25 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleRig]:
         found.tabletop()
         found.node()
         yield found
+
+
+@pytest.fixture
+def open_site(tmp_path: Path) -> Iterator[OpenSite]:
+    """Bridges of ROS 2 with settings of their own."""
+    from tests.support.ros2_site import Site  # needs ROS
+
+    made: list[Site] = []
+
+    def open_one(**settings: Any) -> Site:
+        made.append(Site(tmp_path, **settings))
+        return made[-1]
+
+    yield open_one
+    for site in made:
+        site.close()
+
+
+@pytest.fixture
+def site(open_site: OpenSite) -> Site:
+    """A bridge of ROS 2."""
+    return open_site()

@@ -5,7 +5,6 @@ import sys
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,34 +14,29 @@ import cv2
 import numpy as np
 import pytest
 from sam3_node_ros import link
-from sam3_node_ros.link import MAX_HEADERS, Ros2Bridge, Ros2Settings
-from sam3_node_ros.messages import Header
+from sam3_node_ros.link import Ros2Bridge, Ros2Settings
+from sam3_node_ros.parts import Header
+from sam3_node_ros.sent_images import MAX_HEADERS
 
 from sam3_node.client import ObjectPlace, PerceptionClient
 from sam3_node.errors import SettingsError, TransportError, WireError
-from sam3_node.transport import FrameSubscriber, MaskPublisher
+from sam3_node.transport import MaskPublisher
 from sam3_node.transport.tap import PoseSubscriber
 from sam3_node.types import Frame, Instance, Intrinsics, Mask, MaskFrame
 from sam3_node.wire import decode_depth, decode_image
 from tests.support.processes import until
 from tests.support.refuses import mentions
-from tests.support.ros2 import import_type, make_box, make_header, make_image, player, serialise
+from tests.support.ros2 import import_type, make_box, make_header, player, serialise
+from tests.support.ros2_site import IMAGE, RGB, SIZE, OpenSite, Site, image
 
 pytestmark = pytest.mark.verifies(
     "stream", "ROS 2 topics of a camera", "own package", "messages of ROS 2 Jazzy", "a camera's driver"
 )
 
-SIZE = (12, 16)
-RGB = np.random.default_rng(1).integers(0, 256, (*SIZE, 3), dtype=np.uint8)
 MILLIMETRES = np.random.default_rng(2).integers(300, 5000, SIZE, dtype=np.uint16)
 PACKED_DEPTH = bytes(12) + cv2.imencode(".png", MILLIMETRES)[1].tobytes()
-IMAGE = "/cam/color/image_raw"
 INFO = "/cam/color/camera_info"
 DEPTH = "/cam/aligned_depth_to_color/image_raw"
-
-
-def image(stamp_ns: int, pixels: np.ndarray = RGB, encoding: str = "rgb8", padding: int = 0) -> Any:
-    return make_image(make_header(stamp_ns), pixels, encoding, padding)
 
 
 def compressed(stamp_ns: int, format_: str = "jpeg") -> Any:
@@ -61,72 +55,6 @@ def joint_state(stamp_ns: int, names: list[str], positions: list[float]) -> Any:
     return import_type("sensor_msgs/msg/JointState")(
         header=make_header(stamp_ns), name=names, position=array("d", positions), velocity=velocities
     )
-
-
-class Site:
-    """A bridge and the sockets that a node has, without a node."""
-
-    def __init__(self, folder: Path, **settings: Any) -> None:
-        self.warnings: list[str] = []
-        resolved = settings.pop("resolved", None)
-        places = {name: f"ipc://{folder}/{name}" for name in ("frames", "masks", "control")}
-        self.settings = Ros2Settings(**({"image_topic": IMAGE} | places | settings))
-        resolve = lambda topic: resolved if topic == "image" and resolved else topic  # noqa: E731
-        self.bridge = Ros2Bridge(self.settings, self.warnings.append, resolve)
-        self.frames = FrameSubscriber([self.bridge.endpoint])
-        self.published: list[tuple[MaskFrame, Header]] = []
-
-    def close(self) -> None:
-        self.bridge.close()
-        self.frames.close()
-
-    def publish(self) -> None:
-        """Start to keep what is published."""
-        self.bridge.start(lambda *found: self.published.append(found))
-
-    def send(self, *messages: tuple[str, Any]) -> Frame:
-        """Take messages until a frame of them arrives: those before the subscription are lost. Return it."""
-
-        def attempt() -> Frame | None:
-            for topic, message in messages:
-                self.bridge.take(topic, serialise(message))
-            received = self.frames.take(100)
-            return received and received.frame
-
-        return until(attempt, "a frame")
-
-    def publish_masks(self, publisher: MaskPublisher, frame: Frame) -> tuple[MaskFrame, Header]:
-        """Publish masks of a frame until the bridge passes them on."""
-        masks = MaskFrame(frame.camera, frame.seq, frame.capture_ns, SIZE[1], SIZE[0])
-        self.published.clear()
-
-        def attempt() -> tuple[MaskFrame, Header] | None:
-            publisher.send(masks)
-            time.sleep(0.02)
-            return self.published[-1] if self.published else None
-
-        return until(attempt, "masks")
-
-
-OpenSite = Callable[..., Site]
-
-
-@pytest.fixture
-def open_site(tmp_path: Path) -> Iterator[OpenSite]:
-    made: list[Site] = []
-
-    def open_one(**settings: Any) -> Site:
-        made.append(Site(tmp_path, **settings))
-        return made[-1]
-
-    yield open_one
-    for site in made:
-        site.close()
-
-
-@pytest.fixture
-def site(open_site: OpenSite) -> Site:
-    return open_site()
 
 
 @pytest.mark.parametrize("padding", [0, 5])
@@ -576,7 +504,7 @@ def test_headers_are_bounded(site: Site) -> None:
     message = image(time.time_ns(), np.zeros((1, 1, 3), np.uint8))
     for _ in range(MAX_HEADERS + 10):
         site.bridge.take(IMAGE, message)
-    assert len(site.bridge._headers) == MAX_HEADERS
+    assert len(site.bridge._images) == MAX_HEADERS
 
 
 def test_without_a_node_services_answer_with_an_error_and_images_are_still_taken(open_site: OpenSite) -> None:

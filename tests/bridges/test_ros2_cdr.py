@@ -7,13 +7,8 @@ import numpy as np
 import pytest
 from rosbags.serde import SerdeError
 from sam3_node_ros.cdr import MAX_NAMES, MAX_TEXT, CdrReader, CdrWriter, read_message
-from sam3_node_ros.messages import (
-    Header,
-    MaskMessages,
-    write_detections_2d,
-    write_label_image,
-    write_mask,
-)
+from sam3_node_ros.messages import MaskMessages, write_detections_2d, write_label_image, write_mask
+from sam3_node_ros.parts import Header
 
 from sam3_node.bags.messages.ros_images import MessageError, read_payload
 from sam3_node.types import Instance, Intrinsics, Mask, MaskFrame

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from msgspec import inspect
 from sam3_node_ros import left_out
-from sam3_node_ros.messages import Header, MaskMessages
+from sam3_node_ros.messages import MaskMessages
+from sam3_node_ros.parts import Header
 
 from sam3_node.schema.values import Instance, Mask, MaskFrame
 from sam3_node.types import NANOSECONDS

@@ -14,16 +14,13 @@ from rosbags.rosbag2 import StoragePlugin, Writer
 from sam3_node_ros.messages import (
     MAX_VALUE,
     ROTATION_VARIANCE_RAD2,
-    Header,
     MaskMessages,
     assign_values,
     choose_instance,
-    format_id,
-    parse_id,
-    read_header,
     read_prompt,
     read_prompts,
 )
+from sam3_node_ros.parts import Header, format_id, parse_id, read_header
 
 from sam3_node.bags import open_bag
 from sam3_node.bags.messages.ros_images import read_stamp

@@ -34,7 +34,7 @@ from rclpy.parameter import Parameter
 from rclpy.qos import QoSProfile, qos_profile_sensor_data
 from rclpy.serialization import deserialize_message, serialize_message
 from sam3_node_ros import player
-from sam3_node_ros.messages import import_type
+from sam3_node_ros.parts import import_type
 
 from sam3_node.bags import LabelledClip
 from sam3_node.bags.native.reader import TABLETOP

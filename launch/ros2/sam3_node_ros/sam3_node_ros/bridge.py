@@ -45,15 +45,14 @@ from sam3_node.types import MaskFrame
 
 from .link import CHANGEABLE, Ros2Bridge, Ros2Settings
 from .messages import (
-    Header,
     MaskMessages,
     choose_instance,
-    import_type,
     write_detections_2d,
     write_label_image,
     write_mask,
 )
 from .own_thread import OwnThread
+from .parts import Header, import_type
 from .process import prepare_for_images
 
 try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
@@ -21,43 +21,20 @@ from sam3_node.bags.discovery import Camera, find_cameras
 from sam3_node.bags.messages.ros_images import MessageError, read_payload, read_stamp
 from sam3_node.bags.pairing import Pairing
 from sam3_node.bags.samples import CameraInfo, Colour, Joints, Payload, Sample, Topic
-from sam3_node.client import ObjectPlace, PerceptionClient, Security, Segmentation
-from sam3_node.errors import (
-    BagError,
-    MissingExtraError,
-    RequestError,
-    Sam3NodeError,
-    SettingsError,
-    UnknownFrameError,
-    UnknownObjectError,
-)
+from sam3_node.client import PerceptionClient, Security
+from sam3_node.errors import BagError, MissingExtraError, Sam3NodeError, SettingsError
 from sam3_node.resources import Closeable
 from sam3_node.transport import FramePublisher, PosePublisher
-from sam3_node.types import NANOSECONDS, Clock, Depth, FrameKey, Instance, JointState, MaskFrame
+from sam3_node.types import Clock, Depth, FrameKey, Instance, JointState, MaskFrame
 from sam3_node.wire import frame_topic, joints_topic
 from sam3_node.wire.images import MAX_FRAME_PIXELS
 
 from .cdr import read_message
-from .messages import (
-    Header,
-    MaskMessages,
-    Picture,
-    SegmentPrompt,
-    assign_values,
-    format_id,
-    make_mask_frame,
-    parse_id,
-    read_exemplar,
-    read_header,
-    read_picture,
-    read_prompt,
-    read_prompts,
-    read_scores,
-    read_segment_prompt,
-)
+from .messages import Picture
+from .parts import Header, read_header
+from .sent_images import SentImages
+from .services import Services
 
-MAX_HEADERS = 1024
-"""Images whose headers are remembered, to give them to their masks."""
 MAX_CLOCK_ERROR_NS = 10_000_000_000
 """Distance of a stamp from this computer's time beyond which it is not a time of a synchronised clock."""
 PATIENCE_NS = 100_000_000
@@ -195,11 +172,7 @@ class Ros2Bridge(Closeable):
         self._depths = BitDepths()
         self._told: set[str] = set()
         self._count = 0
-        self._headers: dict[FrameKey, Header] = {}
-        self._newest: tuple[int, Picture] | None = None  # the last image, with its seq
-        self._lock = threading.Lock()  # of the headers
-        self._messages = MaskMessages(settings.base_frame)
-        self._names: dict[str, str] = {}  # ids that callers of Isaac ROS' service gave, to ours
+        self._images = SentImages(settings.image_topic)
         self._heard_s = -math.inf
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -223,18 +196,8 @@ class Ros2Bridge(Closeable):
             self._close_publishers()
             raise
         self.endpoint = self._frames.endpoint
-        self.services: dict[str, Callable[[Any, Any], Any]] = {
-            "add_object": self._answering(self._add_object),
-            "refine_object": self._answering(self._refine_object),
-            "remove_object": self._answering(self._remove_object),
-            "set_prompts": self._answering(self._set_prompts),
-            "add_exemplar": self._answering(self._add_exemplar),
-            "segment": self._answering(self._segment),
-            "segment_everything": self._answering(self._segment_everything),
-            "where": self._answering(self._where),
-            "isaac_add_objects": self._answering(self._add_objects),
-            "isaac_remove_object": self._answering(self._remove_named),
-        }
+        served = Services(settings.camera, settings.base_frame, self._client, self._searcher, self._images)
+        self.services = served.list_by_name()
         """By name: functions that fill the response to a request, and return it. They wait for the node's answer."""
 
     def _connect(self, security: Security, timeout_ms: int, camera: str) -> PerceptionClient:
@@ -290,7 +253,7 @@ class Ros2Bridge(Closeable):
     def start(self, publish: Callable[[MaskFrame, Header], object]) -> None:
         """Begin to pass the newest masks, with the header of their image, to `publish` in a thread.
 
-        Masks of images that this object has not sent, or sent MAX_HEADERS images ago, are skipped.
+        Masks of images that this object has not sent, or sent long ago, are skipped.
         """
         self._stopping.clear()
         self._joints_s = time.monotonic()
@@ -334,9 +297,7 @@ class Ros2Bridge(Closeable):
         except Sam3NodeError as error:
             self._warnings.add("points", f"{error}")
             return None
-        with self._lock:
-            headers = (found for key, found in reversed(self._headers.items()) if key.seq == surface.seq)
-            sent = next(headers, None)
+        sent = self._images.find_header(surface.seq)
         return None if sent is None else SurfaceOfObject(surface.points_m, surface.frame, sent)
 
     def check_health(self) -> Health:
@@ -382,8 +343,7 @@ class Ros2Bridge(Closeable):
                 masks = self._client.latest(POLL_MS)
                 if masks is not None:
                     heard_s = self._heard_s = time.monotonic()
-                    with self._lock:
-                        header = self._headers.get(masks.key)
+                    header = self._images.get(masks.key)
                     if header is not None:
                         publish(masks, header)
                 elif time.monotonic() - heard_s > SILENCE_S:
@@ -424,228 +384,15 @@ class Ros2Bridge(Closeable):
         if kind == "colour":
             number = self._count
             self._count += 1
-            self._remember(FrameKey(self._settings.camera, number, stamp_ns), header)
+            self._images.add(FrameKey(self._settings.camera, number, stamp_ns), header)
             if isinstance(payload, Colour):
                 payload = self._depths.narrow(topic, payload)
-                self._newest = number, Picture(payload, header)
+                self._images.keep(number, Picture(payload, header))
                 for note in self._depths.describe():
                     if note not in self._told:  # bits grow a few times at most
                         self._told.add(note)
                         self._warnings.add(note, note)
         return Sample(topic, stamp_ns, time.monotonic_ns(), payload, number)
-
-    def _remember(self, key: FrameKey, header: Header) -> None:
-        with self._lock:
-            self._headers[key] = header
-            if len(self._headers) > MAX_HEADERS:
-                del self._headers[next(iter(self._headers))]
-
-    def _find_seq(self, stamp: Any) -> int | None:
-        """Return the seq of the last image with a stamp; None for stamp 0. Raises UnknownFrameError."""
-        if not (stamp.sec or stamp.nanosec):
-            return None
-        with self._lock:
-            for key, header in reversed(self._headers.items()):
-                if (header.sec, header.nanosec) == (stamp.sec, stamp.nanosec):
-                    return key.seq
-        raise UnknownFrameError(
-            f"stamp: expected the stamp of one of the last {MAX_HEADERS} images, found {stamp.sec}.{stamp.nanosec:09d}"
-        )
-
-    def _add_object(self, request: Any, response: Any) -> None:
-        added = self._client.add_object(
-            **read_prompt(request),
-            label=request.label or None,
-            seq=self._find_seq(request.stamp),
-            camera=self._settings.camera,
-        )
-        response.id = format_id(added.id, added.epoch)
-
-    def _refine_object(self, request: Any, response: Any) -> None:
-        object_id, epoch = parse_id(request.id)
-        refined = self._client.refine_object(
-            object_id,
-            **read_prompt(request),
-            seq=self._find_seq(request.stamp),
-            camera=self._settings.camera,
-            epoch=epoch,
-        )
-        response.score = float(refined.score)
-
-    def _remove_object(self, request: Any, _: Any) -> None:
-        object_id, epoch = parse_id(request.id)
-        self._client.remove_object(object_id, camera=self._settings.camera, epoch=epoch)
-
-    def _add_objects(self, request: Any, response: Any) -> None:
-        """Add all objects, or none: those of before an error are removed again. Labels are the caller's ids."""
-        camera = self._settings.camera
-        prompts = read_prompts(request)
-        seq = self._find_seq(request.request_header.stamp)
-        self._forget_names()
-        for name in prompts.keys() & self._names.keys():
-            raise RequestError(f"object ids: expected new ones, found {name[:40]!r}, which is tracked")
-        added: dict[str, str] = {}
-        try:
-            for name, prompt in prompts.items():
-                result = self._client.add_object(**prompt, label=name, seq=seq, camera=camera)
-                added[name] = format_id(result.id, result.epoch)
-        except BaseException:
-            for text in added.values():
-                with suppress(Sam3NodeError):
-                    self._client.remove_object(parse_id(text)[0], camera=camera)
-            raise
-        self._names |= added
-        self._list_names(response)
-
-    def _remove_named(self, request: Any, response: Any) -> None:
-        self._forget_names()
-        text = self._names.get(request.object_id)
-        if text is None:
-            raise UnknownObjectError(
-                f"no object {request.object_id[:40]!r}; there are {list(self._names) or 'none'}"
-            )
-        object_id, epoch = parse_id(text)
-        self._client.remove_object(object_id, camera=self._settings.camera, epoch=epoch)
-        del self._names[request.object_id]
-        self._list_names(response)
-
-    def _forget_names(self) -> None:
-        """Forget the names of objects that the node tracks no longer."""
-        objects = self._client.list_objects(camera=self._settings.camera)
-        tracked = {format_id(one.id, one.epoch) for one in objects}
-        self._names = {name: text for name, text in self._names.items() if text in tracked}
-
-    def _list_names(self, response: Any) -> None:
-        """Fill in all names, with the values of their objects in the label image."""
-        response.object_ids = list(self._names)
-        response.object_indices = assign_values(parse_id(text)[0] for text in self._names.values())
-
-    def _set_prompts(self, request: Any, _: Any) -> None:
-        names = [str(name) for name in request.prompts]
-        self._client.set_prompts(names, scores=read_scores(request.scores, names))
-
-    def _add_exemplar(self, request: Any, _: Any) -> None:
-        seq = self._find_seq(request.stamp)
-        photo = bytes(request.photo.data)
-        # a photo is no image of the camera
-        place = {"photo": photo} if photo else {"seq": seq, "camera": self._settings.camera}
-        self._client.add_exemplar(request.name, text=request.text or None, **read_exemplar(request), **place)
-
-    def _segment(self, request: Any, response: Any) -> None:
-        asked = read_segment_prompt(request)
-        picture = read_picture(request)
-        if picture is None and asked.names:
-            # sam3-node looks for names on pictures that are sent, so the camera's image is sent again
-            picture = self._find_picture(request.stamp)
-        if picture is not None:
-            self._segment_picture(request, response, asked, picture)
-            return
-        camera = self._settings.camera
-        seq = self._find_seq(request.stamp)
-        found: list[Segmentation] = []
-        for prompt in asked.prompts:
-            segmentation = self._client.segment(
-                **prompt, seq=seq, camera=camera, multimask=bool(request.multimask)
-            )
-            # all are of one image, also if the next one has come
-            seq = segmentation.seq
-            found.extend(segmentation.candidates or [segmentation])
-        self._fill_masks(request, response, found)
-
-    def _segment_picture(self, request: Any, response: Any, asked: SegmentPrompt, picture: Picture) -> None:
-        found = self._client.segment_photo(
-            picture.pack(),
-            asked.prompts,
-            names=asked.names,
-            scores=asked.scores,
-            multimask=bool(request.multimask),
-        )
-        size = picture.colour.height, picture.colour.width
-        shown = make_mask_frame(self._settings.camera, found, size)
-        self._messages.fill_masks(response, shown, picture.header, bool(request.with_label_image))
-
-    def _find_picture(self, stamp: Any) -> Picture:
-        """Return the image of the camera with a stamp, the newest one for 0. Raises UnknownFrameError."""
-        seq = self._find_seq(stamp)
-        if self._newest is None:
-            raise UnknownFrameError(
-                "image: expected one of the camera, found none yet; activate the node, and look at "
-                f"ros2 topic hz {self._settings.image_topic}"
-            )
-        newest_seq, picture = self._newest
-        if seq not in (None, newest_seq):
-            raise UnknownFrameError(
-                f"stamp: names are looked for on the newest image, found that {stamp.sec}.{stamp.nanosec:09d} is of an "
-                "earlier one; leave the stamp at 0, or send the image"
-            )
-        return picture
-
-    def _segment_everything(self, request: Any, response: Any) -> None:
-        # for the message, 0 is the node's own: an option cannot be absent
-        options = {
-            name: getattr(request, name) or None
-            for name in ("grid", "min_iou", "min_stability", "max_overlap", "most")
-        }
-        found = self._searcher.segment_everything(
-            **options, seq=self._find_seq(request.stamp), camera=self._settings.camera
-        )
-        response.message = found.note
-        self._fill_masks(request, response, found)
-
-    def _fill_masks(self, request: Any, response: Any, found: Sequence[Segmentation]) -> None:
-        """Fill in the masks of one image of the camera. Raises UnknownFrameError for one that was not sent here."""
-        if not found:
-            return
-        with self._lock:
-            sent = (header for key, header in reversed(self._headers.items()) if key.seq == found[0].seq)
-            header = next(sent, None)
-        if header is None:
-            raise UnknownFrameError(
-                f"image: expected one of the last {MAX_HEADERS} that this ROS node sent, found that the latest of "
-                f"sam3-node is another; send an image of camera {self._settings.camera}"
-            )
-        masks = make_mask_frame(self._settings.camera, found, found[0].mask.size)
-        self._messages.fill_masks(response, masks, header, bool(request.with_label_image))
-
-    def _where(self, request: Any, response: Any) -> None:
-        camera = self._settings.camera
-        if request.name and request.id:
-            raise RequestError("expected a name or an id, found both")
-        if request.id:
-            object_id, epoch = parse_id(request.id)
-            places = self._client.where(object_id, camera=camera, epoch=epoch)
-        else:
-            places = self._client.where(str(request.name) or None, camera=camera)
-        self._messages.fill_places(response, places, [self._find_header(place) for place in places])
-
-    def _find_header(self, place: ObjectPlace) -> Header:
-        """Return the header of the image that showed an object last; made of its time if that was sent long ago."""
-        if place.seq is None or place.capture_ns is None:
-            return Header(0, 0, "")
-        with self._lock:
-            sent = self._headers.get(FrameKey(place.camera, place.seq, place.capture_ns))
-            newest = next(reversed(self._headers.values()), None)
-        if sent is not None:
-            return sent
-        frame_id = ""
-        if newest is not None:
-            frame_id = newest.frame_id
-        return Header(*divmod(place.capture_ns, NANOSECONDS), frame_id)
-
-    def _answering(self, serve: Callable[[Any, Any], None]) -> Callable[[Any, Any], Any]:
-        """Return a service that gives success, or the code and text of an error. It never raises."""
-
-        def answer(request: Any, response: Any) -> Any:
-            try:
-                serve(request, response)
-                response.success = True
-            except Sam3NodeError as error:
-                _fail(response, error.code, str(error))
-            except Exception as error:  # no request may end the process
-                _fail(response, "internal", f"{type(error).__name__}: {error}")
-            return response
-
-        return answer
 
 
 class _Warnings:
@@ -665,15 +412,6 @@ class _Warnings:
                 return
             self._subjects[subject] = now_s, 0
         self._warn(text + (f" ({left_out} more since the last warning)" if left_out else ""))
-
-
-def _fail(response: Any, code: str, message: str) -> None:
-    response.success = False
-    if hasattr(response, "code"):
-        response.code = code
-        response.message = message
-    else:  # Isaac ROS' answers have a message only
-        response.message = f"{code}: {message}"
 
 
 def _list_topics(settings: Ros2Settings) -> dict[str, str]:

@@ -2,18 +2,15 @@
 
 sensor_msgs, geometry_msgs, vision_msgs 4, visualization_msgs, tf2_msgs and diagnostic_msgs.
 
-`find_type` returns the classes of the messages: ROS's, or others that take the same fields by keyword. All messages of
-a frame have the stamp of its image, and all but 3-D ones its frame_id. As in `types`, pixel coordinates
-have their origin at the corner of the top-left pixel.
+All messages of a frame have the stamp of its image, and all but 3-D ones its frame_id. As in `types`, pixel
+coordinates have their origin at the corner of the top-left pixel.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
-import re
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,15 +21,12 @@ from sam3_node.bags.messages.ros_images import MessageError, read_payload
 from sam3_node.bags.samples import Colour
 from sam3_node.client import ObjectPlace, PhotoMask, Segmentation
 from sam3_node.errors import BagError, RequestError
-from sam3_node.schema.fields import MAX_EPOCH
-from sam3_node.types import Frame, Instance, MaskFrame, Plane
+from sam3_node.types import Frame, Instance, MaskFrame
 from sam3_node.wire import decode_image, encode_image
 from sam3_node.wire.images import MAX_PHOTO_FILE
 
 from .cdr import CdrWriter
-
-FindType = Callable[[str], Callable[..., Any]]
-"""Returns the class of a message by its full name, package/msg/Name."""
+from .parts import ID, Header, MessageParts, format_id, pose_of_plane, read_header
 
 MAX_VALUE = 65534
 """Largest value of a label image; vision_msgs keeps 65535 for what has no label."""
@@ -60,46 +54,6 @@ _FLOAT32 = 7  # PointField.FLOAT32
 _SURE = (0.1, 0.8, 0.2)
 _DOUBTFUL = (0.9, 0.6, 0.1)
 
-_ID = re.compile(r"(\d{1,15})(?:@([0-9a-f]{1,14}))?")
-
-
-class Header(NamedTuple):
-    """The header of an image: its stamp and coordinate frame."""
-
-    sec: int
-    nanosec: int
-    frame_id: str
-
-
-def import_type(name: str) -> Callable[..., Any]:
-    """Return a message class of ROS, of its generated Python packages."""
-    package, kind, message = name.split("/")
-    message_type: Callable[..., Any] = getattr(importlib.import_module(f"{package}.{kind}"), message)
-    return message_type
-
-
-def read_header(message: Any) -> Header:
-    """Return the header of a message."""
-    stamp = message.header.stamp
-    return Header(int(stamp.sec), int(stamp.nanosec), str(message.header.frame_id))
-
-
-def format_id(object_id: int, epoch: int | None) -> str:
-    """Return the id of an object as messages have it: its number, and the epoch of the camera's ids in hex.
-
-    After a restart of the node the numbers begin again, so the number alone could name another object.
-    """
-    return str(object_id) if epoch is None else f"{object_id}@{epoch:x}"
-
-
-def parse_id(text: str) -> tuple[int, int | None]:
-    """Return number and epoch of an id; the epoch is None if the text is a number alone. Raises RequestError."""
-    match = _ID.fullmatch(text)
-    epoch = int(match[2], 16) if match and match[2] else None
-    if match is None or (epoch or 0) > MAX_EPOCH:
-        raise RequestError(f"id: expected the id of a detection, such as 7@1f3a9c or 7, found {text[:40]!r}")
-    return int(match[1]), epoch
-
 
 def assign_values(ids: Iterable[int]) -> list[int]:
     """Return a value of the label image for each object: its id, or the next free one beyond MAX_VALUE."""
@@ -118,7 +72,7 @@ def choose_instance(masks: MaskFrame, wanted: str) -> Instance | None:
     None if it has no mask on this frame.
     """
     shown = _list_shown(masks)
-    if match := _ID.fullmatch(wanted):
+    if match := ID.fullmatch(wanted):
         names = (match[1], format_id(int(match[1]), masks.epoch))
         return next((one for one in shown if wanted in names and one.id == int(match[1])), None)
     fitting = [one for one in shown if (one.label == wanted if wanted else one.is_sure)]
@@ -136,16 +90,11 @@ def make_mask_frame(
     return MaskFrame(camera, 0, 0, size[1], size[0], instances=instances)
 
 
-class MaskMessages:
+class MaskMessages(MessageParts):
     """Makes messages of masks and the header of their image. Instances without a mask are skipped.
 
-    Entry k of the table belongs to detection k of the same stamp. `base_frame` is the name, in ROS, of the frame that
-    the node calls "base".
+    Entry k of the table belongs to detection k of the same stamp.
     """
-
-    def __init__(self, base_frame: str = "base_link", find_type: FindType = import_type) -> None:
-        self._base_frame = base_frame
-        self._find_type = find_type
 
     def make_detections_2d(self, masks: MaskFrame, header: Header) -> Any:
         """Return the Detection2DArray: box, label and score of each instance, in pixels of the frame."""
@@ -217,9 +166,7 @@ class MaskMessages:
         """Return the PoseStamped of the table in `base_frame`: z up, at its point nearest to the base; None without."""
         if masks.table is None:
             return None
-        pose = self._pose(*_pose_of_plane(masks.table))
-        header = header._replace(frame_id=self._base_frame)
-        return self._make("geometry_msgs/msg/PoseStamped", header=self._header(header), pose=pose)
+        return self._stamped(self._in_frame(header, "base"), *pose_of_plane(masks.table))
 
     def fill_places(self, response: Any, places: Sequence[ObjectPlace], headers: Sequence[Header]) -> None:
         """Fill in the answer of Where. `headers` are those of the images that showed the objects last."""
@@ -355,17 +302,11 @@ class MaskMessages:
         )
         return self._make("diagnostic_msgs/msg/DiagnosticArray", header=self._header(header), status=[status])
 
-    def _make(self, type_name: str, **fields: Any) -> Any:
-        return self._find_type(type_name)(**fields)
-
     def _place(self, masks: MaskFrame, header: Header) -> tuple[list[Instance], Header]:
         """Return the instances with a position, in one frame, and the header of that frame."""
         placed = [instance for instance in _list_shown(masks) if instance.position_m is not None]
         frame = placed[0].frame if placed else None
         return [instance for instance in placed if instance.frame == frame], self._in_frame(header, frame)
-
-    def _in_frame(self, header: Header, frame: str | None) -> Header:
-        return header._replace(frame_id=self._base_frame) if frame == "base" else header
 
     def _image(self, pixels: npt.NDArray[Any], encoding: str, header: Header) -> Any:
         height, width = pixels.shape
@@ -396,10 +337,6 @@ class MaskMessages:
         return self._make(
             "visualization_msgs/msg/Marker", header=self._header(header), ns=namespace, id=number, **fields
         )
-
-    def _header(self, header: Header) -> Any:
-        stamp = self._make("builtin_interfaces/msg/Time", sec=header.sec, nanosec=header.nanosec)
-        return self._make("std_msgs/msg/Header", stamp=stamp, frame_id=header.frame_id)
 
     def _hypothesis(self, label: str, score: float, pose: Any = None) -> Any:
         pose = pose or self._with_covariance(self._pose((0.0, 0.0, 0.0), None), np.zeros(36))
@@ -435,29 +372,6 @@ class MaskMessages:
 
     def _with_covariance(self, pose: Any, covariance: Any) -> Any:
         return self._make("geometry_msgs/msg/PoseWithCovariance", pose=pose, covariance=covariance)
-
-    def _pose(self, position: Sequence[float], quaternion_xyzw: Sequence[float] | None) -> Any:
-        orientation = self._quaternion(quaternion_xyzw)
-        return self._make(
-            "geometry_msgs/msg/Pose", position=self._xyz("Point", position), orientation=orientation
-        )
-
-    def _quaternion(self, quaternion_xyzw: Sequence[float] | None) -> Any:
-        x, y, z, w = map(float, quaternion_xyzw or (0.0, 0.0, 0.0, 1.0))
-        return self._make("geometry_msgs/msg/Quaternion", x=x, y=y, z=z, w=w)
-
-    def _xyz(self, name: str, values: Sequence[float]) -> Any:
-        x, y, z = map(float, values)
-        return self._make(f"geometry_msgs/msg/{name}", x=x, y=y, z=z)
-
-
-def _pose_of_plane(plane: Plane) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the point of a plane nearest to the origin, and the smallest turn that takes z to its normal."""
-    x, y, z = plane.normal
-    turn = np.array([-y, x, 0.0, 1.0 + z])
-    # upside down, half a turn about any level axis
-    turn = turn / np.linalg.norm(turn) if z > -1.0 + 1e-9 else np.array([1.0, 0.0, 0.0, 0.0])
-    return tuple(plane.offset_m * side for side in plane.normal), tuple(map(float, turn))
 
 
 def write_detections_2d(masks: MaskFrame, header: Header) -> bytes:
