@@ -158,7 +158,7 @@ $(TRITON_READY):
 	@touch $@
 
 $(ROS2_READY): $(addprefix launch/ros2/,build.py definitions.toml requirements.txt) \
-		$(wildcard launch/ros2/*/package.xml launch/ros2/*/CMakeLists.txt launch/ros2/*/srv/*.srv launch/ros2/*/setup.*)
+		$(wildcard launch/ros2/*/package.xml launch/ros2/*/CMakeLists.txt launch/ros2/*/msg/*.msg launch/ros2/*/srv/*.srv launch/ros2/*/setup.*)
 	@$(PYTHON) -c 'import platform as p, sys; sys.exit((p.system(), p.machine()) != ("Linux", "x86_64") \
 		or not (3, 11) <= sys.version_info < (3, 14))' || { \
 		echo "error: expected Python 3.11 to 3.13 on x86-64 Linux, for which there are wheels of ROS 2; found" \

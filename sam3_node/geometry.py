@@ -103,6 +103,18 @@ def quaternion_from_rotation(rotation: npt.ArrayLike) -> Array:
     return stacked
 
 
+def axes_along(direction: Array) -> Array:
+    """Return a rotation matrix [3, 3] whose z is a direction [3] of length 1.
+
+    Its y lies as near to the y of the frame as it can, or to x where the direction is near y. So it turns little where
+    the direction turns little.
+    """
+    near = (0.0, 1.0, 0.0) if abs(direction[1]) < 0.9 else (1.0, 0.0, 0.0)
+    x = np.cross(near, direction)
+    x /= np.linalg.norm(x)
+    return np.column_stack([x, np.cross(direction, x), direction])
+
+
 def compute_ellipsoid(covariance_m2: Sequence[float]) -> tuple[list[float], list[float]]:
     """Return the standard deviations along the principal axes of a position's error, and the axes' directions.
 

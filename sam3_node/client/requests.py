@@ -66,7 +66,8 @@ class ClientRequests(SocketOwner):
         """
         if getattr(operation, "id", None) is not None and hasattr(operation, "epoch"):
             return self._call_on_object(operation)
-        if hasattr(operation, "epoch"):
+        # a request that could name an object and names none is about all of them, whatever their epoch
+        if hasattr(operation, "epoch") and not hasattr(operation, "id"):
             return operation.read_reply(self._ask_with_epoch(operation))
         return self._call(operation)
 
@@ -328,32 +329,39 @@ class ClientRequests(SocketOwner):
         self,
         label: str | None = None,
         *,
+        id: int | None = None,
         cup_radius_m: float | None = None,
         opening_m: float | None = None,
         reach_m: float | None = None,
         max_age_ms: float | None = None,
         covered: bool = False,
+        most: int | None = None,
         camera: str | None = None,
+        epoch: int | None = None,
     ) -> replies.PicksReply:
-        """Return which object a robot can pick next: those of a label, or all, ranked, each with the reason.
+        """Return which object a robot can pick next: those of a label, the one of an id, or all, ranked, with reasons.
 
         `picks[0]` is the next pick; without picks, `refused` says of each object why. `suction` is for a cup of
         `cup_radius_m` (0.01), `grip` for a parallel gripper that opens to `opening_m` (0.085). Objects that are hidden,
         doubtful, held, covered by others, beyond `reach_m` from the base, or on a frame older than `max_age_ms` (500)
-        are refused; with `covered`, those under others follow after the free ones. It needs depth.
+        are refused; with `covered`, those under others follow after the free ones. `most` leaves out all picks but the
+        first ones. It needs depth.
         """
         if label is not None:
             values.check_label(label, "label")
         request = ops.NextPick(
+            id=id,
             label=label,
             cup_radius_m=cup_radius_m,
             opening_m=opening_m,
             reach_m=reach_m,
             max_age_ms=max_age_ms,
             covered=covered,
+            most=most,
             camera=camera,
+            epoch=epoch,
         )
-        reply = self._call(request)
+        reply = self.ask(request)
         self._report(self._epochs.meet(reply.camera, reply.epoch))
         return reply
 

@@ -414,7 +414,8 @@ class AgentTools(Closeable):
     def _ask(self, operation: type[Operation[Any]], given: ToolArguments) -> Answer:
         """Carry out a tool that requests an operation and does nothing else."""
         args = {name: getattr(given, name) for name in operation.__struct_fields__}
-        if "epoch" in args:
+        # a request that could name an object and names none is about all of them
+        if "epoch" in args and args.get("id", 0) is not None:
             self._refuse_untold(args["epoch"])
         return Answer(describe_reply(self._client.ask(operation(**args))))
 

@@ -410,9 +410,7 @@ def _points(perception: Perception, operation: ops.ReadPoints) -> replies.Points
     object_id = operation.id
     pipeline = _find_pipeline(perception, operation.camera, operation.epoch, names_object=True)
     # an object that has left has other reasons than one without depth
-    ids = [status.id for status in pipeline.objects]
-    if object_id not in ids:
-        raise UnknownObjectError(f"no object {object_id}; there are {ids or 'none'}")
+    _require_object(pipeline, object_id)
     surface = pipeline.points(object_id, operation.count or DEFAULT_POINTS)
     if surface is None:
         reason = pipeline.explain_no_points(object_id)
@@ -427,6 +425,13 @@ def _points(perception: Perception, operation: ops.ReadPoints) -> replies.Points
         frame=surface.frame,
         points_m=surface.points_m.tobytes(),
     )
+
+
+def _require_object(pipeline: Pipeline, object_id: int) -> None:
+    """Raise UnknownObjectError for an object that is not tracked."""
+    ids = [status.id for status in pipeline.objects]
+    if object_id not in ids:
+        raise UnknownObjectError(f"no object {object_id}; there are {ids or 'none'}")
 
 
 def _where(perception: Perception, operation: ops.FindObjects) -> replies.PlacesReply:
@@ -450,15 +455,19 @@ def _where(perception: Perception, operation: ops.FindObjects) -> replies.Places
 
 def _next_pick(perception: Perception, operation: ops.NextPick) -> Resumable[replies.PicksReply]:
     """Rank the objects of the latest frame. One that is too old is no error: its objects are refused."""
-    pipeline = _find_pipeline(perception, operation.camera)
+    names_object = operation.id is not None
+    pipeline = _find_pipeline(perception, operation.camera, operation.epoch, names_object)
     pipeline.prompting.find()  # raises UnknownFrameError before the first frame
+    if operation.id is not None:
+        _require_object(pipeline, operation.id)
     scene = pipeline.last_scene
     session = perception.session
     age_ms = None if session is None else session.prompt_age_ms(scene.age_origin_ns)
     # steps go on meanwhile: the answer is of this frame
     epoch = pipeline.epoch
     problem = pipeline.problem
-    found = yield from rank_picks(scene, pipeline.objects, PickLimits.of(operation), operation.label, age_ms)
+    objects = [one for one in pipeline.objects if operation.id in (None, one.id)]
+    found = yield from rank_picks(scene, objects, PickLimits.of(operation), operation.label, age_ms)
     return replies.PicksReply(
         camera=pipeline.camera,
         epoch=epoch,
@@ -466,7 +475,7 @@ def _next_pick(perception: Perception, operation: ops.NextPick) -> Resumable[rep
         age_ms=age_ms,
         frame=found.frame,
         up=found.up,
-        picks=tuple(found.picks),
+        picks=tuple(found.picks[: operation.most]),
         refused=tuple(found.refused),
         problem=problem,
     )

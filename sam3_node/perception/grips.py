@@ -11,7 +11,7 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from ..geometry import Array, Float
+from ..geometry import Array, Float, axes_along
 from .pick_view import PickView, expect_noise
 from .surfaces import MIN_PIXELS, trim_ends
 
@@ -51,9 +51,7 @@ def find_grips(view: PickView, points_m: Array) -> list[FingerGrip]:
     up = view.up
     heights = points_m @ up
     top_m = float(np.percentile(heights, TOP_PERCENTILE))
-    x = np.cross((0.0, 1.0, 0.0) if abs(up[1]) < 0.9 else (1.0, 0.0, 0.0), up)
-    x /= np.linalg.norm(x)
-    level = np.column_stack([x, np.cross(up, x)])
+    level = axes_along(up)[:, :2]
     found = []
     for depth_m in DEPTHS_M:
         upper = points_m[heights > top_m - depth_m]

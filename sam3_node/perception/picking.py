@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from ..geometry import Array, DepthMap, matrix_of, quaternion_from_rotation
+from ..geometry import Array, DepthMap, axes_along, matrix_of, quaternion_from_rotation
 from ..resumable import Resumable
 from ..schema.operations import NextPick
 from ..schema.replies import ParallelGrip, Pick, RefusedObject, SuctionPoint
@@ -286,14 +286,16 @@ def _describe(view: PickView, instances: Sequence[Instance], one: _Candidate, ra
     suction = None
     if one.disc is not None:
         suction = SuctionPoint(
-            _round(one.disc.point_m), _round(one.disc.normal), round(one.disc.radius_m, DIGITS)
+            position_m=_round(one.disc.point_m),
+            quaternion_xyzw=_turn(axes_along(-one.disc.normal)),
+            normal=_round(one.disc.normal),
+            radius_m=round(one.disc.radius_m, DIGITS),
         )
     grip = None
     if one.grip is not None:
-        quaternion = quaternion_from_rotation(one.grip.rotation)
         grip = ParallelGrip(
             position_m=_round(one.grip.point_m),
-            quaternion_xyzw=tuple(np.round(quaternion, DIGITS).tolist()),
+            quaternion_xyzw=_turn(one.grip.rotation),
             approach=_round(one.grip.rotation[:, 2]),
             width_m=round(one.grip.width_m, DIGITS),
         )
@@ -318,3 +320,8 @@ def _describe(view: PickView, instances: Sequence[Instance], one: _Candidate, ra
 def _round(values: Array) -> tuple[float, float, float]:
     x, y, z = np.round(values, DIGITS).tolist()
     return x, y, z
+
+
+def _turn(rotation: Array) -> tuple[float, float, float, float]:
+    x, y, z, w = np.round(quaternion_from_rotation(rotation), DIGITS).tolist()
+    return x, y, z, w

@@ -480,6 +480,8 @@ class NextPick(Operation[PicksReply], frozen=True, kw_only=True):
     is_repeatable = True
     is_for_agents = True
 
+    id: Natural | None = None
+    """of one object, in place of a label"""
     label: Text | None = None
     """of the objects; without it, all"""
     cup_radius_m: Annotated[float, Meta(ge=MIN_SIZE_M, le=MAX_CUP_M)] | None = None
@@ -492,7 +494,10 @@ class NextPick(Operation[PicksReply], frozen=True, kw_only=True):
     """oldest frame that is picked from, in milliseconds [500]"""
     covered: bool = False
     """true: also objects on which others may lie, after all that are free"""
+    most: FromOne | None = None
+    """largest number of picks; without it, all"""
     camera: Text | None = None
+    epoch: Natural | None = None
 
 
 class ReadPicture(Operation[PictureReply], frozen=True, kw_only=True):

@@ -295,6 +295,8 @@ class SuctionPoint(Value, frozen=True):
 
     position_m: Vector3
     """its middle, in metres"""
+    quaternion_xyzw: Vector4
+    """rotation from the cup's axes: z ahead, against `normal`; it may turn about z as it likes"""
     normal: Vector3
     """of the surface there, of length 1, away from the object; a cup comes against it"""
     radius_m: NotNegative
@@ -363,7 +365,7 @@ class PicksReply(FrameReply, frozen=True, kw_only=True):
     up: Vector3 | None = None
     """direction of length 1 in which objects are lifted: the table's normal; without a table, towards the camera"""
     picks: tuple[Pick, ...]
-    """the next pick first; empty: nothing can be picked"""
+    """the next pick first, at most `most`; empty: nothing can be picked"""
     refused: tuple[RefusedObject, ...]
     """the other objects"""
     problem: Text | None = None

@@ -113,6 +113,28 @@ def test_it_says_where_the_mug_is(robot: Robot) -> None:
     assert (nowhere.success, list(nowhere.detections)) == (True, [])
 
 
+def test_it_says_what_can_be_picked_or_why_not(robot: Robot) -> None:
+    """All depth is 1 m, so that the mug is a part of a wall, from which nothing can be taken."""
+    find_mug(robot)
+
+    def ask() -> Any:
+        robot.show()
+        answer = robot.call(
+            "next_pick", label=LABEL, opening_m=0.1, max_age_ms=1000.0 * PATIENCE_S, covered=True
+        )
+        assert answer.success, answer.message
+        # the depth of an image may be lost on its way
+        has_depth = answer.up.z == -1.0
+        return answer if has_depth and (answer.picks or answer.refused) else None
+
+    answer = until(ask, "a pick")
+    assert stamp_ns(answer) in robot.sent
+    assert answer.header.frame_id == "wrist_optical"
+    assert all(one.label == LABEL and one.reason for one in (*answer.picks, *answer.refused))
+    refused = robot.call("next_pick", opening_m=-1.0)
+    assert (refused.success, refused.code) == (False, "bad_request")
+
+
 def test_the_joint_states_of_the_graph_reach_the_endpoint_of_the_robot(robot: Robot) -> None:
     kind = import_type("sensor_msgs/msg/JointState")
     publisher = robot.ros.create_publisher(kind, "/joint_states", 10)

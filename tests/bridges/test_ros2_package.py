@@ -54,7 +54,7 @@ def test_every_import_is_a_dependency() -> None:
     messages = {name for text in sources for name in re.findall(r'"(\w+_msgs|builtin_interfaces)/msg/', text)}
     imported = {name for text in sources for name in list_imports(text)}
     libraries = {"python3-numpy", "python3-opencv", "python3-zmq"}
-    assert (imported - own) | messages | libraries == list_dependencies("sam3_node_ros")
+    assert (imported | messages) - own | libraries == list_dependencies("sam3_node_ros")
     launched = {name for path in BRINGUP.glob("launch/*.py") for name in list_imports(path.read_text())}
     started = {"ament_cmake", "rviz2", "sam3_node_ros"}
     assert (launched - {*sys.stdlib_module_names}) | started == list_dependencies("sam3_node_bringup")
@@ -67,14 +67,17 @@ def test_every_definition_that_is_generated_names_its_dependencies() -> None:
         assert used == set(package["dependencies"])
 
 
-def test_every_service_is_generated_with_its_dependencies() -> None:
+def test_every_message_and_service_is_generated_with_its_dependencies() -> None:
     """That the packages build and install what they name is shown by `make ros2`."""
-    services = sorted(MESSAGES.glob("srv/*.srv"))
-    texts = "\n".join(path.read_text() for path in services)
+    files = [*sorted(MESSAGES.glob("msg/*.msg")), *sorted(MESSAGES.glob("srv/*.srv"))]
+    texts = "\n".join(path.read_text() for path in files)
     used = set(re.findall(r"^(\w+)/\w+", texts, flags=re.MULTILINE))
     assert used <= list_dependencies("sam3_node_msgs")
     cmake = (MESSAGES / "CMakeLists.txt").read_text()
-    assert re.findall(r'"srv/(\w+)\.srv"', cmake) == [path.stem for path in services]
+    assert re.findall(r'"(?:msg|srv)/(\w+)\.(?:msg|srv)"', cmake) == [path.stem for path in files]
+    generated = re.search(r"DEPENDENCIES (.+)", cmake)
+    assert generated is not None
+    assert set(generated[1].split()) == used
 
 
 def describe(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -249,16 +249,17 @@ def test_a_box_on_the_next_frame_is_compared_with_the_newest_masks() -> None:
 
 
 def test_the_next_pick_is_asked_for_with_what_the_robot_can_do() -> None:
-    place = {"position_m": [0.1, 0.2, 0.3], "normal": [0.0, 0.0, 1.0], "radius_m": 0.02}
+    turn = {"quaternion_xyzw": [1.0, 0.0, 0.0, 0.0], "normal": [0.0, 0.0, 1.0]}
+    place = {"position_m": [0.1, 0.2, 0.3], "radius_m": 0.02, **turn}
     pick = {"id": 3, "label": "cup", "rank": 1, "reason": "nothing lies on it", "suction": place}
     other = {"id": 4, "label": "cup", "reason": "it is hidden"}
     reply = {"camera": "cam0", "seq": 7, "frame": "base", "picks": [pick], "refused": [other]}
     with node(lambda request: reply) as (_, client, requests):
-        found = client.next_pick("cup", opening_m=0.1, covered=True)
+        found = client.next_pick("cup", opening_m=0.1, covered=True, most=3)
         assert (found.picks[0].id, found.picks[0].grip, found.refused[0].reason) == (3, None, "it is hidden")
         assert found.picks[0].suction.normal == (0.0, 0.0, 1.0)
         assert requests[-1].op == "next_pick"
-        assert requests[-1].args == {"label": "cup", "opening_m": 0.1, "covered": True}
+        assert requests[-1].args == {"label": "cup", "opening_m": 0.1, "covered": True, "most": 3}
         with refuses(errors.RequestError, field="label"):
             client.next_pick(3)  # type: ignore[arg-type]
 

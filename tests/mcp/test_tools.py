@@ -97,6 +97,22 @@ def masks_of(*instances: Instance, seq: int = 1, camera: str = "cam0", epoch: in
     return replace(make_masks(seq, camera), instances=instances, epoch=epoch, node="0" * 16)
 
 
+def test_picks_of_all_objects_need_no_id_of_the_present(node: PlayedNode, tools: AgentTools) -> None:
+    """After a restart, a request that names an object fails once; one that names none has nothing old in it."""
+    reply = {"camera": "cam0", "seq": 1, "picks": [], "refused": []}
+    node.answers["next_pick"] = reply
+    show(node, tools, masks_of(make_instance()))
+    tools.call("next_pick", {"id": 1})
+    assert node.requests[-1].args == {"id": 1, "camera": "cam0", "epoch": 5}
+    show(node, tools, masks_of(make_instance(), seq=2, epoch=6))
+    with pytest.raises(NodeRestarted):
+        tools.call("next_pick", {"id": 1})
+    show(node, tools, masks_of(make_instance(), seq=3, epoch=7))
+    facts = tools.call("next_pick", {"label": "cup"}).facts
+    assert node.requests[-1].args == {"label": "cup"}
+    assert "begun again" in facts["notes"][0]
+
+
 def test_old_masks_are_left_out_and_named(node: PlayedNode, tools: AgentTools) -> None:
     old = replace(masks_of(make_instance()), capture_ns=time.time_ns() - 10_000_000_000)
     show(node, tools, old)

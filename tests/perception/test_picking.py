@@ -112,6 +112,8 @@ def test_the_suction_point_lies_on_the_surface_along_its_normal(tilt_deg: float)
     off_m = (np.array(suction.position_m) - (0, 0, 0.06)) @ normal - 0.02
     assert abs(off_m) < 0.001
     assert np.degrees(np.arccos(min(1.0, normal @ suction.normal))) < 2
+    ahead = rotation_from_quaternion(suction.quaternion_xyzw)[:, 2]
+    assert -ahead == pytest.approx(suction.normal, abs=1e-4)
     # no larger than the distance from the middle to an edge, and away from it
     assert 0.02 < suction.radius_m <= 0.04
 

@@ -49,7 +49,7 @@ WIRE_1 = {
     "segment_photo": ("photo", "multimask names objects scores"),
     "points": ("id", "camera count epoch"),
     "where": ("", "camera epoch id label"),
-    "next_pick": ("", "camera covered cup_radius_m label max_age_ms opening_m reach_m"),
+    "next_pick": ("", "camera covered cup_radius_m epoch id label max_age_ms most opening_m reach_m"),
     "picture": ("id", "camera epoch"),
     "status": ("", ""),
     "describe": ("", ""),

@@ -28,6 +28,7 @@ from rclpy.qos import QoSProfile, qos_profile_sensor_data
 from sam3_node_msgs.srv import (
     AddExemplar,
     AddObject,
+    NextPick,
     RefineObject,
     RemoveObject,
     Segment,
@@ -168,6 +169,7 @@ class Sam3Bridge(LifecycleNode):
             (AddExemplar, "~/add_exemplar", "add_exemplar"),
             (Segment, "~/segment", "segment"),
             (Where, "~/where", "where"),
+            (NextPick, "~/next_pick", "next_pick"),
             (AddObjects, "add_objects", "isaac_add_objects"),
             (RemoveNamedObject, "remove_object", "isaac_remove_object"),
         ]

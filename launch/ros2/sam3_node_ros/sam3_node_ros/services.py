@@ -23,6 +23,7 @@ from .messages import (
     read_segment_prompt,
 )
 from .parts import format_id, parse_id
+from .picks import PickMessages, read_pick_request
 from .sent_images import SentImages
 
 
@@ -42,6 +43,7 @@ class Services:
         self._searcher = searcher
         self._images = images
         self._messages = MaskMessages(base_frame)
+        self._picks = PickMessages(base_frame)
         self._names: dict[str, str] = {}  # ids that callers of Isaac ROS' service gave, to ours
 
     def list_by_name(self) -> dict[str, Callable[[Any, Any], Any]]:
@@ -55,6 +57,7 @@ class Services:
             "segment": self._segment,
             "segment_everything": self._segment_everything,
             "where": self._where,
+            "next_pick": self._next_pick,
             "isaac_add_objects": self._add_objects,
             "isaac_remove_object": self._remove_named,
         }
@@ -202,6 +205,11 @@ class Services:
         else:
             places = self._client.where(str(request.name) or None, camera=camera)
         self._messages.fill_places(response, places, [self._images.find_header_of(place) for place in places])
+
+    def _next_pick(self, request: Any, response: Any) -> None:
+        reply = self._client.next_pick(**read_pick_request(request), camera=self._camera)
+        header = self._images.require_header(reply.seq, self._camera)
+        self._picks.fill_picks(response, reply, header)
 
     def _answering(self, serve: Callable[[Any, Any], None]) -> Callable[[Any, Any], Any]:
         """Return a service that gives success, or the code and text of an error. It never raises."""
