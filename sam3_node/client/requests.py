@@ -401,6 +401,15 @@ class ClientRequests(SocketOwner):
         answer = ask_server(server, pack_graspgen(surface.points_m, count), timeout_ms)
         return values.Grasps(*unpack_graspgen(answer, count), masks)
 
+    def list_names(self, containing: str | None = None, *, most: int | None = None) -> replies.NamesReply:
+        """Return the `names` that the detector knows: all, or those with a text in them, in any case.
+
+        With `is_open`, `set_prompts` takes any other name as well; without, it refuses all others.
+        """
+        if containing is not None:
+            values.check_label(containing, "containing")
+        return self._call(ops.ListNames(containing=containing, most=most))
+
     def set_prompts(
         self,
         prompts: Sequence[str],
@@ -606,6 +615,7 @@ class AwaitedRequests:
     points = _awaited(ClientRequests.points)
     next_pick = _awaited(ClientRequests.next_pick)
     grasps = _awaited(ClientRequests.grasps)
+    list_names = _awaited(ClientRequests.list_names)
     set_prompts = _awaited(ClientRequests.set_prompts)
     add_exemplar = _awaited(ClientRequests.add_exemplar)
     reset = _awaited(ClientRequests.reset)

@@ -64,6 +64,23 @@ class Detector(Protocol):
         """
 
 
+class KnownNames(NamedTuple):
+    """The names that a detector was made for."""
+
+    names: Sequence[str]
+    is_open: bool
+    """True: it takes any other name as well"""
+
+
+@runtime_checkable
+class NamingDetector(Detector, Protocol):
+    """A detector that can list names, in most cases because it refuses all others."""
+
+    @property
+    def known_names(self) -> KnownNames:
+        """The names that it was made for. Raises ModelError if the model fails."""
+
+
 class View(NamedTuple):
     """Boxes on one image: things that a prompt means, or does not mean."""
 
@@ -155,6 +172,13 @@ def restore_prompts(detector: Detector | None, state: PromptsState) -> PromptSet
     if not prompts.phrases:
         return prompts
     return prompts.prepare(detector)
+
+
+def find_known_names(detector: Detector | None) -> KnownNames:
+    """Return the names that a detector knows: none and no others without a detector; any if it does not list them."""
+    if isinstance(detector, NamingDetector):
+        return detector.known_names
+    return KnownNames((), detector is not None)
 
 
 def prepare_prompts(

@@ -2,9 +2,9 @@
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.metadata import EntryPoint
 from queue import SimpleQueue
@@ -12,16 +12,20 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from ..errors import ModelError, Sam3NodeError, summarize_error
+from ..errors import ModelError, RequestError, Sam3NodeError, summarize_error
 from ..schema.state import Tensor
 from ..types import Detection, Image
-from .detectors import MAX_DETECTIONS
+from .detectors import MAX_DETECTIONS, KnownNames
+from .phrases import clean_phrase
 
 _Work = tuple[Future[Any], Callable[[], Any]]
 
 
 class OwnDetector(Protocol):
-    """What a package offers under the entry point group `sam3_node.detectors`: a class, called with name and device."""
+    """What a package offers under the entry point group `sam3_node.detectors`: a class, called with name and device.
+
+    One that knows a fixed list of names may have them as `names`, a sequence of texts.
+    """
 
     def prepare(self, phrases: Sequence[str]) -> Any:
         """Return a query for the phrases, as `Detector.prepare` does. Raises RequestError for one that is unknown."""
@@ -57,6 +61,15 @@ class GuardedDetector:
         self._work: SimpleQueue[_Work] = SimpleQueue()
         self._running: Future[Any] | None = None
         self._thread: threading.Thread | None = None
+
+    @property
+    def known_names(self) -> KnownNames:
+        """The `names` of the detector, or any if it has none; see `NamingDetector`. Raises ModelError."""
+        with _explain(f"{self.name}: names failed"):
+            names = getattr(self.detector, "names", None)
+            if names is None:
+                return KnownNames((), True)
+            return KnownNames(tuple(_list_askable(names)), False)
 
     def prepare(self, phrases: Sequence[str]) -> GuardedQuery:
         """Return a query; see `Detector.prepare`. Raises ModelError if the detector raises none of this package's."""
@@ -119,6 +132,13 @@ class GuardedDetector:
             )
         clipped = (max(0.0, x0), max(0.0, y0), min(float(width), x1), min(float(height), y1))
         return Detection(label, score, clipped)
+
+
+def _list_askable(names: Iterable[object]) -> Iterator[str]:
+    """Yield names as they are asked for, without those that nobody can ask for."""
+    for name in names:
+        with suppress(RequestError):
+            yield clean_phrase(name)
 
 
 def _run(work: SimpleQueue[_Work]) -> None:

@@ -153,6 +153,11 @@ class OnnxDetector:
         # classes and names that do not fit are refused here, and not on a frame
         self._read(values, blank)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its classes."""
+        return tuple(self.classes)
+
     def prepare(self, phrases: Sequence[str]) -> ClassQuery:
         """Return the classes with these names. Raises UnknownPhraseError, which names the nearest, for others."""
         keys = [phrase_key(name) for name in self.classes]

@@ -15,6 +15,7 @@ from safetensors.numpy import save
 
 from ..errors import RequestError, UnknownPhraseError, VocabularyError, did_you_mean
 from ..files import ANY_SIZE, check_regular, describe_stand_in, parse_json, read_regular, write_output
+from .detectors import KnownNames
 from .phrases import (
     PhraseEncoder,
     Vectors,
@@ -185,6 +186,15 @@ class VocabularyWithFallback:
         listed = np.setdiff1d(np.arange(len(phrases)), unknown)
         vectors[listed] = self.vocabulary.encode([phrases[index] for index in listed])
         return vectors
+
+
+def list_known(encoder: PhraseEncoder) -> KnownNames:
+    """Return the phrases that an encoder lists, and whether it takes others."""
+    if isinstance(encoder, Vocabulary):
+        return KnownNames(encoder.phrases, False)
+    if isinstance(encoder, VocabularyWithFallback):
+        return KnownNames(encoder.vocabulary.phrases, True)
+    return KnownNames((), True)
 
 
 def find_contrasts(encoder: PhraseEncoder, phrases: Sequence[str]) -> Vectors:

@@ -10,9 +10,9 @@ from ..errors import ModelError
 from ..models.pixels import letterbox, select, to_detections
 from ..models.yolo.network import STRIDES, Detections, YoloWorld
 from ..types import Detection, Image
-from .detectors import MAX_DETECTIONS, MAX_IOU, raise_model_error
+from .detectors import MAX_DETECTIONS, MAX_IOU, KnownNames, raise_model_error
 from .phrases import PhraseEncoder, check_phrase_encoder
-from .vocabulary import find_contrasts
+from .vocabulary import find_contrasts, list_known
 
 
 class VectorQuery(NamedTuple):
@@ -54,6 +54,11 @@ class YoloWorldDetector:
         self._resize = model.config.resize
         self._iou = iou
         self._limit = limit
+
+    @property
+    def known_names(self) -> KnownNames:
+        """The phrases of its vocabulary; any other as well if there is a text encoder."""
+        return list_known(self._encoder)
 
     def prepare(self, phrases: Sequence[str]) -> VectorQuery:
         """Encode the phrases. Raises RequestError for a phrase without a vector."""

@@ -26,10 +26,18 @@ LENGTH_DIGITS = 4
 SHARE_DIGITS = 3
 """Digits of a score or a probability."""
 
+CAMERA_FRAME = "camera"
+"""The frame of positions where the camera's place in the robot's base is not known"""
 SHARE_LIMITS = "0..1"
 """Limits of a score or a probability"""
 UNIT_DIGITS = {"_m": LENGTH_DIGITS, "_mps": LENGTH_DIGITS, "_xyzw": LENGTH_DIGITS}
 """Digits of fields by the ends of their names"""
+
+IN_CAMERA = (
+    "positions are in the camera's frame (x right, y down, z ahead), not in the robot's base: a robot needs a "
+    "calibration with hand_eye in spatial.calibration to move by them"
+)
+"""What a note says of an answer with such positions."""
 
 Facts = dict[str, Any]
 """A map of plain values, as JSON has them."""
@@ -208,6 +216,12 @@ def find_digits(kind: type[msgspec.Struct]) -> Mapping[str, int]:
             if field.name.endswith(unit):
                 digits[field.name] = exact
     return digits
+
+
+def note_camera_frame(facts: Facts) -> list[str]:
+    """Return a note if an answer, or an object in it, has places in the frame of a camera alone."""
+    told = (facts, *facts.get("objects", ()))
+    return [IN_CAMERA] if any(each.get("frame") == CAMERA_FRAME for each in told) else []
 
 
 def describe_points(surface: SurfacePoints) -> Facts:

@@ -41,6 +41,7 @@ from .answers import (
     describe_place,
     describe_points,
     describe_reply,
+    note_camera_frame,
 )
 from .arguments import (
     DEFAULT_AGE_MS,
@@ -183,12 +184,10 @@ class AgentTools(Closeable):
                 f"{did_you_mean(name[:60], self._tools)}{remedy}"
             )
         answer = tool.run(tool.arguments.read(name, given))
-        # told with the first answer after it: what an agent remembers by id is void
-        if self._restarts:
-            notes = [*self._restarts, *answer.facts.get("notes", ())]
-            self._restarts.clear()
-            answer = answer._replace(facts=answer.facts | {"notes": notes})
-        return answer
+        # a restart is told with the first answer after it: what an agent remembers by id is void
+        told = [*self._restarts, *answer.facts.get("notes", ()), *note_camera_frame(answer.facts)]
+        self._restarts.clear()
+        return answer._replace(facts=answer.facts | {"notes": told}) if told else answer
 
     def close(self) -> None:
         """Close the connection to the node. Idempotent."""

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar, assert_never, cast
 import numpy as np
 from msgspec.structs import asdict, replace
 
-from ..detection.detectors import require_exemplars
+from ..detection.detectors import find_known_names, require_exemplars
 from ..detection.phrases import clean_label
 from ..engines.oom import find_device_error
 from ..errors import (
@@ -29,6 +29,7 @@ from ..perception.prompts import PromptResult
 from ..resumable import Resumable, run_to_end
 from ..schema import operations as ops
 from ..schema import replies
+from ..schema.fields import MAX_ITEMS
 from ..schema.operations import Operation
 from ..schema.replies import OperationReply, ReplyT
 from ..schema.values import MaskMap
@@ -197,6 +198,8 @@ def _use_perception(perception: Perception, operation: ops.Change | ops.Query) -
             return _where(perception, operation)
         case ops.NextPick():
             return _next_pick(perception, operation)
+        case ops.ListNames():
+            return _list_names(perception, operation)
         case ops.ReadPicture():
             return _picture(perception, operation)
         case _:
@@ -478,6 +481,18 @@ def _next_pick(perception: Perception, operation: ops.NextPick) -> Resumable[rep
         picks=tuple(found.picks[: operation.most]),
         refused=tuple(found.refused),
         problem=problem,
+    )
+
+
+def _list_names(perception: Perception, operation: ops.ListNames) -> replies.NamesReply:
+    known = find_known_names(perception.detector)
+    part = (operation.containing or "").casefold()
+    fitting = [name for name in known.names if part in name.casefold()]
+    return replies.NamesReply(
+        detector=perception.detector.name if perception.detector else None,
+        is_open=known.is_open,
+        count=len(fitting),
+        names=tuple(fitting[: operation.most or MAX_ITEMS]),
     )
 
 

@@ -36,6 +36,7 @@ from .replies import (
     ExemplarReply,
     HandOverReply,
     Lease,
+    NamesReply,
     NothingReply,
     ObjectReply,
     ObjectsReply,
@@ -500,6 +501,20 @@ class NextPick(Operation[PicksReply], frozen=True, kw_only=True):
     epoch: Natural | None = None
 
 
+class ListNames(Operation[NamesReply], frozen=True, kw_only=True):
+    """List the names that the detector knows: all, or those with a text in them. Others it may not find."""
+
+    op = "list_names"
+    is_repeatable = True
+    is_for_readers = True
+    is_for_agents = True
+
+    containing: Text | None = None
+    """part of the names, in any case; without it, all"""
+    most: Annotated[int, Meta(ge=1, le=MAX_ITEMS)] | None = None
+    """largest number of names [4096]"""
+
+
 class ReadPicture(Operation[PictureReply], frozen=True, kw_only=True):
     """Return the last picture of an object, a small JPEG."""
 
@@ -644,6 +659,7 @@ Query = (
     | ReadPoints
     | FindObjects
     | NextPick
+    | ListNames
     | ReadPicture
 )
 NodeQuery = ReadStatus | DescribeNode

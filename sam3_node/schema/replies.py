@@ -112,6 +112,18 @@ class PromptsReply(OperationReply, frozen=True, kw_only=True):
     """as they are used: trimmed, each once"""
 
 
+class NamesReply(OperationReply, frozen=True, kw_only=True):
+    """The names that the detector knows."""
+
+    detector: Text | None = None
+    """None: there is none, so no name is found"""
+    is_open: bool
+    """true: the detector takes any other name as well; false: it refuses all others"""
+    count: Natural
+    """of the names that fit, also of those that are left out"""
+    names: tuple[Text, ...]
+
+
 class ExemplarReply(OperationReply, frozen=True, kw_only=True):
     """The names that are looked for, and the frame of the boxes unless they are on a photo."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sam3_node.detection.detectors import find_known_names
 from sam3_node.detection.guarded import GuardedDetector
 from sam3_node.detection.loading import load_detector
 from sam3_node.errors import ModelError, RequestError, VocabularyError
@@ -37,6 +38,18 @@ class Scripted:
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
+
+
+def test_names_that_a_detector_lists_are_those_that_it_knows() -> None:
+    own = Scripted()
+    guarded = GuardedDetector(own, "own:a")
+    assert find_known_names(guarded) == ((), True)
+    own.names = [" red  mug", "", 7, "bowl"]  # type: ignore[attr-defined]
+    assert find_known_names(guarded) == (("red mug", "bowl"), False)
+    own.names = 7  # type: ignore[attr-defined]
+    with refuses(ModelError):
+        find_known_names(guarded)
+    assert find_known_names(None) == ((), False)
 
 
 def test_answers_are_clipped_sorted_and_bounded() -> None:

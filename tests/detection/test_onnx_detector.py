@@ -18,6 +18,7 @@ import onnx
 import onnxruntime as runtime
 
 from sam3_node.detection import onnx_detector
+from sam3_node.detection.detectors import find_known_names
 from sam3_node.detection.loading import load_detector
 from sam3_node.errors import MissingExtraError, ModelError, UnknownPhraseError
 from sam3_node.perception.perception import compute_digest
@@ -193,6 +194,7 @@ def test_names_come_from_the_toml_the_file_or_a_file_beside_it(
 def test_other_names_than_the_classes_are_answered_with_the_nearest(files: Callable[[str], Path]) -> None:
     mine = load_detector("onnx", files("yolov8"))
     assert mine.name == "best.onnx"
+    assert find_known_names(mine) == (tuple(CLASSES), False)
     with refuses(UnknownPhraseError, field=("red mugs", CLASSES[0], "3")):
         mine.prepare(["green bottle", "red mugs"])
 

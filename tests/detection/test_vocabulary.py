@@ -16,7 +16,13 @@ from safetensors.numpy import save_file
 from sam3_node.cli.main import main
 from sam3_node.detection.clip_text import ClipText
 from sam3_node.detection.phrases import check_phrase_encoder
-from sam3_node.detection.vocabulary import Vocabulary, build_vocabulary, find_contrasts
+from sam3_node.detection.vocabulary import (
+    Vocabulary,
+    VocabularyWithFallback,
+    build_vocabulary,
+    find_contrasts,
+    list_known,
+)
 from sam3_node.errors import OutputError, UnknownPhraseError, VocabularyError
 from tests.support.paths import SHARED
 from tests.support.refuses import refuses
@@ -232,6 +238,10 @@ def test_building_takes_from_the_first_source_then_from_the_encoder(clip: Path) 
     np.testing.assert_array_equal(built.vectors, expected)
     assert build_vocabulary([], [first, second]).phrases == ("mug", "cup")
     assert build_vocabulary(["a", "b"], encoder=tower).phrases == ("a", "b")
+    assert list_known(first) == (("mug",), False)
+    # an encoder takes any name, so that a list is of those that need none
+    assert list_known(VocabularyWithFallback(first, tower)) == (("mug",), True)
+    assert list_known(tower) == ((), True)
     for arguments, told in (((["a"],), "found neither"), (([], (), tower), "found no phrases")):
         with pytest.raises(VocabularyError, match=told):
             build_vocabulary(*arguments)  # type: ignore[arg-type]

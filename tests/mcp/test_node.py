@@ -20,7 +20,7 @@ from tests.support.paths import ROOT
 from tests.support.patience import PATIENCE_S
 
 PAGE = ROOT / "docs/mcp.md"
-READ = ["find", "look", "points", "where", "wait", "next_pick"]
+READ = ["find", "look", "points", "where", "wait", "next_pick", "list_names"]
 EDIT = ["add", "name", "remove"]
 
 
@@ -146,6 +146,7 @@ def test_points_have_their_frame_and_their_doubt(editor: Agent) -> None:
     assert points["frame"] == "camera"
     assert 1 <= len(points["points_m"]) <= 10
     assert all(0.05 < z < 10 for _, _, z in points["points_m"])
+    assert any("camera's frame" in note for note in points["notes"])
     assert {"doubtful", "hidden", "age_ms", "position_m"} <= points.keys()
     assert set(points["box_m"]) == {"centre", "size", "quaternion_xyzw"}
     places = []
@@ -160,6 +161,11 @@ def test_points_have_their_frame_and_their_doubt(editor: Agent) -> None:
     assert "points_m" not in places[0]
     assert "call find" in editor.fail("points", id=9999)
     editor.ask("remove", id=added["id"])
+
+
+def test_the_names_of_a_node_without_a_detector_are_none(reader: Agent) -> None:
+    facts = reader.ask("list_names").facts
+    assert (facts["names"], facts["is_open"], facts["count"]) == ([], False, 0)
 
 
 def test_what_the_node_refuses_has_its_own_text(editor: Agent) -> None:

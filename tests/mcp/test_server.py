@@ -110,7 +110,7 @@ def url(rig: KeyedRig) -> str:
 
 def test_hosts_of_this_machine_use_http_and_no_page_of_another_site(url: str) -> None:
     with connect(url) as agent:
-        assert list(agent.tools) == ["find", "look", "points", "where", "wait", "next_pick"]
+        assert list(agent.tools) == ["find", "look", "points", "where", "wait", "next_pick", "list_names"]
         wait_for_masks(agent)
         assert agent.ask("look").picture is not None
     address, _, path = url.removeprefix("http://").partition("/")

@@ -97,6 +97,21 @@ def masks_of(*instances: Instance, seq: int = 1, camera: str = "cam0", epoch: in
     return replace(make_masks(seq, camera), instances=instances, epoch=epoch, node="0" * 16)
 
 
+def test_places_in_the_frame_of_a_camera_are_told_to_be(node: PlayedNode, tools: AgentTools) -> None:
+    """Those in the base are what a robot expects, so that nothing is said of them."""
+    place: dict[str, Any] = {"position_m": (0.1, 0.2, 0.3)}
+    for seq, frame in enumerate(("base", "camera"), 1):
+        show(node, tools, masks_of(make_instance(frame=frame, **place), seq=seq))
+        notes = tools.call("find", {}).facts["notes"]
+        assert ["hand_eye" in note for note in notes] == [True] * (frame == "camera")
+    found = {"camera": "cam0", "seq": 1, "frame": "camera", "picks": [], "refused": []}
+    node.answers["next_pick"] = found
+    (note,) = tools.call("next_pick", {}).facts["notes"]
+    assert "camera's frame" in note
+    node.answers["next_pick"] = found | {"frame": "base"}
+    assert "notes" not in tools.call("next_pick", {}).facts
+
+
 def test_picks_of_all_objects_need_no_id_of_the_present(node: PlayedNode, tools: AgentTools) -> None:
     """After a restart, a request that names an object fails once; one that names none has nothing old in it."""
     reply = {"camera": "cam0", "seq": 1, "picks": [], "refused": []}

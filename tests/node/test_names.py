@@ -95,6 +95,20 @@ def test_names_that_are_refused_change_nothing(
     masks_where(client, lambda masks: masks.prompts == ("spoon",), "masks as before")
 
 
+def test_the_names_that_a_detector_knows_are_listed(rig: Rig, client: PerceptionClient) -> None:
+    found = client.list_names()
+    assert found.detector
+    if rig.environment["SAM3_DETECTOR__KIND"] != "yolo-world":
+        assert (found.names, found.is_open) == ((), True)
+        return
+    assert (found.names, found.count, found.is_open) == (KNOWN, len(KNOWN), False)
+    part = client.list_names("MUG", most=1)
+    mugs = [name for name in KNOWN if "mug" in name.lower()]
+    assert (part.names, part.count) == (tuple(mugs[:1]), len(mugs))
+    with refuses(RequestError, field="most"):
+        client.list_names(most=0)
+
+
 def test_unknown_names_tell_the_nearest(rig: Rig, client: PerceptionClient) -> None:
     if rig.environment["SAM3_DETECTOR__KIND"] != "yolo-world":
         pytest.skip("text encoders know any phrase")
