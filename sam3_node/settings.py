@@ -5,13 +5,14 @@ environment (SAM3_*), and the environment overrides the TOML profile.
 """
 
 import itertools
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import EnvSettingsSource, NoDecode
 from pydantic_settings.exceptions import SettingsError as EnvironmentDecodeError
@@ -143,6 +144,14 @@ def _split(value: object) -> object:
         return value
     items = [item.strip() for item in value.split(",")]
     return tuple(_place_texts([item for item in items if item], getattr(value, "folder", None)))
+
+
+def _check_container(numbers: tuple[float, ...]) -> tuple[float, ...]:
+    if numbers and (len(numbers) != 7 or not all(map(math.isfinite, numbers)) or min(numbers[4:]) <= 0):
+        raise ValueError(
+            "expected x, y, z, yaw, length, width and depth, seven finite numbers of which the last three are above 0"
+        )
+    return numbers
 
 
 CommaSeparated = (NoDecode, BeforeValidator(_split))  # the environment and the command line give "a,b"
@@ -406,6 +415,10 @@ class SpatialSettings(Section):
     """Number of surface points of each instance in the masks messages; 0: none."""
     table: bool = False
     """true: measure the table, and each object's height above it and upright box, in the robot's base."""
+
+    container: Annotated[tuple[float, ...], *CommaSeparated, AfterValidator(_check_container)] = ()
+    """Container of the planning scene, such as a bin, in the robot's base: x, y and z of the middle of its floor, yaw
+    in degrees, then length, width and depth of its inside, in metres, separated by commas. Empty: look for its rim."""
 
 
 class RobotSettings(Section):

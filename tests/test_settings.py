@@ -70,6 +70,14 @@ def test_settings_that_a_robot_lacks_are_named(tmp_path: Path) -> None:
     assert mentions(calibration, "spatial.calibration", "hand_eye")
 
 
+def test_a_container_is_seven_numbers() -> None:
+    given = load_settings(overrides={"spatial.container": "0.5,0,0.02,90,0.36,0.26,0.12"})
+    assert given.spatial.container == (0.5, 0.0, 0.02, 90.0, 0.36, 0.26, 0.12)
+    assert load_settings().spatial.container == ()
+    for wrong in ("0.5", "0,0,0,0,0.3,0.2,0", "0,0,0,nan,0.3,0.2,0.1"):
+        assert mentions(load_error(spatial__container=wrong), "spatial.container", "seven")
+
+
 def test_variables_of_kubernetes_for_a_service_are_no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     links = {
         "SERVICE_HOST": "10.0.0.7",

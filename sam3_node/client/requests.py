@@ -401,6 +401,16 @@ class ClientRequests(SocketOwner):
         answer = ask_server(server, pack_graspgen(surface.points_m, count), timeout_ms)
         return values.Grasps(*unpack_graspgen(answer, count), masks)
 
+    def planning_scene(self, *, container: bool = False, camera: str | None = None) -> replies.SceneReply:
+        """Return what a motion planner must not run into, in the robot's base: the table, and the objects as boxes.
+
+        With `container`, also the bin that the objects lie in: the one of the setting spatial.container, else the
+        rectangular rim that the latest frame shows. It needs depth, a hand-eye calibration and `spatial.table`.
+        """
+        reply = self._call(ops.ReadScene(container=container, camera=camera))
+        self._report(self._epochs.meet(reply.camera, reply.epoch))
+        return reply
+
     def list_names(self, containing: str | None = None, *, most: int | None = None) -> replies.NamesReply:
         """Return the `names` that the detector knows: all, or those with a text in them, in any case.
 
@@ -615,6 +625,7 @@ class AwaitedRequests:
     points = _awaited(ClientRequests.points)
     next_pick = _awaited(ClientRequests.next_pick)
     grasps = _awaited(ClientRequests.grasps)
+    planning_scene = _awaited(ClientRequests.planning_scene)
     list_names = _awaited(ClientRequests.list_names)
     set_prompts = _awaited(ClientRequests.set_prompts)
     add_exemplar = _awaited(ClientRequests.add_exemplar)

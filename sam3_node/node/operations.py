@@ -26,6 +26,8 @@ from ..perception.photo_search import PhotoSearch
 from ..perception.picking import PickLimits, rank_picks
 from ..perception.pipeline import Pipeline
 from ..perception.prompts import PromptResult
+from ..perception.scene import describe_container, list_boxes
+from ..perception.step import BASE
 from ..resumable import Resumable, run_to_end
 from ..schema import operations as ops
 from ..schema import replies
@@ -200,6 +202,8 @@ def _use_perception(perception: Perception, operation: ops.Change | ops.Query) -
             return _next_pick(perception, operation)
         case ops.ListNames():
             return _list_names(perception, operation)
+        case ops.ReadScene():
+            return _planning_scene(perception, operation)
         case ops.ReadPicture():
             return _picture(perception, operation)
         case _:
@@ -481,6 +485,32 @@ def _next_pick(perception: Perception, operation: ops.NextPick) -> Resumable[rep
         picks=tuple(found.picks[: operation.most]),
         refused=tuple(found.refused),
         problem=problem,
+    )
+
+
+def _planning_scene(perception: Perception, operation: ops.ReadScene) -> replies.SceneReply:
+    pipeline = _find_pipeline(perception, operation.camera)
+    pipeline.prompting.find()  # raises UnknownFrameError before the first frame
+    scene = pipeline.last_scene
+    session = perception.session
+    container = None
+    if operation.container:
+        container = describe_container(scene, perception.settings.spatial.container)
+    boxes = list_boxes(scene)
+    held = [one.id for one in scene.instances if one.held]
+    known = {*held, *(box.id for box in boxes)}
+    return replies.SceneReply(
+        camera=pipeline.camera,
+        epoch=pipeline.epoch,
+        seq=scene.seq,
+        age_ms=None if session is None else session.prompt_age_ms(scene.age_origin_ns),
+        frame=None if scene.table is None else BASE,
+        table=scene.table,
+        container=container,
+        objects=tuple(boxes),
+        unseen=tuple(one.id for one in pipeline.objects if one.id not in known),
+        held=tuple(held),
+        problem=pipeline.problem,
     )
 
 

@@ -53,6 +53,7 @@ from .replies import (
     RenamedObject,
     ReplyT,
     RestoredReply,
+    SceneReply,
     SegmentReply,
     SnapshotPart,
     SnapshotReply,
@@ -501,6 +502,17 @@ class NextPick(Operation[PicksReply], frozen=True, kw_only=True):
     epoch: Natural | None = None
 
 
+class ReadScene(Operation[SceneReply], frozen=True, kw_only=True):
+    """Return what a motion planner must not run into: the table, a container, and the objects as upright boxes."""
+
+    op = "planning_scene"
+    is_repeatable = True
+
+    container: bool = False
+    """true: also the container, as the setting spatial.container gives it, else as the frame shows its rim"""
+    camera: Text | None = None
+
+
 class ListNames(Operation[NamesReply], frozen=True, kw_only=True):
     """List the names that the detector knows: all, or those with a text in them. Others it may not find."""
 
@@ -660,6 +672,7 @@ Query = (
     | FindObjects
     | NextPick
     | ListNames
+    | ReadScene
     | ReadPicture
 )
 NodeQuery = ReadStatus | DescribeNode

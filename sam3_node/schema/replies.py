@@ -20,13 +20,14 @@ from .fields import (
     PixelBox,
     Share,
     Side,
+    Size3,
     Text,
     Vector3,
     Vector4,
     Vector6,
     to_plain,
 )
-from .values import FramePose, MaskMap, Priority, TrackState, Value
+from .values import FramePose, MaskMap, Plane, Priority, TrackState, Value
 
 MAX_STRIDE = 6
 """Largest number of frames from one that an object is tracked on to the next: 6 costs 0.02 of IoU on DAVIS, 8 0.07."""
@@ -380,6 +381,52 @@ class PicksReply(FrameReply, frozen=True, kw_only=True):
     """the next pick first, at most `most`; empty: nothing can be picked"""
     refused: tuple[RefusedObject, ...]
     """the other objects"""
+    problem: Text | None = None
+    """what is wrong with the 3-D fields of the frame"""
+
+
+class SceneBox(Value, frozen=True):
+    """An object as a box that stands on the table, see the upright box of an instance."""
+
+    id: Natural
+    label: Text
+    centre_m: Vector3
+    """in metres"""
+    quaternion_xyzw: Vector4
+    """rotation from the box's axes to the reply's `frame`; its z is the table's normal"""
+    size_m: Size3
+    """its sides, in metres"""
+    confidence: Share | None = None
+    """probability in 0..1 that its mask is right"""
+
+
+class Container(Value, frozen=True):
+    """A container with a level floor and four upright walls, such as a bin, in the reply's `frame`."""
+
+    position_m: Vector3
+    """middle of its floor, inside, in metres"""
+    quaternion_xyzw: Vector4
+    """rotation from its axes: x along its length, z up"""
+    inside_m: Size3
+    """length, width and depth of its inside, in metres"""
+    fill: Share | None = None
+    """share 0..1 of the inside that lies under what the camera sees; None if it sees less than half of it"""
+
+
+class SceneReply(FrameReply, frozen=True, kw_only=True):
+    """What a motion planner needs to know of a camera's latest frame. Doubtful objects have no box."""
+
+    frame: Text | None = None
+    """of all coordinates: "base" of the robot; None without a table, which all boxes stand on"""
+    table: Plane | None = None
+    container: Container | None = None
+    """None: not asked for, or none found"""
+    objects: tuple[SceneBox, ...]
+    """those that are sure and measured on this frame; none that the gripper holds"""
+    unseen: tuple[Natural, ...] = ()
+    """ids of the other objects that are tracked, such as hidden ones: what an earlier frame said of them may hold"""
+    held: tuple[Natural, ...] = ()
+    """ids of the objects that the gripper holds"""
     problem: Text | None = None
     """what is wrong with the 3-D fields of the frame"""
 

@@ -614,6 +614,7 @@ def test_requests_that_cannot_be_meant_are_answered(site: Site) -> None:
                 {"image_rectified": True},
                 {"joints": "tcp://127.0.0.1:5554"},
                 {"robot": "arm"},
+                {"container": True},
                 {"joint_states_topic": IMAGE},
             )
         ),

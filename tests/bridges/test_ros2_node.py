@@ -41,7 +41,11 @@ LABEL = "red mug"
 def robot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Robot]:
     made = Robot(tmp_path_factory.mktemp("ros2"), DETECTOR__KIND="yolo-world")
     try:
-        made.bridge = made.start_bridge(joint_states_topic="/joint_states", joints=made.joints)
+        made.bridge = made.start_bridge(
+            joint_states_topic="/joint_states",
+            joints=made.joints,
+            collision_objects_topic="/collision_object",
+        )
         assert made.trigger("configure")
         assert made.trigger("activate")
         made.node = made.start_node()
@@ -133,6 +137,14 @@ def test_it_says_what_can_be_picked_or_why_not(robot: Robot) -> None:
     assert all(one.label == LABEL and one.reason for one in (*answer.picks, *answer.refused))
     refused = robot.call("next_pick", opening_m=-1.0)
     assert (refused.success, refused.code) == (False, "bad_request")
+
+
+def test_a_planner_is_told_what_the_scene_lacks(robot: Robot) -> None:
+    """Without a calibration there is no table, and no body in the robot's base."""
+    text = "expected a table to stand objects on"
+    robot.wait_for_past(lambda log: mentions(log.msg, "/collision_object", text), "/rosout")
+    assert not robot.received["/collision_object"]
+    assert all(message.markers[0].action == 3 for message in robot.received["/sam3_bridge/scene_markers"])
 
 
 def test_the_joint_states_of_the_graph_reach_the_endpoint_of_the_robot(robot: Robot) -> None:

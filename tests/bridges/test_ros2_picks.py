@@ -1,9 +1,11 @@
-"""Picks as messages of ROS, by a node that the test plays. It needs the environment of ROS."""
+"""Picks and the planning scene as messages of ROS, by a node that the test plays. It needs the environment of ROS."""
 
 import time
 from typing import Any
 
 import pytest
+from sam3_node_ros.scene import ADD, SceneMessages
+from sam3_node_ros.scene_outputs import SceneOutputs
 
 from sam3_node.client import PerceptionClient
 from sam3_node.schema.operations import NextPick
@@ -12,10 +14,14 @@ from sam3_node.schema.replies import (
     Pick,
     PicksReply,
     RefusedObject,
+    SceneBox,
+    SceneReply,
     SuctionPoint,
 )
-from tests.support.ros2 import import_type
-from tests.support.ros2_site import IMAGE, Site, image
+from sam3_node.types import Plane
+from tests.support.refuses import mentions
+from tests.support.ros2 import deserialise, import_type, serialise
+from tests.support.ros2_site import IMAGE, OpenSite, Site, image
 
 
 def make_picks(seq: int) -> PicksReply:
@@ -68,3 +74,74 @@ def test_picks_have_the_stamp_of_their_image_and_poses_in_the_base(
     # of an image that another process has sent, the stamp is not known
     answer = site.bridge.services["next_pick"](request, kind.Response())
     assert (answer.success, answer.code) == (False, "unknown_frame")
+
+
+class Publisher:
+    """Keeps what is published."""
+
+    def __init__(self) -> None:
+        self.readers = 0
+        self.sent: list[Any] = []
+
+    def get_subscription_count(self) -> int:
+        return self.readers
+
+    def publish(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def take(self) -> list[tuple[str, bool]]:
+        """Return ids and presence of the collision objects since the last call. ROS itself checks their fields."""
+        taken = [(one.id, one.operation == ADD) for one in map(read_again, self.sent)]
+        self.sent.clear()
+        return taken
+
+
+def read_again(message: Any) -> Any:
+    return deserialise(serialise(message), "moveit_msgs/msg/CollisionObject")
+
+
+def test_a_planner_gets_the_scene_also_if_it_comes_later(
+    open_site: OpenSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = open_site(collision_objects_topic="/collision_object", container=True)
+    site.bridge.take(IMAGE, image(time.time_ns()))
+    box = SceneBox(7, "mug", (0.5, 0.0, 0.05), (0.0, 0.0, 0.0, 1.0), (0.08, 0.08, 0.1))
+    reply = SceneReply(camera="cam0", epoch=31, seq=0, objects=())
+    asked: list[dict[str, Any]] = []
+
+    def planning_scene(_: PerceptionClient, **given: Any) -> SceneReply:
+        asked.append(given)
+        return reply
+
+    monkeypatch.setattr(PerceptionClient, "planning_scene", planning_scene)
+    objects, markers = Publisher(), Publisher()
+    scene = SceneOutputs(site.bridge, SceneMessages("base_link"), objects, markers)
+    scene.publish()
+    scene.begin()
+    scene.publish()
+    # nobody listens
+    assert not asked
+    objects.readers = 1
+    scene.publish()
+    assert asked == [{"container": True, "camera": "cam0"}]
+    assert mentions(site.warnings[0], "/collision_object", "table")
+    table = Plane((0.0, 0.0, 1.0), 0.0, 0.001)
+    reply = SceneReply(camera="cam0", epoch=31, seq=0, frame="base", table=table, objects=(box,))
+    scene.publish()
+    assert mentions(site.warnings[1], "/collision_object", "spatial.container")
+    assert objects.take() == [("cam0/table", True), ("cam0/7@1f", True)]
+    scene.publish()
+    assert objects.take() == []
+    objects.readers = 2
+    reply = SceneReply(camera="cam0", epoch=31, seq=0, frame="base", table=table, objects=(), unseen=(7,))
+    scene.publish()
+    assert objects.take() == [("cam0/table", True), ("cam0/7@1f", True)]
+    markers.readers = 1
+    reply = SceneReply(camera="cam0", epoch=31, seq=0, frame="base", table=table, objects=())
+    scene.publish()
+    assert objects.take() == [("cam0/7@1f", False)]
+    assert [marker.ns for marker in markers.sent[-1].markers] == ["", "cam0/table"]
+    scene.end()
+    assert objects.take() == [("cam0/table", False)]
+    scene.publish()
+    assert objects.take() == []

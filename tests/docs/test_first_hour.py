@@ -167,7 +167,12 @@ def test_the_examples_of_a_live_node(tmp_path: Path) -> None:
         assert place == pytest.approx([0.163, 0.04, 0.095], abs=0.03)  # as docs/grasp-pose.md
         with serve(plan_at_the_middle) as server, rig.client() as client:
             found = client.grasps(1, server=server, max_age_ms=PATIENCE_S * 1000)
+            scene = client.planning_scene(container=True)
         assert found.base_from_gripper[0, :3, 3] == pytest.approx(place, abs=0.05)
+        # the mug stands on the table, and nothing encloses it
+        assert scene.table is not None
+        assert (scene.frame, scene.container, scene.held) == ("base", None, ())
+        assert [*(box.id for box in scene.objects), *scene.unseen] == [1]
 
 
 def test_the_examples_of_frames_and_recordings(tmp_path: Path) -> None:

@@ -60,6 +60,8 @@ OUTPUTS = {
     "/sam3_bridge/mask": "sensor_msgs/msg/Image",
     "/sam3_bridge/points": "sensor_msgs/msg/PointCloud2",
     "/sam3_bridge/markers": "visualization_msgs/msg/MarkerArray",
+    "/sam3_bridge/scene_markers": "visualization_msgs/msg/MarkerArray",
+    "/collision_object": "moveit_msgs/msg/CollisionObject",
     "/tf": "tf2_msgs/msg/TFMessage",
     "/diagnostics": "diagnostic_msgs/msg/DiagnosticArray",
     "/rosout": "rcl_interfaces/msg/Log",

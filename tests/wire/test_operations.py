@@ -50,6 +50,7 @@ WIRE_1 = {
     "points": ("id", "camera count epoch"),
     "where": ("", "camera epoch id label"),
     "next_pick": ("", "camera covered cup_radius_m epoch id label max_age_ms most opening_m reach_m"),
+    "planning_scene": ("", "camera container"),
     "list_names": ("", "containing most"),
     "picture": ("id", "camera epoch"),
     "status": ("", ""),

@@ -55,14 +55,22 @@ from .messages import (
 from .own_thread import OwnThread
 from .parts import Header, import_type
 from .process import prepare_for_images
+from .scene import MAX_BODIES, SceneMessages
+from .scene_outputs import SceneOutputs
 
 try:
     from isaac_ros_segment_anything2_interfaces.srv import AddObjects
     from isaac_ros_segment_anything2_interfaces.srv import RemoveObject as RemoveNamedObject
 except ImportError:  # an optional package
     AddObjects = RemoveNamedObject = None
+try:
+    from moveit_msgs.msg import CollisionObject
+except ImportError:  # an optional package
+    CollisionObject = None
 
 DIAGNOSTICS_S = 1.0
+SCENE_S = 1.0
+"""Time from one look at the planning scene to the next."""
 
 
 class Sam3Bridge(LifecycleNode):
@@ -79,7 +87,10 @@ class Sam3Bridge(LifecycleNode):
         self._points: Any = None
         self._diagnostics: Any = None
         self._diagnostics_timer: Any = None
-        self._diagnostics_group = MutuallyExclusiveCallbackGroup()
+        self._scene_timer: Any = None
+        # diagnostics and the planning scene, which both wait for answers of sam3-node
+        self._asking = MutuallyExclusiveCallbackGroup()
+        self._scene: SceneOutputs | None = None
         for field in fields(Ros2Settings):
             self.declare_parameter(field.name, field.default)
         self.declare_parameter("autostart", False)
@@ -125,6 +136,7 @@ class Sam3Bridge(LifecycleNode):
             return TransitionCallbackReturn.FAILURE
         self._make = MaskMessages(settings.base_frame, import_type)
         self._open_outputs(settings)
+        self._open_scene(settings)
         self._open_services(self._bridge.services)
         return super().on_configure(state)
 
@@ -156,8 +168,31 @@ class Sam3Bridge(LifecycleNode):
         self._diagnostics_timer = self.create_timer(
             DIAGNOSTICS_S,
             self._publish_diagnostics,
-            callback_group=self._diagnostics_group,
+            callback_group=self._asking,
             clock=Clock(clock_type=ClockType.STEADY_TIME),  # a simulation may stand still
+        )
+
+    def _open_scene(self, settings: Ros2Settings) -> None:
+        if not settings.collision_objects_topic:
+            return
+        objects = None
+        if CollisionObject is None:
+            self.get_logger().warning(
+                "collision_objects_topic: expected the package moveit_msgs, found none: only ~/scene_markers shows the "
+                "planning scene; install ros-$ROS_DISTRO-moveit-msgs"
+            )
+        else:
+            # all bodies may be sent at once
+            profile = QoSProfile(depth=MAX_BODIES)
+            objects = self.create_publisher(CollisionObject, settings.collision_objects_topic, profile)
+        markers = self.create_publisher(MarkerArray, "~/scene_markers", QoSProfile(depth=1))
+        assert self._bridge is not None
+        self._scene = SceneOutputs(self._bridge, SceneMessages(settings.base_frame), objects, markers)
+        self._scene_timer = self.create_timer(
+            SCENE_S,
+            self._scene.publish,
+            callback_group=self._asking,
+            clock=Clock(clock_type=ClockType.STEADY_TIME),
         )
 
     def _open_services(self, services: dict[str, Callable[..., Any]]) -> None:
@@ -193,6 +228,8 @@ class Sam3Bridge(LifecycleNode):
         self._camera.start()
         result = super().on_activate(state)
         self._bridge.start(self._publish)
+        if self._scene is not None:
+            self._scene.begin()
         return result
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -260,6 +297,8 @@ class Sam3Bridge(LifecycleNode):
             publisher.publish(array)
 
     def _end_streams(self) -> None:
+        if self._scene is not None:
+            self._scene.end()
         if self._bridge is not None:
             self._bridge.stop()
         if self._camera is not None:
@@ -273,6 +312,11 @@ class Sam3Bridge(LifecycleNode):
                 thread.close()
         self._control = None
         self._search = None
+        if self._scene is not None:
+            self.destroy_timer(self._scene_timer)
+            for publisher in self._scene.publishers:
+                self.destroy_publisher(publisher)
+            self._scene = None
         if self._diagnostics is not None:
             self.destroy_timer(self._diagnostics_timer)
             self.destroy_publisher(self._diagnostics)

@@ -32,6 +32,7 @@ from sam3_node.wire.images import MAX_FRAME_PIXELS
 from .cdr import read_message
 from .messages import Picture
 from .parts import Header, read_header
+from .scene import Change, PlanningScene
 from .sent_images import SentImages
 from .services import Services
 
@@ -111,6 +112,10 @@ class Ros2Settings:
     """endpoint that is bound to publish joints, if there is a topic of them: the node's spatial.poses"""
     robot: str = "robot"
     """name of the robot: the node's robot.name"""
+    collision_objects_topic: str = ""
+    """topic of the planning scene, such as /collision_object, where MoveIt reads; empty: none"""
+    container: bool = False
+    """the planning scene has the bin as well: the node's spatial.container, else the first one that an image shows"""
 
 
 _DEFAULTS = {field.name: field.default for field in fields(Ros2Settings)}
@@ -119,6 +124,7 @@ _NEEDED = {
     "image_rectified": "camera_info_topic",
     "joints": "joint_states_topic",
     "robot": "joint_states_topic",
+    "container": "collision_objects_topic",
 }
 """Parameters that have an effect with another one alone."""
 CHANGEABLE = ("object",)
@@ -138,6 +144,13 @@ class SurfaceOfObject(NamedTuple):
 
     points_m: npt.NDArray[np.float32]
     frame: str | None
+    header: Header
+
+
+class SceneUpdate(NamedTuple):
+    """What has changed in the planning scene, and the header of the image that shows it."""
+
+    changes: list[Change]
     header: Header
 
 
@@ -173,6 +186,7 @@ class Ros2Bridge(Closeable):
         self._told: set[str] = set()
         self._count = 0
         self._images = SentImages(settings.image_topic)
+        self.scene = PlanningScene(settings.camera)
         self._heard_s = -math.inf
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -299,6 +313,30 @@ class Ros2Bridge(Closeable):
             return None
         sent = self._images.find_header(surface.seq)
         return None if sent is None else SurfaceOfObject(surface.points_m, surface.frame, sent)
+
+    def update_scene(self) -> SceneUpdate | None:
+        """Ask for the planning scene. None if there is nothing new to tell. It waits for the node's answer."""
+        settings = self._settings
+        try:
+            reply = self._probe.planning_scene(container=settings.container, camera=settings.camera)
+        except Sam3NodeError as error:
+            self._warnings.add("scene", f"{settings.collision_objects_topic}: {error}")
+            return None
+        if reply.frame is None:
+            self._warnings.add(
+                "scene",
+                f"{settings.collision_objects_topic}: expected a table to stand objects on, found none: "
+                f"{reply.problem or 'start sam3-node with --spatial.table true, and a calibration with hand_eye'}",
+            )
+        elif settings.container and reply.container is None and not self.scene.container_text:
+            self._warnings.add(
+                "container",
+                f"{settings.collision_objects_topic}: expected a bin with a rectangular rim above the table, found "
+                "none; show all of its rim, or set sam3-node's spatial.container",
+            )
+        header = self._images.find_header(reply.seq)
+        # an image of another process: its stamp is not known, and the next one is soon here
+        return None if header is None else SceneUpdate(self.scene.update(reply), header)
 
     def check_health(self) -> Health:
         """Return whether masks come, and the node's counts for the camera. It waits for the node's answer."""
