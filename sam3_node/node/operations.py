@@ -23,10 +23,10 @@ from ..errors import (
 )
 from ..perception.perception import Perception
 from ..perception.photo_search import PhotoSearch
-from ..perception.picking import PickLimits, rank_picks
+from ..perception.picks.picking import PickLimits, rank_picks
+from ..perception.picks.scene import describe_container, list_boxes
 from ..perception.pipeline import Pipeline
 from ..perception.prompts import PromptResult
-from ..perception.scene import describe_container, list_boxes
 from ..perception.step import BASE
 from ..resumable import Resumable, run_to_end
 from ..schema import operations as ops

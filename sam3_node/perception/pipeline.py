@@ -29,7 +29,7 @@ from ..wire.frame_prompt import FramePrompt
 from .object_memory import ObjectMemory
 from .objects import Objects, ObjectStatus
 from .output_masks import copy_masks, to_prompt_results
-from .picking import PickScene
+from .picks.picking import PickScene
 from .prompting import Prompting
 from .prompts import PromptOutcome, PromptResult
 from .reidentification import AppearanceFrame, find_like

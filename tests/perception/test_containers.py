@@ -10,8 +10,8 @@ from msgspec.structs import replace as changed
 from scipy.spatial.transform import Rotation
 
 from sam3_node.geometry import DepthMap, RayMap, rotation_from_quaternion
-from sam3_node.perception.picking import PickScene
-from sam3_node.perception.scene import describe_container, list_boxes
+from sam3_node.perception.picks.picking import PickScene
+from sam3_node.perception.picks.scene import describe_container, list_boxes
 from sam3_node.schema.replies import Container
 from sam3_node.settings import SpatialSettings
 from sam3_node.types import FramePose, Intrinsics, Plane

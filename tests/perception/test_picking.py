@@ -11,7 +11,7 @@ from scipy.spatial.transform import Rotation
 
 from sam3_node.geometry import DepthMap, RayMap, rotation_from_quaternion
 from sam3_node.perception.objects import ObjectStatus
-from sam3_node.perception.picking import PickLimits, Picks, PickScene, rank_picks
+from sam3_node.perception.picks.picking import PickLimits, Picks, PickScene, rank_picks
 from sam3_node.resumable import run_to_end
 from sam3_node.schema.operations import NextPick
 from sam3_node.schema.replies import Pick

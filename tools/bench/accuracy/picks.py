@@ -32,7 +32,7 @@ from sam3_node.geometry import (
 from sam3_node.models import TrackerModel
 from sam3_node.perception.loading import load_model
 from sam3_node.perception.objects import ObjectStatus
-from sam3_node.perception.picking import PickLimits, Picks, PickScene, rank_picks
+from sam3_node.perception.picks.picking import PickLimits, Picks, PickScene, rank_picks
 from sam3_node.perception.pipeline import Pipeline, Surroundings
 from sam3_node.resumable import run_to_end
 from sam3_node.schema.replies import ParallelGrip, Pick, SuctionPoint

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..geometry import quaternion_from_rotation
-from ..schema.replies import Container, SceneBox
+from ...geometry import quaternion_from_rotation
+from ...schema.replies import Container, SceneBox
+from ..step import BASE
 from .containers import Inside, find_inside, measure_fill
 from .picking import DIGITS, PickScene
-from .step import BASE
 
 
 def list_boxes(scene: PickScene) -> list[SceneBox]:

@@ -13,10 +13,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from ..geometry import Array, DepthMap, Float, transform_points
-from ..types import Mask, Plane
-from .step import BASE, CAMERA
-from .surfaces import NOISE_PER_M, Bools
+from ...geometry import Array, DepthMap, Float, transform_points
+from ...types import Mask, Plane
+from ..step import BASE, CAMERA
+from ..surfaces import NOISE_PER_M, Bools
 
 CELLS = 80_000
 """Points of the frame that are looked at, about."""

@@ -12,18 +12,18 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from ..geometry import Array, DepthMap, axes_along, matrix_of, quaternion_from_rotation
-from ..resumable import Resumable
-from ..schema.operations import NextPick
-from ..schema.replies import ParallelGrip, Pick, RefusedObject, SuctionPoint
-from ..types import FramePose, Instance, Mask, Plane
+from ...geometry import Array, DepthMap, axes_along, matrix_of, quaternion_from_rotation
+from ...resumable import Resumable
+from ...schema.operations import NextPick
+from ...schema.replies import ParallelGrip, Pick, RefusedObject, SuctionPoint
+from ...types import FramePose, Instance, Mask, Plane
+from ..objects import ObjectStatus
+from ..step import StepFrame
+from ..surfaces import MIN_PIXELS, Bools, measure_surfaces
 from .coverage import Coverage, find_coverage
 from .grips import TOP_PERCENTILE, FingerGrip, find_grips, has_room, list_upper_points
-from .objects import ObjectStatus
-from .pick_view import NO_OBJECT, PickView
-from .step import StepFrame
 from .suction import FlatDisc, find_flat_disc, goes_on, is_blocked
-from .surfaces import MIN_PIXELS, Bools, measure_surfaces
+from .view import NO_OBJECT, PickView
 
 MIN_DEPTH_SHARE = 0.5
 """Share of a mask's pixels with a depth, below which the object may be shiny or transparent."""

@@ -13,9 +13,9 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from ..geometry import Array
-from .pick_view import NO_OBJECT, UNKNOWN, PickView, expect_noise
-from .surfaces import Bools
+from ...geometry import Array
+from ..surfaces import Bools
+from .view import NO_OBJECT, UNKNOWN, PickView, expect_noise
 
 STEP_M = 0.006
 """Least height by which what lies on an object rises above it."""

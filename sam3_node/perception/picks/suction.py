@@ -12,10 +12,10 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from ..geometry import Array
-from ..types import Mask
-from .pick_view import NO_OBJECT, PickView, expect_noise
-from .surfaces import Bools
+from ...geometry import Array
+from ...types import Mask
+from ..surfaces import Bools
+from .view import NO_OBJECT, PickView, expect_noise
 
 FLAT_M = 0.002
 """Largest distance of the surface from the plane of a disc."""

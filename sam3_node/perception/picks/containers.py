@@ -13,9 +13,9 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
-from ..geometry import Array, axes_along
-from .pick_view import UNKNOWN, PickView
-from .surfaces import Bools
+from ...geometry import Array, axes_along
+from ..surfaces import Bools
+from .view import UNKNOWN, PickView
 
 CELL_M = 0.005
 """Side of a cell of the height map."""

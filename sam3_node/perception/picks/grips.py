@@ -11,9 +11,9 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from ..geometry import Array, Float, axes_along
-from .pick_view import PickView, expect_noise
-from .surfaces import MIN_PIXELS, trim_ends
+from ...geometry import Array, Float, axes_along
+from ..surfaces import MIN_PIXELS, trim_ends
+from .view import PickView, expect_noise
 
 DEPTHS_M = (0.02, 0.013, 0.008)
 """How far below the object's top the fingertips may be. The first one with room is taken."""
