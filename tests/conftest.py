@@ -4,6 +4,7 @@ On a CPU, models run in float32 unless a test says otherwise.
 """
 
 import ctypes.util
+import gc
 import os
 from pathlib import Path
 
@@ -48,6 +49,16 @@ LONGEST_FIRST = (
 
 GPU_LIMIT_S = 20
 """Seconds of a test that needs a GPU: time on one is scarce, and a test that hangs must not cost that of the others."""
+
+
+# what tests import stays to the end: garbage collections need not walk it, neither now nor in a test
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on, but only what tests make."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
