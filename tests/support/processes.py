@@ -39,7 +39,11 @@ PRELOADED = [
 
 T = TypeVar("T")
 PAUSE_S = 0.005
-"""Seconds between two looks of `until`."""
+"""Seconds between the first two looks of `until`."""
+LONGEST_PAUSE_S = 0.05
+"""Seconds between two looks after a while: a look may ask a node, which needs the core."""
+PAUSE_SHARE = 0.05
+"""A pause as a share of the time waited so far, between these limits."""
 
 forks = multiprocessing.get_context("forkserver")
 forks.set_forkserver_preload(PRELOADED)
@@ -47,13 +51,13 @@ forks.set_forkserver_preload(PRELOADED)
 
 def until(find: Callable[[], T | None], what: str, timeout_s: float = PATIENCE_S) -> T:
     """Return the first result that is true; fail if it does not come in time."""
-    deadline_s = time.monotonic() + timeout_s
-    while time.monotonic() < deadline_s:
+    begin_s = time.monotonic()
+    while (waited_s := time.monotonic() - begin_s) < timeout_s:
         result = find()
         if result:
             return result
         # the others need the cores
-        time.sleep(PAUSE_S)
+        time.sleep(min(max(PAUSE_S, PAUSE_SHARE * waited_s), LONGEST_PAUSE_S))
     raise AssertionError(f"did not come in time: {what}")
 
 
