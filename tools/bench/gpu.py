@@ -66,8 +66,6 @@ from tools.command import new_parser, read_json_lines
 MINUTES = 9.0
 CACHE = Path(tempfile.gettempdir()) / "sam3_gpu_bench"
 """Folder of what is compiled."""
-FILL = 20  # frames until the memory bank is full: 16 pointers and the prompted frame, and some more
-NEW_FRAMES = 20  # frames after a new object that are watched
 KERNELS = 15
 """Rows of the profiler's table."""
 MAX_TRACE = 3000
@@ -95,6 +93,11 @@ class Scale(NamedTuple):
     """Numbers of objects"""
     calls: int
     """Timed calls of a kernel, and frames of a step"""
+    fill: int = 20
+    """Frames until the memory bank is full: 16 pointers and the prompted frame, and some more. A dry run is content
+    with a few."""
+    watched: int = 20
+    """Frames after a new object that are watched."""
 
     def shrink(self, size: int) -> int:
         """Return a size as given, or a small one in a dry run."""
@@ -395,8 +398,8 @@ def saved_weights(scale: Scale, name: str = "") -> Iterator[Path]:
 
 def release(scale: Scale) -> None:
     """Free what nothing uses any more."""
-    gc.collect()
     if scale.device.type == "cuda":
+        gc.collect()
         torch.cuda.empty_cache()
 
 
@@ -411,11 +414,11 @@ def step_times(model: TrackerModel, count: int, scale: Scale) -> dict[str, float
         torch.cuda.reset_peak_memory_stats(scale.device)
     ours = step.Ours(model, count)
     clip = make_clip(model, 4)
-    filling = run_steps(ours, clip, FILL)
+    filling = run_steps(ours, clip, scale.fill)
     full = run_steps(ours, clip, 5 * scale.calls)
     ours.tracker.remove(count - 1)
     ours.prompts = [ObjectPrompt(count - 1, points=[[model.image_size / 2] * 2])]
-    prompted, *after = run_steps(ours, clip, NEW_FRAMES)
+    prompted, *after = run_steps(ours, clip, scale.watched)
     return {
         "p50": percentile(full, 0.5),
         "p99": percentile(full, 0.99),
@@ -434,7 +437,7 @@ def run_steps(ours: step.Ours, clip: Sequence[Tensor], frames: int) -> list[floa
 def slowest_kernels(model: TrackerModel, count: int, scale: Scale) -> dict[str, float]:
     """Return the milliseconds of the kernels that take the most time of a step, by name."""
     ours = step.Ours(model, count)
-    clip = make_clip(model, FILL)
+    clip = make_clip(model, scale.fill)
     for pixels in clip:
         ours.step(pixels)
     with torch.profiler.profile() as profile:
@@ -517,7 +520,7 @@ def _concept_config(scale: Scale) -> Sam3Config:
 
 def compare_with_peer(source: Any, model: TrackerModel, count: int, scale: Scale) -> dict[str, float]:
     """Return the median milliseconds of a step of both, and how many times as fast ours is."""
-    clip = make_clip(model, FILL + scale.calls)
+    clip = make_clip(model, scale.fill + scale.calls)
     theirs = step.Theirs(source, count)
 
     def step_theirs(pixels: Tensor) -> Tensor:
@@ -526,7 +529,7 @@ def compare_with_peer(source: Any, model: TrackerModel, count: int, scale: Scale
             return theirs.step(pixels)
 
     with torch.inference_mode():
-        times = step.run_pair(step.Ours(model, count).step, step_theirs, clip, FILL)
+        times = step.run_pair(step.Ours(model, count).step, step_theirs, clip, scale.fill)
     return {
         "ours": times.ours.wall_ms,
         "transformers": times.theirs.wall_ms,
@@ -554,7 +557,8 @@ def node_times(weights: Path, scale: Scale) -> dict[str, float]:
         with processes.client() as client:
             for added in [1] if scale.dry else [1, 15]:
                 add_points(client, added)
-                rows = [(next_masks(client), time.time_ns()) for _ in range(FILL + 5 * scale.calls)][FILL:]
+                wanted = scale.fill + 5 * scale.calls
+                rows = [(next_masks(client), time.time_ns()) for _ in range(wanted)][scale.fill :]
                 frames = [masks for masks, _ in rows]
                 what = f"{len(rows[-1][0].instances)} objects"
                 ages = [(now_ns - masks.capture_ns) / 1e6 for masks, now_ns in rows]
@@ -643,7 +647,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
 def choose_scale(dry: bool) -> Scale:
     """Return the sizes. Exits with an error where there is no GPU for the real ones."""
     if dry:
-        return Scale(torch.device("cpu"), "tiny", True, counts=(1, 2), calls=2)
+        return Scale(torch.device("cpu"), "tiny", True, counts=(2,), calls=2, fill=3, watched=3)
     if not torch.cuda.is_available():
         sys.exit("expected a GPU, torch finds none; try --dry-run")
     return Scale(torch.device("cuda"), "full", False, counts=(1, 4, 16), calls=20)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from sam3_node.bags import read_masks
-from sam3_node.bags.native.reader import TABLETOP, LabelledClip
+from sam3_node.bags.native.reader import TABLETOP, RecordingReader
 from sam3_node.bags.native.writer import RecordingWriter
 from sam3_node.engines.validation import read_clock
 from sam3_node.perception import encode_ahead
@@ -49,7 +49,8 @@ class Loaded:
 
 def read_frames(count: int, camera: str = "cam") -> list[Frame]:
     """Return frames of the bundled recording, in a loop, without depth."""
-    frames = islice(cycle(LabelledClip.load(TABLETOP).frames), count)
+    recorded = islice(RecordingReader([TABLETOP]).frames(), count)
+    frames = islice(cycle(recorded), count)
     return [
         replace(
             frame, camera=camera, seq=seq, capture_ns=(seq + 1) * NANOSECONDS // FPS, depth=None, times={}
