@@ -13,8 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import av
 import numpy as np
@@ -23,6 +25,8 @@ import pytest
 
 from sam3_node.bags import open_bag, read_masks
 from sam3_node.cli import main as cli
+from sam3_node.replay.cluster import scheduler
+from sam3_node.replay.shards import ShardLimits
 from sam3_node.settings import Settings
 from tests.support import mcap_files, ros_recordings
 from tests.support.live import chosen
@@ -36,8 +40,12 @@ pytestmark = pytest.mark.timeout(1200)
 
 FRAMES = 500
 """Frames of each of the first two recordings: one of them lasts while a lost worker is replaced."""
-MCAP_FRAMES = 200
+MCAP_FRAMES = 80
 """Frames of each of the next two."""
+SHARDS = ShardLimits(frames=20)
+"""Shards so short that a lost worker costs little work."""
+TOLD_SOON = {"RAY_health_check_initial_delay_ms": "0", "RAY_health_check_period_ms": "500"}
+"""Environment in which Ray finds out in seconds that a node has ended. By itself it takes twenty."""
 LOOK_S = 0.1
 """Time between two looks at the processes of workers."""
 SLACK_S = 3.0
@@ -140,15 +148,18 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def drive(*arguments: str) -> None:
-    """Run the command, whose output goes to the log of its process."""
+    """Run the command with short shards. Its output goes to the log of its process."""
     os.dup2(2, 1)
-    sys.exit(cli.main(arguments))
+    with patch.object(scheduler, "run_many", partial(scheduler.run_many, limits=SHARDS)):
+        sys.exit(cli.main(arguments))
 
 
 @contextmanager
-def driver(arguments: Sequence[str], watch: WorkerWatch, log: Path) -> Iterator[ForkedProcess]:
+def driver(
+    arguments: Sequence[str], watch: WorkerWatch, log: Path, **environment: str
+) -> Iterator[ForkedProcess]:
     """Start the command as a process. At the end, kill what is left of it and of its Ray."""
-    process = ForkedProcess(drive, arguments, os.environ | {"PYTHONPATH": str(ROOT)}, log)
+    process = ForkedProcess(drive, arguments, os.environ | {"PYTHONPATH": str(ROOT)} | environment, log)
     watch.driver = psutil.Process(process.pid)
     family: list[psutil.Process] = []
     try:
@@ -270,7 +281,8 @@ def test_a_ray_that_has_ended_ends_the_command(command: list[str], tmp_path: Pat
     """Ray itself would wait for ever for another machine."""
     here = list(command)
     out = here[here.index("-o") + 1] = str(tmp_path / "out")
-    with driver([*here, "--ray", "local", "--workers", "1"], WorkerWatch(), tmp_path / "log") as process:
+    here += ["--ray", "local", "--workers", "1"]
+    with driver(here, WorkerWatch(), tmp_path / "log", **TOLD_SOON) as process:
         wait_for_bill(process, Path(out), count_running, "a worker")
         (raylet,) = [
             one for one in psutil.Process(process.pid).children(recursive=True) if one.name() == "raylet"
