@@ -23,7 +23,6 @@ from sam3_node.settings import Settings
 from sam3_node.types import Frame, MaskFrame
 from sam3_node.wire import CAUGHT_UP, DROPPED, FAILED, SERVED, Event, pack, pack_event, pack_masks, unpack
 from sam3_node.wire.requests import read_operation
-from tests.support.tiny import write_tiny
 
 SIZE = (48, 64)
 BOX = [16.0, 12.0, 48.0, 36.0]
@@ -32,6 +31,8 @@ MS = 1_000_000
 
 def tiny_settings(folder: Path, **tracker: Any) -> Settings:
     """Return settings for tiny random weights, which are written to `folder` if they are missing."""
+    from tests.support.tiny import write_tiny  # not for forked processes, which never make weights
+
     weights = folder / "tiny"
     write_tiny(weights)
     return Settings(

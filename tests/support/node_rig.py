@@ -11,7 +11,6 @@ import numpy as np
 from sam3_node.client import PerceptionClient
 from sam3_node.types import Frame, MaskFrame
 from tests.support.processes import Process, fork_command, until
-from tests.support.tiny import write_tiny
 
 __all__ = ["Process", "Rig", "ids", "masks_where", "until"]
 
@@ -21,6 +20,8 @@ ANSWER_MS = 60_000
 
 def tiny_environment(folder: Path, frames: str, masks: str, control: str) -> dict[str, str]:
     """Write tiny random weights to `folder`. Return the settings of a node that uses them at these endpoints."""
+    from tests.support.tiny import write_tiny  # not for forked processes, which never make weights
+
     write_tiny(folder / "tiny")
     settings = {"TRANSPORT__FRAMES": frames, "TRANSPORT__MASKS": masks, "TRANSPORT__CONTROL": control}
     settings |= {"MODEL__NAME": str(folder / "tiny"), "MODEL__DEVICE": "cpu", "MODEL__THREADS": "1"}

@@ -31,6 +31,7 @@ PRELOADED = [
     "sam3_node.cli.main",
     "sam3_node.cameras.publish",
     "sam3_node.replay.run",
+    "pytest",  # a function of a test file is imported with it
     "tests.support.confined",
     "tests.support.transport_peer",
     "tests.support.freeze",  # the last
