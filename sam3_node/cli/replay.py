@@ -10,6 +10,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from ..replay.store import Summary
 
 STRATEGIES = ("forward", "bidirectional")
+DEFAULT_OUTPUTS = ("mcap",)
 INTERRUPTED = 130
 """Exit code after a signal, as shells have it. The same command continues."""
 OF_ALL_RECORDINGS = (DeviceError, ModelError, VocabularyError, SettingsError)
@@ -54,7 +56,7 @@ def add_commands(commands: Commands) -> None:
     parser.add("--topics NAME,…", "cameras or colour topics to read [all]", _parse_names, ())
     others = ", ".join(f"{alias}: {name}" for alias, name in ALIASES.items())
     text = f"outputs to write: {', '.join(OUTPUTS)} [mcap]; {others}"
-    parser.add("--outputs KIND,…", text, _parse_outputs, ("mcap",))
+    parser.add("--outputs KIND,…", text, _parse_outputs, DEFAULT_OUTPUTS)
     parser.add_flag(
         "--with-images",
         "keep the frames, too: in masks.mcap, and as the files that masks.json and ytvis.json name",
@@ -71,6 +73,11 @@ def add_commands(commands: Commands) -> None:
     ):
         doubt.add_argument(f"--{name}", dest="doubtful", action="store_const", const=value, help=text)
     parser.set_defaults(doubtful="marked")
+    parser.add_flag(
+        "--redo",
+        "of finished results, make again only what marks correct: those of --objects FILE.json, else those beside the "
+        "recording, where the console's page keeps them",
+    )
     parser.add_flag("--again", "delete existing results and start over; the default continues them")
     parser.add_flag(
         "--dry-run",
@@ -173,6 +180,8 @@ def replay(args: Namespace, settings: Settings) -> int:
     failed, 130 if interrupted.
     """
     check_node(("mcap", "bags"))
+    if args.redo:
+        return _redo(args, settings)
     # contradictions of the options, and what is not there, are errors before torch is imported, which takes seconds
     job = _make_job(args, settings)
     if args.compare and args.mode != "as-recorded":
@@ -203,6 +212,52 @@ def replay(args: Namespace, settings: Settings) -> int:
     if code != INTERRUPTED and len(jobs) > 1:
         _join(job, jobs)
     return code
+
+
+def _redo(args: Namespace, settings: Settings) -> int:
+    """Carry out marks in the finished results of one recording, with the job that made them."""
+    from ..bags.marks import name_marks, read_marks
+    from ..replay.store import local_path
+
+    others = ("again", "dry_run", "compare", "names", "boxes", "exemplar", "unlike", "everything")
+    given = [f"--{name.replace('_', '-')}" for name in others if getattr(args, name)]
+    given += ["--ray"] if args.ray else []
+    path = local_path(args.bags[0])
+    if given or len(args.bags) > 1 or (path is None and args.objects is None):
+        raise ReplayError(
+            f"--redo: expected one recording with its folder of results, found {', '.join(given) or args.bags}; the "
+            "job is the one that made the results, and marks of a recording at a URL are named by --objects"
+        )
+    file = args.objects or name_marks(local_path(args.bags[0].rstrip("/")) or Path(args.bags[0]))
+    marks = read_marks(file)
+    if not marks:
+        raise ReplayError(
+            f"--redo: expected marks in {file}, found none; make them with sam3-node console --recording, or name "
+            "their file with --objects"
+        )
+    prepare_torch()
+    from ..replay.completion import StoppedError
+    from ..replay.job import chosen_settings
+    from ..replay.run import redo_job
+
+    stop = stop_on_signals(once=True)
+    outputs = args.outputs if args.outputs != DEFAULT_OUTPUTS else ()
+    try:
+        with closing(ProgressBar()) as bar:
+            done = redo_job(
+                args.bags[0],
+                args.out,
+                marks,
+                progress=bar,
+                stop=stop,
+                outputs=outputs,
+                settings=chosen_settings(settings),
+            )
+    except StoppedError as stopped:
+        _print(f"{args.bags[0]}: {stopped}")
+        return INTERRUPTED
+    _print(done.line, *done.summary.lines())
+    return 0
 
 
 def _replay_in_turn(jobs: Sequence[Job], args: Namespace, stop: Event) -> int:

@@ -15,16 +15,16 @@ from functools import partial
 from pathlib import PurePosixPath
 
 from ..errors import ReplayError, WireError
-from ..schema.fields import Plain, decode_json
+from ..schema.fields import Plain, convert, decode_json
 from .davis_png import MaskSource
 from .job import SECTIONS, Job
 from .outputs import find_output
 from .outputs.output import Sources
 from .outputs.write import write_outputs
+from .redone import INDEX, clear_layers, count_objects, name_newest, read_results
 from .schedule import Schedule, open_schedule
-from .second_pass import read_results
 from .shards import FIRST_PASS, SECOND_PASS, Shards
-from .store import WORK, Store, Summary, open_store
+from .store import WORK, Store, Summary, local_bag, open_store
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,8 @@ class JobSession:
         replaced when the job is resumed.
         """
         job = self.schedule.job
-        missing = list_missing_outputs(job, summary)
+        redone = name_newest(self.store)
+        missing = list_missing_outputs(job, summary, redone)
         total = sum(summary.cameras.values())
 
         # outputs also take long: the user sees how far they are
@@ -100,6 +101,8 @@ class JobSession:
         # the summary is the completion marker: it comes after everything that it promises
         if missing or self.read_finished() is None:
             outputs = list(dict.fromkeys([*summary.outputs, *missing]))
+            if redone != summary.redone:
+                summary = replace(summary, redone=redone, objects=count_objects(self.store))
             summary = replace(summary, outputs=outputs, output_notes=notes, doubtful=job.doubtful)
             self.store.write(SUMMARY, summary.to_json().encode())
         # complete results are never continued, so they need no state
@@ -123,8 +126,14 @@ class JobSession:
         )
 
 
-def list_missing_outputs(job: Job, summary: Summary) -> list[str]:
-    """Return the outputs that a job's results lack, or have in a form that the job does not want any more."""
+def list_missing_outputs(job: Job, summary: Summary, redone: str) -> list[str]:
+    """Return the outputs that a job's results lack, or have in a form that the job does not want any more.
+
+    `redone` names the newest redo of the results.
+    """
+    # what was written before a redo has other masks
+    if summary.redone != redone:
+        return list(dict.fromkeys([*summary.outputs, *job.outputs]))
     missing: list[str] = [kind for kind in job.outputs if kind not in summary.outputs]
     # labels are written anew if they treat doubtful objects in another way
     if summary.doubtful != job.doubtful:
@@ -159,6 +168,47 @@ def job_session(
             clear_results(store)
         check_identity(store, _build_identity(schedule, marks))
         yield JobSession(schedule, store, progress, stop or threading.Event())
+
+
+@contextmanager
+def redo_session(
+    recording: str,
+    out: str,
+    progress: ProgressCallback = lambda *_: None,
+    stop: threading.Event | None = None,
+) -> Iterator[JobSession]:
+    """Open the finished job of a folder with its recording, which may lie elsewhere now, and hold the folder.
+
+    Raises ReplayError for a folder without finished results, and for another recording.
+    """
+    store = open_store(out)
+    with store.held(), local_bag(recording) as path:
+        job = read_job(store, out)
+        with Schedule(job, path) as schedule:
+            check_identity(store, _build_identity(schedule, {}))
+            yield JobSession(schedule, store, progress, stop or threading.Event())
+
+
+def read_job(store: Store, out: str) -> Job:
+    """Return the job of finished results, with the outputs that it has. Raises ReplayError if there are none."""
+    summary = read_complete_summary(store)
+    if summary is None:
+        raise ReplayError(
+            f"{out}: expected the finished results of a replay, found none; replay the recording first"
+        )
+    free = {"out": out, "outputs": summary.outputs, "doubtful": summary.doubtful, "allow_gaps": True}
+    try:
+        return convert({**_require_map(read_identity(store).get("job")), **free}, Job, IDENTITY)
+    except WireError as error:
+        raise ReplayError(
+            f"{IDENTITY}: expected the job of a replay, found {error}; start over with --again"
+        ) from error
+
+
+def _require_map(value: object) -> Plain:
+    if not isinstance(value, dict):
+        raise WireError("no job")
+    return value
 
 
 def _build_identity(schedule: Schedule, marks: Plain) -> Plain:
@@ -244,6 +294,8 @@ def clear_results(store: Store) -> None:
     """Delete all results, the completion marker first. Outputs stay."""
     # the reverse of their order: at any moment the rest is an unfinished replay, never one that seems complete
     store.delete(SUMMARY)
+    store.delete(INDEX)
+    clear_layers(store)
     for folder in (SECOND_PASS, FIRST_PASS):
         Shards(store, folder).clear()
     store.delete(IDENTITY)

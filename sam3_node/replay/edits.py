@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from ..schema.fields import MAX_THREADS, Natural, Text
-from ..schema.operations import Change, SegmentEverything
+from ..schema.operations import AddObject, Change, SegmentEverything
 
 
 class Restarted(msgspec.Struct, frozen=True):
@@ -55,6 +55,15 @@ class RemoveLabelled(msgspec.Struct, frozen=True):
     label: str
 
 
+class MarkLabelled(msgspec.Struct, frozen=True):
+    """Correct the object of a camera that has this label, by a prompt on a frame; add it if there is none."""
+
+    op: ClassVar[str] = "marked"
+    label: str
+    prompt: AddObject
+    """with camera and seq"""
+
+
 class AddEverything(msgspec.Struct, frozen=True):
     """Segment everything on a frame, and add an object for each mask while slots are free."""
 
@@ -72,7 +81,15 @@ class Unreadable(msgspec.Struct, frozen=True):
 
 
 ReplayEdit = (
-    Restarted | Served | Dropped | SetThreads | CatchUpEnded | RemoveLabelled | AddEverything | Unreadable
+    Restarted
+    | Served
+    | Dropped
+    | SetThreads
+    | CatchUpEnded
+    | RemoveLabelled
+    | MarkLabelled
+    | AddEverything
+    | Unreadable
 )
 """An edit that is no request"""
 Edit = Change | ReplayEdit

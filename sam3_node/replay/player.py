@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from ..engines.oom import find_device_error
 from ..errors import CapacityError, ReplayError, Sam3NodeError
 from ..node.operations import carry_out
@@ -14,7 +16,15 @@ from ..perception.joint_encoding import JointEncoding
 from ..perception.perception import Perception
 from ..perception.step import StepFrame
 from ..perception.thread_choice import use_threads
-from ..schema.operations import AddLike, AddObject, Change, SegmentEverything
+from ..schema.operations import (
+    PROMPT,
+    AddLike,
+    AddObject,
+    Change,
+    RefineObject,
+    SegmentEverything,
+    SegmentFrame,
+)
 from ..schema.replies import PromptedObject
 from ..types import Instance, MaskFrame, TrackState
 from ..wire.masks import open_mask
@@ -23,6 +33,7 @@ from .edits import (
     CatchUpEnded,
     Dropped,
     Edit,
+    MarkLabelled,
     RemoveLabelled,
     Restarted,
     Served,
@@ -179,6 +190,8 @@ class Player:
                 catch_ups.end(edit.id, failed=edit.error is not None)
             case RemoveLabelled():
                 self._remove(edit)
+            case MarkLabelled():
+                return self._mark(edit)
             case AddEverything():
                 return self._add_everything(edit.search)
             case Unreadable():
@@ -200,6 +213,29 @@ class Player:
         for tracked in pipeline.objects:
             if tracked.label == edit.label:
                 pipeline.remove(tracked.id)
+
+    def _mark(self, edit: MarkLabelled) -> Sequence[PromptedObject]:
+        """Correct or add the object with a label."""
+        given = edit.prompt
+        for tracked in self._perception.serve(str(given.camera)).objects:
+            if tracked.label == edit.label:
+                fields = self._read_prompt(given)
+                return self._change(RefineObject(id=tracked.id, camera=given.camera, seq=given.seq, **fields))
+        return self._change(structs.replace(given, label=edit.label))
+
+    def _read_prompt(self, given: AddObject) -> dict[str, Any]:
+        """Return the fields of a prompt for a known object; of a box, the mask that it has without the object's memory.
+
+        A person draws a box where the tracker is wrong. With its memory, the mask would keep a part of what it is wrong
+        about.
+        """
+        fields = {name: getattr(given, name) for name in PROMPT}
+        if given.box is None:
+            return fields
+        found = carry_out(self._perception, SegmentFrame(camera=given.camera, seq=given.seq, **fields))
+        if not open_mask(found.mask, "mask").area:
+            return fields
+        return {"mask": found.mask}
 
     def _add_everything(self, search: SegmentEverything) -> list[PromptedObject]:
         """Add an object for each mask that is found. Where nothing is found, the reason goes to the notes."""
@@ -242,7 +278,7 @@ def update_masks(masks: MaskFrame, edit: Edit, prompted: PromptedObject) -> Mask
     if edited is None:
         state: TrackState = "tracked" if mask.area else "occluded"
         label = "object"
-        if isinstance(edit, AddObject | AddLike) and edit.label is not None:
+        if isinstance(edit, AddObject | AddLike | MarkLabelled) and edit.label is not None:
             label = edit.label
         edited = Instance(prompted.id, label, score, state, 0, 0, mask)
     stale: dict[str, Any] = dict.fromkeys(MEASURED_FIELDS)  # they belong to the old mask

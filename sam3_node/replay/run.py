@@ -14,22 +14,34 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import islice
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from ..errors import ReplayError
 from ..perception.encode_ahead import EncodeAhead, WantedFrame
 from ..perception.perception import Perception
 from ..resources import Closeable
+from ..schema.marks import Mark
 from ..settings import Settings
 from ..types import Instance, Mask, MaskFrame
 from ..wire import decode_image, encode_image
 from . import completion, second_pass
 from .event_log import Action, Step
-from .job import Job, calibrations_for, describe_differences, have_equal_sections
+from .job import (
+    SECTIONS,
+    Job,
+    Sections,
+    calibrations_for,
+    describe_differences,
+    have_equal_sections,
+    settings_for,
+)
 from .planning import check_request, skip_unknown_names
 from .player import Player
-from .schedule import open_schedule
+from .redo import RedoPlan, plan_redo
+from .redone import name_newest, write_layers
+from .schedule import Schedule, open_schedule
 from .shards import LIMITS, SECOND_PASS, ShardLimits, Shards, ShardWriter
 from .store import ReplayCounts, Summary, open_store
 
@@ -65,10 +77,67 @@ def run_job(
             perception = load(session.schedule.settings)
             perception.calibrations = calibrations_for(job, session.schedule.description)
             summary = _JobRun(session, perception, limits).replay()
-        elif completion.list_missing_outputs(job, summary):
+        elif completion.list_missing_outputs(job, summary, name_newest(session.store)):
             # the run had skipped them: labels are numbered as they were then
             skip_unknown_names(session.schedule)
         return session.finish(summary)
+
+
+class Redone(NamedTuple):
+    """What a redo did, in one line, and the summary of the results after it."""
+
+    line: str
+    summary: Summary
+
+
+def _choose_settings(schedule: Schedule, settings: Sections) -> Sections:
+    """Let a schedule have these settings, too, and return those of them that are others than its job's."""
+    before = schedule.settings
+    job = schedule.job
+    chosen = {name: {**job.settings.get(name, {}), **settings.get(name, {})} for name in SECTIONS}
+    schedule.settings = settings_for(replace(job, settings=chosen), schedule.description)
+    sections = {name: getattr(schedule.settings, name).model_dump(mode="json") for name in settings}
+    return {
+        name: {field: value for field, value in section.items() if value != old[field]}
+        for name, section in sections.items()
+        if (old := getattr(before, name).model_dump(mode="json")) != section
+    }
+
+
+def redo_job(
+    recording: str,
+    out: str,
+    marks: Sequence[Mark],
+    load: Load = Perception.load,
+    progress: completion.ProgressCallback = lambda *_: None,
+    stop: threading.Event | None = None,
+    limits: ShardLimits = LIMITS,
+    outputs: Sequence[str] = (),
+    settings: Sections | None = None,
+) -> Redone:
+    """Carry out the marks in the finished results of the folder `out`, and write its outputs anew, with `outputs`.
+
+    Only what `redo.plan_redo` names changes. It is made with the job's settings, but for `settings`, by section and
+    field: a few stretches may be tracked with more pixels, or other weights, than a whole recording. Until all of it is
+    made, the results stay as they were; a killed redo of the same marks goes on. After `stop` is set, StoppedError is
+    raised. Raises ReplayError for results that are not finished, of another recording or other weights, for marks that
+    do not fit them, and if an edit is refused.
+    """
+    with completion.redo_session(recording, out, progress, stop) as session:
+        summary = session.read_finished()
+        assert summary is not None  # the session has read it
+        session.schedule.job = replace(session.schedule.job, outputs=(*summary.outputs, *outputs))
+        others = _choose_settings(session.schedule, settings or {})
+        plan = plan_redo(session.store, marks, session.schedule.episode_starts, others)
+        line = "redo: nothing is new among the marks"
+        if plan is not None:
+            line = plan.describe()
+            if plan.edits:
+                perception = load(session.schedule.settings)
+                perception.calibrations = calibrations_for(session.schedule.job, session.schedule.description)
+                _JobRun(session, perception, limits).redo(plan)
+            write_layers(session.store, plan.layers)
+        return Redone(line, session.finish(summary))
 
 
 class PerceptionCache:
@@ -86,8 +155,9 @@ class PerceptionCache:
 
 def read_finished_summary(job: Job) -> Summary | None:
     """Return the summary of a finished job with all its outputs, None for another one."""
-    summary = completion.read_complete_summary(open_store(job.out))
-    if summary is None or completion.list_missing_outputs(job, summary):
+    store = open_store(job.out)
+    summary = completion.read_complete_summary(store)
+    if summary is None or completion.list_missing_outputs(job, summary, name_newest(store)):
         return None
     return summary
 
@@ -184,6 +254,25 @@ class _JobRun:
             self._play("tracking backward", actions, len(buffer), player, writer, restore)
         first.work_s += writer.totals.work_s
         return resumed_from, _make_notes(spans, writer.totals)
+
+    def redo(self, plan: RedoPlan) -> None:
+        """Make the masks of a plan's new layer. Raises ReplayError if an edit is refused."""
+        session = self.session
+        assert plan.layer is not None
+        if "name" not in plan.layer.settings.get("model", {}):
+            self._check_weights()
+        player = Player(self.perception)
+        writer = ShardWriter(Shards(session.store, plan.layer.folder), player, self.limits)
+        masks = Shards(session.store).masks()
+        actions = plan.actions(session.schedule, second_pass.index_frames(masks, session.schedule.frames()))
+        self._play("redoing", actions, plan.count_steps(), player, writer, plan.restore)
+        if player.counts["refused"]:
+            Shards(session.store, plan.layer.folder).clear()
+            raise ReplayError(
+                f"redo: expected every mark to be possible, found {player.counts['refused']} refused: "
+                f"{'; '.join(player.notes)}; the results are as they were"
+            )
+        Shards(session.store, plan.layer.folder).finish()
 
     def _play(
         self,

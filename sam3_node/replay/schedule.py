@@ -188,7 +188,7 @@ class Schedule(Closeable):
 
         # edits before the beginning of a part have no frame
         frames = self.frames()
-        find_robot = self._make_robot_finder()
+        find_robot = self.make_robot_finder()
         if self.job.start or self.job.begin_ns is not None:
             frames = self._skip_edits(frames, edits)
         yield from step_all_frames(
@@ -237,7 +237,7 @@ class Schedule(Closeable):
                 others |= {name, topic}
         return tuple(dict.fromkeys([camera, *(name for name in self.job.topics if name not in others)]))
 
-    def _make_robot_finder(self) -> Callable[[Frame], RobotState]:
+    def make_robot_finder(self) -> Callable[[Frame], RobotState]:
         """Return a function that gives the robot at a frame.
 
         It is interpolated between the recorded messages of the robot, or between those in the recorded masks.

@@ -30,8 +30,7 @@ from ..wire import pack_frame, unpack_frame
 from ..wire.requests import pack_mask
 from .edits import RemoveLabelled
 from .event_log import Action, Step
-from .shards import SECOND_PASS, CameraObject, Shards
-from .store import Store
+from .shards import CameraObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,16 +204,6 @@ def restore_ids(masks: MaskFrame, labels: Mapping[str, Mapping[str, str]]) -> Ma
         if instance.age
     )
     return replace(masks, instances=instances)
-
-
-def read_results(store: Store) -> Iterator[MaskFrame]:
-    """Yield the masks of a replay whose shards are complete, merged if there are two passes."""
-    # a replay forward alone has no second pass
-    first = Shards(store)
-    second = Shards(store, SECOND_PASS)
-    if not len(second):
-        return first.masks()
-    return merge(first.masks(), second.masks_backward())
 
 
 def merge(forward: Iterable[MaskFrame], backward: Iterable[MaskFrame]) -> Iterator[MaskFrame]:

@@ -204,6 +204,8 @@ class Summary:
     """What there is to say about these outputs, by their kind: what is in them and what was left out."""
     doubtful: str = "marked"
     """Treatment of doubtful objects in these outputs, as in the job."""
+    redone: str = ""
+    """Name of the last redo whose masks these outputs have; empty before the first."""
     complete: bool = True
     """False if the replay was stopped. Outputs hold the frames until then. The same command resumes it."""
 

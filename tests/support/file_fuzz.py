@@ -23,6 +23,7 @@ import torch
 from safetensors.torch import save as save_tensors
 
 from sam3_node.bags.bag import open_bag
+from sam3_node.bags.marks import read_marks
 from sam3_node.calibration import load_calibration
 from sam3_node.calibration.poses import read_poses
 from sam3_node.cli import requests
@@ -48,6 +49,7 @@ from sam3_node.replay.cluster.bill import BILL, BagResult, UsageReport, read_bil
 from sam3_node.replay.completion import IDENTITY, read_complete_summary, read_identity
 from sam3_node.replay.davis_png import read_labels
 from sam3_node.replay.job import read_prompts
+from sam3_node.replay.redone import INDEX, read_layers
 from sam3_node.replay.store import FolderStore, Summary
 from sam3_node.robot.robot_model import read_robot
 from sam3_node.settings import load_settings
@@ -282,6 +284,19 @@ OBJECTS = [
     {"camera": "front", "frame": 0, "label": "mug", "box": [1, 2, 30, 40]},
     {"frame": "first", "points": [[1, 2], [3, 4.5]], "labels": [1, 0]},
 ]
+MARKS = {
+    "objects": [{"camera": "front", "frame": 3, "label": "mug", "points": [[1, 2.5]], "labels": [1]}],
+    "marks": [
+        {"camera": "front", "frame": 3, "id": 1, "object": 0},
+        {"camera": "front", "frame": 9, "state": "checked"},
+        {"camera": "front", "frame": 9, "id": 2, "removed": True},
+    ],
+}
+LAYER = {
+    "name": "0123456789abcdef",
+    "marks": [{"camera": "front", "seq": 3, "id": 1, "box": [1, 2, 30, 40]}],
+    "stretches": [{"camera": "front", "id": 1, "first": 3, "stop": 9}],
+}
 OBJECTS_TOML = '[[objects]]\ncamera = "front"\nframe = 0\nlabel = "mug"\nbox = [1, 2, 30, 40]\n'
 SUMMARY = Summary("a.mcap", "live", "every", "nano", "cpu", 3, 0, 0, {"front": 3}, {"front": 1}, 1.0, 3.0)
 RECORD = EpisodeRecord(0, 1, "pick", 3, 0, 30, {}, ["mug"], [], 0, {})
@@ -347,6 +362,8 @@ FILES = (
         _text(Scales(model="nano", digest="0" * 64, frames=1, amax={"a": 1.0, "b": 2.5}).model_dump_json()),
     ),
     FuzzedFile("objects.json", read_prompts, _json(OBJECTS)),
+    FuzzedFile("pick.mcap.marks.json", read_marks, _json(MARKS)),
+    FuzzedFile(INDEX, _stored(read_layers, 1), _json({"layers": [LAYER]})),
     FuzzedFile("objects.toml", read_prompts, _text(OBJECTS_TOML)),
     FuzzedFile(
         "mugs.json",

@@ -19,9 +19,9 @@ from ...types import MaskFrame
 from ..completion import SUMMARY, JobSession, ProgressCallback, StoppedError, job_session
 from ..job import Job
 from ..planning import skip_unknown_names
+from ..redone import read_results
 from ..run import PerceptionCache, clear_job, read_finished_summary, run_job
 from ..schedule import open_schedule
-from ..second_pass import read_results
 from ..shards import LIMITS, Segment, ShardLimits, cut_segments, stitch
 from ..store import WORK, HeldError, ReplayCounts, Summary, open_store
 
