@@ -161,6 +161,8 @@ def record(args: Namespace, settings: Settings) -> None:
 def _add_console(commands: Commands) -> None:
     parser = commands.add("console", console)
     parser.add_path("--recording FILE.mcap", "play a recording instead of the live node")
+    text = "with --recording: a replay's folder or a file of masks, to see and correct instead of the recording's own"
+    parser.add_path("--results FOLDER", text)
     text = "with --recording: another result of it to compare with, a file of masks or a replay's folder"
     parser.add_path("--against FILE.mcap", text)
 
@@ -178,6 +180,7 @@ def console(args: Namespace, settings: Settings) -> None:
             stop_on_signals(),
             args.recording,
             args.against,
+            args.results,
             announce=lambda url: announce(f"console at {url}"),
             watchdog=watchdog,
         )

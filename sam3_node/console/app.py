@@ -30,6 +30,7 @@ from ..addresses import Address, is_loopback_header
 from ..errors import NoAnswerError, RequestError, Sam3NodeError, SettingsError, WireError
 from ..settings import Settings, read_address
 from .controls import Controls
+from .marking import MarkControls
 from .recorded import RecordedViews
 from .views import FrameView, LiveViews, pack_view
 
@@ -177,6 +178,7 @@ def _with_headers(send: Send) -> Send:
 
 
 AnySource = LiveViews | RecordedViews
+AnyControls = Controls | MarkControls
 
 
 class Changes:
@@ -210,7 +212,7 @@ class Console:
     """The routes of the page, for one source. `controls` is None if the page may change nothing."""
 
     def __init__(
-        self, source: AnySource, controls: Controls | None, changes: Changes, binding: Binding
+        self, source: AnySource, controls: AnyControls | None, changes: Changes, binding: Binding
     ) -> None:
         self._source = source
         self._controls = controls
@@ -270,12 +272,13 @@ class Console:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _describe(self) -> Mapping[str, object]:
-        recording = self._controls.recording.state() if self._controls else None
+        # of a recording, the page has marks in the place of a recorder
+        recorder = self._controls.recording.state() if isinstance(self._controls, Controls) else None
         return {
             "type": "state",
             "mode": self._source.mode,
             "read_only": self._controls is None,
-            "recorder": recording,
+            "recorder": recorder,
             **self._source.state(),
         }
 
@@ -298,6 +301,7 @@ class _Page:
         self._index = 0  # of the view of a recording that the page has asked for
         self._seen: dict[str, int] = {}  # by camera: the number of the live view that it has had last
         self._compared = 0  # rows of the timeline that it has had
+        self._revision = 0  # of the marks that it has had
 
     async def receive(self) -> None:
         """Take requests for views until the page goes."""
@@ -341,6 +345,7 @@ class _Page:
                 sent_s = loop.time()
                 await self._send(state)
                 await self._send_timeline()
+            await self._send_review()
             await self._changes.wait(STATE_S / 2)
 
     async def _send_timeline(self) -> None:
@@ -349,6 +354,14 @@ class _Page:
             if rows:
                 await self._send({"type": "timeline", "start": self._compared, "rows": rows})
                 self._compared += len(rows)
+
+    async def _send_review(self) -> None:
+        """Send the marks and the queue if they are others than the page has had."""
+        if isinstance(self._source, RecordedViews) and self._source.revision != self._revision:
+            # in a thread, because the queue of a long recording takes time
+            review = await run_in_threadpool(self._source.review)
+            self._revision = review.revision
+            await self._send({"type": "review", "marks": review.marks, "queue": review.queue})
 
     async def _find_view(self) -> FrameView:
         if isinstance(self._source, RecordedViews):

@@ -8,11 +8,14 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from ..bags.marks import MarkFile, name_marks
 from ..bags.native.reader import RecordedMasks, RecordingReader
 from ..bags.pairing import TimeSpan
-from ..errors import BagError
+from ..bags.review import QueueEntry, Reviewer
+from ..errors import BagError, RequestError
 from ..geometry import mask_iou
 from ..resources import Closeable
+from ..schema.marks import Mark
 from ..types import NANOSECONDS, Frame, FrameKey, MaskFrame
 from ..wire import masks_topic, pack_masks, unpack_masks
 from .views import FrameView, Listener
@@ -47,6 +50,15 @@ class ComparedFrame(msgspec.Struct, frozen=True):
     """mean IoU of the objects of both results; None if one has no masks of the frame"""
 
 
+class Review(msgspec.Struct, frozen=True):
+    """What people have said of a recording, and what they should look at next."""
+
+    revision: int
+    """It counts up with every change."""
+    marks: tuple[Mark, ...] = ()
+    queue: tuple[QueueEntry, ...] = ()
+
+
 class Results:
     """The masks of a recording by frame, packed; the ground truth if it `is_truth`, or has no masks of a node."""
 
@@ -65,6 +77,11 @@ class Results:
     def __len__(self) -> int:
         return len(self._bodies)
 
+    def find_highest_id(self, camera: str) -> int:
+        """Return the highest id of a camera's objects; 0 without objects. Reads all masks."""
+        frames = (self.find(key) for key in self._bodies if key.camera == camera)
+        return max((one.id for masks in frames if masks for one in masks.instances), default=0)
+
     def find(self, key: FrameKey) -> MaskFrame | None:
         """Return the masks of a frame, None if there are none."""
         body = self._bodies.get(key)
@@ -76,15 +93,19 @@ class Results:
 class RecordedViews(Closeable):
     """Views of a recording by index, and the comparison of each in a background thread. A context manager.
 
-    The masks come from the recording, or from `against` if it has none. Without `against`, they are compared with the
-    recording's own ground truth, if it has any. Raises BagError for a file that is no
-    recording, for one without frames, and for a result that has no masks of these frames.
+    The masks come from `results`, else from the recording, or from `against` if it has none. Without `against`, they
+    are compared with the recording's own ground truth, if it has any. People mark the masks of a node or a replay.
+    Raises BagError for a file that is no recording, for one without frames, for a result that has no masks of these
+    frames, and for a file of marks that cannot be read.
     """
 
     mode = "recording"
 
-    def __init__(self, recording: Path, against: Path | None, on_change: Listener) -> None:
+    def __init__(
+        self, recording: Path, against: Path | None, on_change: Listener, results: Path | None = None
+    ) -> None:
         self.name = recording.name
+        self.marks = MarkFile(name_marks(recording))
         self.other_name: str | None = None
         if against is not None:
             self.other_name = against.name
@@ -96,19 +117,18 @@ class RecordedViews(Closeable):
                 f"{recording}: expected recorded frames, found none; --recording names the file with the pictures, "
                 "--against one with other masks of them"
             )
-        # the recording's own masks, and what they are compared with: another result, or the recording's truth
-        self._masks = Results(self._reader)
-        if against is not None and against.is_dir():
-            against /= MASKS_FILE
+        # the masks to look at, and what they are compared with: another result, or the recording's truth
+        self._masks = Results(self._reader) if results is None else _open_results(results)
+        self._check_frames(self._masks, results)
         self._other: Results | None = None
         if against is not None:
-            self._other = Results(RecordingReader([against]))
+            self._other = _open_results(against)
         elif self._masks.kind == "masks":
             truth = Results(self._reader, is_truth=True)
             if len(truth):
                 self._other = truth
                 self.other_name = self.name
-        self._check_frames(against)
+        self._check_frames(self._other, against)
         # a recording without masks shows those of the other result, and compares nothing
         if self._other is not None and not len(self._masks):
             self._masks = self._other
@@ -116,6 +136,11 @@ class RecordedViews(Closeable):
         self._frames: dict[FrameKey, Frame] = {}
         self._reading = threading.Lock()
         self._compared: list[ComparedFrame] = []
+        self._places = {(entry.key.camera, entry.key.seq) for entry in self.entries}
+        self._reviewer = Reviewer()
+        self._reviewing = threading.Lock()
+        self._review = Review(0)
+        self._revision = 1
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._compare_all, name="console compare", daemon=True)
         self._thread.start()
@@ -148,6 +173,56 @@ class RecordedViews(Closeable):
         """Return what the timeline shows of the frames from `start` on that are compared already."""
         return self._compared[start:]
 
+    @property
+    def can_mark(self) -> bool:
+        """True for masks of a node or a replay: the truth needs no correction."""
+        return self._masks.kind == "masks"
+
+    @property
+    def revision(self) -> int:
+        """The revision of the review: a page that has this one needs no other."""
+        return self._revision
+
+    def review(self) -> Review:
+        """Return the marks, and the queue of the frames that are compared already."""
+        with self._reviewing:
+            if self._review.revision != self._revision:
+                marks = self.marks.marks
+                self._review = Review(self._revision, marks, tuple(self._reviewer.queue(marks)))
+            return self._review
+
+    def add_mark(self, mark: Mark) -> Mark:
+        """Keep a mark, and return it. A prompt without an id gets that of a new object.
+
+        Raises RequestError for a mark of a frame that the recording lacks, and what `MarkFile.add` raises.
+        """
+        if (mark.camera, mark.seq) not in self._places:
+            raise RequestError(
+                f"mark: expected a frame of {self.name}, found camera {mark.camera!r:.60}, {mark.seq}"
+            )
+        if mark.has_prompt and mark.id is None:
+            mark = msgspec.structs.replace(mark, id=self._find_free_id(mark.camera))
+        self.marks.add(mark)
+        self._revise()
+        self._on_change()
+        return mark
+
+    def undo_mark(self) -> Mark | None:
+        """Take back the last mark, and return it; None if there is none."""
+        mark = self.marks.undo()
+        self._revise()
+        self._on_change()
+        return mark
+
+    def _find_free_id(self, camera: str) -> int:
+        """Return an id that neither the masks nor the marks of a camera have."""
+        marked = [mark.id or 0 for mark in self.marks.marks if mark.camera == camera]
+        return max([self._masks.find_highest_id(camera), *marked]) + 1
+
+    def _revise(self) -> None:
+        with self._reviewing:
+            self._revision += 1
+
     def close(self) -> None:
         """Stop comparing. Idempotent."""
         self._closing.set()
@@ -158,13 +233,13 @@ class RecordedViews(Closeable):
             return None
         return self._other.find(key)
 
-    def _check_frames(self, against: Path | None) -> None:
+    def _check_frames(self, results: Results | None, path: Path | None) -> None:
         keys = {entry.key for entry in self.entries}
         # one common frame is enough: a result may cover a part of the recording
-        if self._other is not None and not any(self._other.find(key) for key in keys):
+        if path is not None and results is not None and not any(results.find(key) for key in keys):
             first = self.entries[0].key
             raise BagError(
-                f"{against}: expected masks of frames of {self.name}, such as camera {first.camera}, seq {first.seq}, "
+                f"{path}: expected masks of frames of {self.name}, such as camera {first.camera}, seq {first.seq}, "
                 "found none; compare results of the same recording"
             )
 
@@ -183,11 +258,15 @@ class RecordedViews(Closeable):
             return self._frames.get(entry.key)
 
     def _compare_all(self) -> None:
+        reviewed = CHUNK
         for number, entry in enumerate(self.entries, 1):
             # a long recording takes minutes: its timeline grows meanwhile, and the page is told now and then
             if self._closing.is_set():
                 return
             masks = self._masks.find(entry.key)
+            if masks is not None and self.can_mark:
+                with self._reviewing:
+                    self._reviewer.add(number - 1, masks)
             other = self._find_other(entry.key)
             doubtful = 0
             for found in (masks, other):
@@ -203,8 +282,17 @@ class RecordedViews(Closeable):
                     None if iou is None else round(iou, 3),
                 )
             )
+            # the queue takes as long as there are frames: it is made anew when they are twice as many
+            if number >= 2 * reviewed or number == len(self.entries):
+                reviewed = number
+                self._revise()
             if number % CHUNK == 0 or number == len(self.entries):
                 self._on_change()
+
+
+def _open_results(path: Path) -> Results:
+    """Return the masks of a file, or of a replay's folder."""
+    return Results(RecordingReader([path / MASKS_FILE if path.is_dir() else path]))
 
 
 def compare(masks: MaskFrame | None, other: MaskFrame | None) -> float | None:

@@ -14,8 +14,9 @@ from ..files import explain_os_error
 from ..processes.notify import Watchdog
 from ..settings import Settings
 from ..unfinished_requests import BoundedProtocol
-from .app import AnySource, Binding, Changes, Console, read_binding
+from .app import AnyControls, AnySource, Binding, Changes, Console, read_binding
 from .controls import Controls
+from .marking import MarkControls
 from .recorded import RecordedViews
 from .views import LiveViews
 
@@ -30,6 +31,7 @@ def run_console(
     stop: threading.Event,
     recording: Path | None = None,
     against: Path | None = None,
+    results: Path | None = None,
     *,
     announce: Callable[[str], None],
     watchdog: Watchdog | None = None,
@@ -43,16 +45,20 @@ def run_console(
     binding = read_binding(settings)
     if recording is None:
         settings.transport.require_newest("console")
-    if recording is None and against is not None:
-        raise SettingsError("--against: expected --recording with the pictures beside it, found none")
+    for option, path in (("--against", against), ("--results", results)):
+        if recording is None and path is not None:
+            raise SettingsError(f"{option}: expected --recording with the pictures beside it, found none")
     changes = Changes()
     with contextlib.ExitStack() as opened:
         # bound before the source is opened: an address in use is an error at once
         listener = opened.enter_context(_bind(binding))
         source: AnySource
-        controls = None
+        controls: AnyControls | None = None
         if recording is not None:
-            source = opened.enter_context(RecordedViews(recording, against, changes.notify))
+            views = opened.enter_context(RecordedViews(recording, against, changes.notify, results))
+            source = views
+            if views.can_mark and not settings.console.read_only:
+                controls = opened.enter_context(MarkControls(views))
         else:
             live = opened.enter_context(LiveViews(settings, changes.notify))
             source = live

@@ -6,6 +6,7 @@ import { fromBase64 } from "./wire.js";
 
 const STALE_MS = 1000;
 const DRAG_PX = 6;
+const POINT_PX = 7;
 const FLASH_MS = 700;
 const WHITE = [255, 255, 255];
 const painter = new Painter();
@@ -74,6 +75,18 @@ class Tile {
     dataset.labels = JSON.stringify(view.labels.map(({ id, rect }) => [id, ...rect]));
     if (view.origin != null) dataset.drawnAge = (view.drawnAt - view.origin).toFixed(0);
     this.overlay.setAttribute("aria-label", this.describe());
+    this.noteMarks();
+  }
+
+  /** Draw the marks of the shown frame if they are others than before. */
+  noteMarks() {
+    const marks = this.host.findMarks(this.camera, this.shown?.seq);
+    const key = JSON.stringify(marks);
+    if (key === (this.markKey ?? "[]")) return;
+    this.markKey = key;
+    this.marks = marks;
+    this.element.dataset.marks = marks.length;
+    this.drawOverlay();
   }
 
   /** Age of the picture on the screen in ms; null in a recording. */
@@ -125,6 +138,7 @@ class Tile {
     if (!this.shown) return;
     const scale = this.overlay.width / this.shown.width;
     if (this.preview) painter.drawMask(context, this.preview, this.shown, WHITE, devicePixelRatio);
+    for (const mark of this.marks ?? []) drawMark(context, mark, scale);
     if (box) strokeTwice(context, devicePixelRatio, () => context.strokeRect(...toRect(box).map((value) => value * scale)));
     if (!this.cursor) return;
     const [x, y] = this.cursor.map((value) => value * scale);
@@ -152,6 +166,23 @@ class Tile {
   }
 }
 
+/** Draw a mark of a person: a box, and a ring for each point, with a line across it where the object is not. */
+function drawMark(context, { points = [], labels, box }, scale) {
+  strokeTwice(context, devicePixelRatio, () => {
+    if (box) context.strokeRect(...toRect(box).map((value) => value * scale));
+    points.forEach(([x, y], index) => {
+      const radius = POINT_PX * devicePixelRatio;
+      context.beginPath();
+      context.arc(x * scale, y * scale, radius, 0, 2 * Math.PI);
+      if (labels?.[index] === 0) {
+        context.moveTo(x * scale - radius, y * scale);
+        context.lineTo(x * scale + radius, y * scale);
+      }
+      context.stroke();
+    });
+  });
+}
+
 function toRect([x0, y0, x1, y1]) {
   return [Math.min(x0, x1), Math.min(y0, y1), Math.abs(x1 - x0), Math.abs(y1 - y0)];
 }
@@ -165,9 +196,11 @@ function strokeTwice(context, ratio, stroke) {
 }
 
 /** All tiles, and the one that is large. `marks` gets what the user marks: point(tile, xy, isInside), box(tile, box),
- * exemplar(tile, box, isLike). `changed` is called when another tile is large. */
+ * exemplar(tile, box, isLike). `changed` is called when another tile is large. `findMarks(camera, seq)` returns what people
+ * have marked on a frame of a recording. */
 export class Cameras {
-  constructor(worker, marks, changed) {
+  constructor(worker, marks, changed, findMarks) {
+    this.findMarks = findMarks;
     this.worker = worker;
     this.marks = marks;
     this.changed = changed;

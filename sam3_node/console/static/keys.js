@@ -2,13 +2,14 @@
 
 import { make } from "./dom.js";
 
-const CHANGES = new Set(["/", "F2", "Delete", "P", "X", "C", "H", "Tab"]);
+const CHANGES = new Set(["/", "F2", "Delete", "P", "X", "C", "H", "Tab", "A", "R", "Z"]);
 const ON_PICTURE = [
   ["arrows", "move the cross; Alt 1 pixel, Ctrl 50"],
   ["Enter", "add or correct there; with Shift: it is not that"],
   ["B", "begin a box; Enter ends it; Alt Enter: find all like it"],
   ["Alt drag", "find all that is like the box; with Shift: not what is like it"],
 ];
+const ON_RECORDING = ON_PICTURE.slice(0, 2).concat([["B", "begin a box; Enter ends it"]]);
 const GROUPS = ["Time", "Objects", "On the picture", "Node", "Page"];
 
 /** Runs what a key stands for. `both`, `live` and `recorded` list [key, group, what it does, function]. */
@@ -40,7 +41,8 @@ export class Keys {
   /** Fill the list of keys, group by group. */
   show() {
     const shown = [...this.listed(), ["1 … 9", "Objects", "choose an object"]];
-    if (this.isLive()) for (const [key, text] of ON_PICTURE) shown.push([key, "On the picture", text]);
+    const onPicture = this.isLive() ? ON_PICTURE : this.canChange() ? ON_RECORDING : [];
+    for (const [key, text] of onPicture) shown.push([key, "On the picture", text]);
     const filled = GROUPS.map((group) => [group, shown.filter(([, of]) => of === group)]).filter(([, rows]) => rows.length);
     const sections = filled.map(([group, rows]) => make("section", {}, make("h3", { textContent: group }), list(rows)));
     document.querySelector("#keys").replaceChildren(...sections);

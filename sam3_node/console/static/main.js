@@ -9,7 +9,8 @@ import { Pins, describeMarks } from "./pins.js";
 import { Player } from "./player.js";
 import { Prompts } from "./prompts.js";
 import { call, fetchPicture, isAllowed, logIn, lookFor, suggest } from "./requests.js";
-import { Timeline, isDifferent, isDoubtful } from "./timeline.js";
+import { Review } from "./review.js";
+import { Timeline, isDifferent } from "./timeline.js";
 
 const REFRESH_MS = 200;
 const SILENT_MS = 1800;
@@ -43,7 +44,7 @@ const ask = (message) =>
     worker.postMessage({ ...message, request: requests });
   });
 const isLive = () => state?.mode !== "recording";
-const canChange = () => Boolean(state && isLive() && !state.read_only);
+const canChange = () => Boolean(state && !state.read_only);
 const getSelected = (camera) => (selected.camera === camera ? selected.id : null);
 const shownView = () => cameras.main?.shown ?? null;
 
@@ -86,9 +87,14 @@ const prompts = new Prompts({
   getNewest: (camera) => newest.get(camera),
   askLabel: (id) => askLabel(id),
   getName: () => find("#name").value.trim(),
+  getLabel: () => find("#mark-label").value.trim(),
+  isLive,
+  nameOf: (view, id) => view.masks?.instances.find((item) => item.id === id)?.label ?? review.findLabel(view.camera, id),
+  mark: (view, fields) => review.mark(view, fields),
+  undo: () => review.undo(),
 });
 const pins = new Pins(() => refresh());
-const cameras = new Cameras(worker, prompts, () => refresh()); // at once: buttons of the table act on the large picture's camera
+const cameras = new Cameras(worker, prompts, () => refresh(), (camera, seq) => review.findPrompts(camera, seq)); // at once: buttons of the table act on the large picture's camera
 const timeline = new Timeline((index) => goTo(index));
 const tracks = new Tracks({
   select: (id) => select(cameras.main.camera, id),
@@ -155,6 +161,19 @@ const player = new Player({
   refresh: () => refresh(),
 });
 
+const review = new Review({
+  try: (run) => prompts.try(run),
+  say,
+  select,
+  goTo: (index) => player.goTo(index),
+  nameOf: (camera, id) => shownView()?.masks?.instances.find((item) => item.id === id)?.label ?? nameOf(camera, id),
+  getView: shownView,
+  getSelected,
+  changed: () => {
+    for (const tile of cameras.tiles.values()) tile.noteMarks();
+  },
+});
+
 const SHOWS = { both: "masks", masks: "other", other: "both" };
 let shows = "both";
 
@@ -216,7 +235,7 @@ function askReset() {
 
 function askLabel(id = getSelected(cameras.main?.camera)) {
   const instance = shownView()?.masks?.instances.find((item) => item.id === id);
-  if (!instance || !canChange()) return;
+  if (!instance || !isLive() || !canChange()) return;
   const [dialog, input] = [find("#rename-dialog"), find("#label")];
   const { camera } = cameras.main;
   find("#rename-title").textContent = `New label of object ${id}`;
@@ -289,6 +308,11 @@ function removeChosen() {
   if (id !== null && canChange()) removeObject(id);
 }
 
+function hideChosen() {
+  const id = getSelected(cameras.main?.camera);
+  if (id !== null && shownView()) prompts.keep(shownView(), { id, hidden: true }, "Hidden:");
+}
+
 function removeObject(id) {
   const { camera } = cameras.main;
   prompts.remove(camera, id, nameOf(camera, id), shownView());
@@ -333,8 +357,14 @@ const keys = new Keys({
   ],
   recorded: [
     [" ", "Time", "play or stop", () => player.toggle()],
-    ["D", "Time", "next doubtful frame", () => player.jump(isDoubtful, "doubtful masks")],
+    ["D", "Time", "next frame to look at, the most doubtful first", () => review.next()],
     ["F", "Time", "next frame that differs", () => player.jump(isDifferent, "different masks")],
+    ["A", "Objects", "state the chosen object, or the frame, as checked", () => review.state("checked")],
+    ["R", "Objects", "state it as rejected", () => review.state("rejected")],
+    ["N", "Objects", "choose none: the next mark adds an object", () => select(null, null)],
+    ["H", "Objects", "the object is hidden on this frame", hideChosen],
+    ["Delete", "Objects", "remove the object, from this frame on", removeChosen],
+    ["Z", "Objects", "take back the last mark", () => review.undo()],
     ["V", "Page", "show both results or one", () => state?.against && toggleShows()],
   ],
 });
@@ -394,6 +424,7 @@ function showView() {
   lost.update((state?.lost ?? []).filter(({ camera }) => camera === cameras.main?.camera), canChange());
   stages.update();
   if (state?.against) showComparison();
+  if (state && !isLive()) review.show();
 }
 
 function showState() {
@@ -514,6 +545,7 @@ const handlers = {
     timeline.showRecorded(player.index);
     if (state.against) showComparison();
   },
+  review: (message) => review.take(message),
   damaged: ({ text }) => say(text, true),
   reply: ({ request, value }) => {
     pending.get(request)?.(value);
@@ -526,7 +558,10 @@ const CLICKS = {
   choose: chooseNames,
   freeze: toggleFreeze,
   play: () => player.toggle(),
-  "next-doubtful": () => player.jump(isDoubtful, "doubtful masks"),
+  "next-doubtful": () => review.next(),
+  checked: () => review.state("checked"),
+  rejected: () => review.state("rejected"),
+  "undo-mark": () => review.undo(),
   "next-different": () => player.jump(isDifferent, "different masks"),
   shows: toggleShows,
   snapshot: saveSnapshot,
@@ -543,6 +578,7 @@ const CLICKS = {
 function describePointer() {
   document.body.toggleAttribute("data-touch", isTouch);
   const more = isTouch ? '"It is not…", then tap' : "Shift and click";
+  find("#review-hint").textContent = `${CLICK_FIRST} or drag a box: correct the chosen object. Without one: a mask, or a new object.`;
   find("#marks-hint").textContent = `${CLICK_FIRST}: add an object, or correct its mask. Drag: a box. ${more}: what it is not.`;
 }
 

@@ -48,7 +48,7 @@ export class Tracks {
     swatch.style.background = cssColour(id);
     const pick = make("button", { className: "pick", title: `Choose object ${id}` }, swatch, String(id));
     pick.onclick = () => this.actions.select(id);
-    const rename = make("button", { className: "change rename", textContent: "✎", title: "Rename (F2)" });
+    const rename = make("button", { className: "live change rename", textContent: "✎", title: "Rename (F2)" });
     rename.setAttribute("aria-label", `Rename object ${id}`);
     rename.onclick = () => this.actions.rename(id);
     const remove = make("button", { className: "change remove", textContent: "✕", title: "Remove (Delete)" });

@@ -14,10 +14,11 @@ const DOUBLE_MS = 500;
 const DOUBLE_PX = 12;
 const YOUNG_MS = 10_000;
 
-/** Sends marks. `ask` and `tell` send the worker a message, with and without a reply; `say(text, isError, actions)` shows a
+/** Sends marks: to the node, or on a recording to its file, by `mark(view, fields)`. `ask` and `tell` send the worker a message, with and without a reply; `say(text, isError, actions)` shows a
  * line with buttons [text, function]; `goLive` ends a still picture; `getNewest(camera)` returns the newest view. */
 export class Prompts {
   constructor(host) {
+    this.isLive = () => true;
     Object.assign(this, host);
     this.previews = true;
     this.hovering = null;
@@ -38,7 +39,9 @@ export class Prompts {
     const isPositive = isOn && !this.negates;
     const choice = isPositive && this.isMeant(tile, [x, y]) ? { choice: this.meant.at } : {};
     await this.once(tile, [x, y], async () => {
-      const hit = (await this.ask({ type: "hit", camera: tile.camera, x, y })) ?? this.findYoung(tile, x, y);
+      // on a recording, a mark belongs to the chosen object, also where its mask is not
+      const chosen = this.isLive() ? null : this.getSelected(tile.camera);
+      const hit = chosen ?? (await this.ask({ type: "hit", camera: tile.camera, x, y })) ?? this.findYoung(tile, x, y);
       if (!this.canChange()) {
         this.select(tile.camera, hit);
         return;
@@ -56,17 +59,22 @@ export class Prompts {
     });
   }
 
-  /** A box starts an object. */
+  /** A box starts an object. On a recording, it corrects the chosen one. */
   async box(tile, box, view) {
     if (!this.canChange()) return;
+    const chosen = this.isLive() ? null : this.getSelected(tile.camera);
     await this.once(tile, box, async () => {
+      if (chosen !== null) {
+        await this.refine(tile, chosen, { box }, view);
+        return;
+      }
       if (!(await this.addAgain(tile, { box }, view))) await this.add(tile, { box }, view);
     });
   }
 
   /** A box shows what to look for, or what not: all like this, under the name that is typed, or that was shown last. */
   async exemplar(tile, box, isLike, view) {
-    if (!this.canChange()) return;
+    if (!this.canChange() || !this.isLive()) return;
     const name = this.getName() || this.shownName;
     if (!name) {
       this.say("Type a name first: all that is like the box gets it.", true);
@@ -113,6 +121,10 @@ export class Prompts {
   }
 
   async add(tile, prompt, view) {
+    if (!this.isLive()) {
+      await this.keep(view, { ...prompt, label: this.getLabel() || "object" }, "Added");
+      return;
+    }
     await this.send(tile, "add_object", prompt, view, (result) => {
       const { camera, id, mask } = result;
       if (mask) this.young.push({ camera, id, at: Date.now(), instance: { box: mask.box, bits: fromBase64(mask.bits) } });
@@ -127,10 +139,27 @@ export class Prompts {
 
   async refine(tile, id, prompt, view) {
     this.select(tile.camera, id);
+    if (!this.isLive()) {
+      await this.keep(view, { ...prompt, id, label: this.nameOf(view, id) }, "Marked");
+      return;
+    }
     await this.send(tile, "refine_object", { id, ...prompt }, view, () => this.say(`Corrected object ${id}.`));
   }
 
+  /** Keep a mark on a frame of a recording, and choose its object. */
+  async keep(view, fields, done) {
+    await this.try(async () => {
+      const { id, label } = await this.mark(view, fields);
+      this.select(view.camera, id);
+      this.say(`${done} ${label ?? "object"} (${id}) on frame ${view.seq}.`, false, [["Undo", () => this.undo()]]);
+    });
+  }
+
   async remove(camera, id, label, view) {
+    if (!this.isLive()) {
+      await this.keep(view, { id, removed: true }, "Removed, from here on,");
+      return;
+    }
     await this.try(async () => {
       await call("remove_object", { id, camera, ...epoch(view) });
       this.tell({ type: "patch", camera, id });
@@ -171,7 +200,7 @@ export class Prompts {
 
   async previewNext() {
     const wanted = this.hovering;
-    const isWanted = this.previews && this.canChange() && wanted?.tile.shown?.masks && performance.now() > this.restUntil;
+    const isWanted = this.previews && this.isLive() && this.canChange() && wanted?.tile.shown?.masks && performance.now() > this.restUntil;
     if (!isWanted) return;
     this.isPreviewing = true;
     this.hovering = null;

@@ -39,7 +39,7 @@ export class Timeline {
     const iou = row?.iou == null ? "" : `   IoU ${row.iou.toFixed(2)}`;
     const text = row ? `${row.s.toFixed(2)} s of ${this.rows.at(-1).s.toFixed(2)} s   frame ${index + 1} of ${this.count}${iou}` : "";
     setText(this.time, text);
-    setText(this.hint, isTouch ? "" : "Space: play  ·  D: next doubtful  ·  [ and ]: step");
+    setText(this.hint, isTouch ? "" : "Space: play  ·  D: next to look at  ·  [ and ]: step");
     this.slider.setAttribute("aria-valuetext", text);
     this.draw();
   }
@@ -125,5 +125,3 @@ export class Timeline {
 
 /** True for a frame where two results differ much. */
 export const isDifferent = (row) => row.iou !== null && row.iou < LOW_IOU;
-/** True for a frame with doubtful masks. */
-export const isDoubtful = (row) => row.doubtful > 0;
