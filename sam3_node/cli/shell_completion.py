@@ -36,7 +36,22 @@ def add_commands(commands: Commands, parser: CommandParser) -> None:
 
 
 def write_script(shell: str, parser: argparse.ArgumentParser) -> str:
-    """Return the script of one of SHELLS. The parser is changed for it, and must not parse anything afterwards."""
+    """Return the script of one of SHELLS."""
+    import shtab
+
+    # other parsers share the actions of settings
+    before = [(action, dict(vars(action))) for action in _list_actions(parser)]
+    try:
+        _prepare(parser)
+        return shtab.complete(parser, shell) + "\n"
+    finally:
+        for action, attributes in before:
+            vars(action).clear()
+            vars(action).update(attributes)
+
+
+def _prepare(parser: argparse.ArgumentParser) -> None:
+    """Give the actions of a parser what shtab reads."""
     import shtab
 
     values = {option.name: option.choices for option in options()}
@@ -52,7 +67,6 @@ def write_script(shell: str, parser: argparse.ArgumentParser) -> str:
         # zsh separates parts of an option's description by these
         if isinstance(action.metavar, str):
             action.metavar = re.sub(r"[][:]", " ", action.metavar)
-    return shtab.complete(parser, shell) + "\n"
 
 
 def _list_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:

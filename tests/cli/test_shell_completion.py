@@ -154,6 +154,12 @@ def test_the_script_starts_no_program_of_this_package(shell: str) -> None:
     assert not re.search(r"\((command )?sam3-node|python3? -", script(shell))
 
 
+def test_a_script_leaves_the_parsers_as_they_were() -> None:
+    write_script("bash", command_parser())
+    # a detector of another package, which completion does not offer
+    command_parser().parse_args(["run", "--detector.kind", "my-own"])
+
+
 def test_the_command_prints_the_script_or_writes_it(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sam3_node", "completion", "bash"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
