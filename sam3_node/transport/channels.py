@@ -308,7 +308,7 @@ class FrameSubscriber(CameraReceiver[Frame]):
     def shared(self) -> tuple[str, ...]:
         """Endpoints whose pixels come in shared memory. Any thread may ask."""
         readers = list(self._memory.items())
-        return tuple(source.endpoint for source, reader in readers if reader.way == "memory")
+        return tuple(source.endpoint for source, reader in readers if reader.reads_memory)
 
     def _accept(self, parts: list[memoryview], received_ns: int, source: sockets.ReconnectingSocket) -> None:
         if self._is_live:
@@ -321,6 +321,11 @@ class FrameSubscriber(CameraReceiver[Frame]):
                 return
             parts = resolved
         super()._accept(parts, received_ns, source)
+
+    def _update_sockets(self) -> None:
+        super()._update_sockets()
+        for reader in self._memory.values():
+            reader.follow_connection()
 
     def _unpack(self, parts: list[memoryview]) -> Frame:
         return wire.unpack_frame(parts)

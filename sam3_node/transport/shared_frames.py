@@ -1,9 +1,10 @@
 """Hand the pixels of frames to readers on the same machine in shared memory, without a socket's copies.
 
 A camera writes its newest frames into a ring of slots, and publishes each place as `[b"shared/<camera>", place,
-header]` beside the message with pixels. It does so only while somebody has subscribed to such topics. A reader
-subscribes to both, and keeps the one that works: the memory of a process on another machine, of another user or in
-another container cannot be opened.
+header]` beside the message with pixels. It does so only for large frames, and while somebody has subscribed to such
+topics. A reader subscribes to both, and keeps the one that works: the memory of a process on another machine, of
+another user or in another container cannot be opened. Who reads memory gets other frames as `[b"shared/<camera>", b"",
+header, colour, depth?]`.
 
 The memory is a file without a name (memfd_create): it is gone with the last process that has it, however that ends.
 Readers open it through /proc, for which the kernel asks for the same user. It is sealed, so that a reader can neither
@@ -21,19 +22,21 @@ import os
 import struct
 import time
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import zmq
 
 from ..errors import WireError
 from ..resources import Closeable
-from ..types import Buffer, FramePlace, keep_newest
+from ..types import Buffer, FramePlace
 from ..wire import FRAMES_ROOT, SHARED_ROOT, pack_place, unpack_place
 from .security import Socket
 from .sockets import ReconnectingSocket
 
 SLOTS = 6
 """Frames that a ring holds: a reader has the time of four frames to copy one."""
+MIN_FRAME_BYTES = 2 << 20
+"""Least size of a frame that is shared. A smaller one comes sooner through a socket, whose ends copy at one time."""
 MIN_SLOTS = 3
 """Fewest frames of a ring. One is written, one is read, and one lies between."""
 MAX_RING_BYTES = 64 << 20
@@ -137,6 +140,7 @@ class SharedFrames(Closeable):
         self._topics: set[bytes] = set()
         self._knows_all = True  # until so many have subscribed that some are not kept
         self._rings: dict[bytes, FrameRing] = {}
+        self._has_shared = False  # so that a reader may have memory alone
         self._has_failed = False
 
     def read_subscriptions(self, socket: Socket) -> None:
@@ -152,7 +156,8 @@ class SharedFrames(Closeable):
                 self._topics.add(topic)
             else:
                 self._knows_all = False
-        if self._rings and not any(topic.startswith(SHARED_ROOT) for topic in self._topics):
+        if self._has_shared and not any(topic.startswith(SHARED_ROOT) for topic in self._topics):
+            self._has_shared = False
             self.close()
 
     def is_wanted(self, topic: bytes) -> bool:
@@ -160,9 +165,9 @@ class SharedFrames(Closeable):
         return not self._knows_all or any(topic.startswith(wanted) for wanted in self._topics)
 
     def share(self, parts: Sequence[Buffer]) -> list[Buffer] | None:
-        """Write the pixels of a frame's message into memory. Return the message of their place, None if nobody asks.
+        """Write the pixels of a frame's message into memory. Return the message of their place; None without readers.
 
-        Without memory the message has the pixels, which sends its readers back to the socket.
+        A small frame, and one for which there is no memory, stays in the message, for those who read memory alone.
         """
         topic = SHARED_ROOT + bytes(parts[0])[len(FRAMES_ROOT) :]
         # who subscribes to everything has the pixels of the other message
@@ -170,14 +175,17 @@ class SharedFrames(Closeable):
             return None
         header, *pixels = parts[1:]
         size = sum(memoryview(part).nbytes for part in pixels)
-        try:
-            place = self._find_ring(topic, size).write(pixels)
-        except OSError as error:
-            if not self._has_failed:
-                self._has_failed = True
-                log.warning("frames are not shared in memory, but sent through sockets: %s", error)
-            return [topic, b"", header, *pixels]
-        return [topic, pack_place(place), header]
+        if size >= MIN_FRAME_BYTES:
+            try:
+                place = self._find_ring(topic, size).write(pixels)
+            except OSError as error:
+                if not self._has_failed:
+                    self._has_failed = True
+                    log.warning("frames are not shared in memory, but sent through sockets: %s", error)
+            else:
+                self._has_shared = True
+                return [topic, pack_place(place), header]
+        return [topic, b"", header, *pixels] if self._has_shared else None
 
     def _find_ring(self, topic: bytes, size: int) -> FrameRing:
         ring = self._rings.get(topic)
@@ -206,6 +214,13 @@ class SharedFrames(Closeable):
         self._rings.clear()
 
 
+class _OpenRing(NamedTuple):
+    """Memory of a camera that a reader has opened."""
+
+    token: bytes
+    memory: mmap.mmap
+
+
 class SharedFrameReader(Closeable):
     """The reader's side of one endpoint: subscribes to what works, and makes whole messages of frames.
 
@@ -217,27 +232,29 @@ class SharedFrameReader(Closeable):
         self._source = source
         self._topics = topics
         self._shared_topics = find_shared_topics(topics)
-        self._maps: dict[bytes, mmap.mmap] = {}
+        self._rings: dict[bytes, _OpenRing] = {}  # by topic
         self._way: Way | None = None
         self._handshakes = source.handshakes
         self._misses = 0  # frames in a row that were overwritten before they were read
 
     @property
-    def way(self) -> Way:
-        """How pixels come now."""
-        return self._way or "socket"
+    def reads_memory(self) -> bool:
+        """True while the endpoint is read in memory alone."""
+        return self._way == "memory"
+
+    def follow_connection(self) -> None:
+        """Subscribe to both after a new connection: the camera may be another program, user or version now."""
+        if self._source.handshakes != self._handshakes:
+            self._handshakes = self._source.handshakes
+            self._choose(None)
 
     def resolve(self, parts: list[memoryview]) -> list[memoryview] | None:
         """Return the message of a frame with its pixels; None for one that came already, or was overwritten.
 
         Any other message is returned as it is.
         """
-        if self._source.handshakes != self._handshakes:
-            # the camera may have been started again, as another user or from another version
-            self._handshakes = self._source.handshakes
-            self._choose(None)
         if parts[0][: len(SHARED_ROOT)] != SHARED_ROOT:
-            is_late = self._way == "memory" and parts[0][: len(FRAMES_ROOT)] == FRAMES_ROOT
+            is_late = self.reads_memory and parts[0][: len(FRAMES_ROOT)] == FRAMES_ROOT
             return None if is_late else parts
         if self._way == "socket":
             return None
@@ -245,12 +262,10 @@ class SharedFrameReader(Closeable):
             return parts
         topic = memoryview(FRAMES_ROOT + bytes(parts[0][len(SHARED_ROOT) :]))
         if not parts[1]:
-            # the camera has no memory; while both were subscribed to, the same frame comes through the socket
-            was_sole = self._way == "memory"
-            self._choose("socket")
-            return [topic, *parts[2:]] if was_sole else None
+            # while both are subscribed to, the same frame comes in the other message
+            return [topic, *parts[2:]] if self.reads_memory else None
         try:
-            pixels = self._read(unpack_place(parts[1]))
+            pixels = self._read(bytes(parts[0]), unpack_place(parts[1]))
         except (OSError, ValueError, WireError) as error:
             log.debug("%s: frames come through the socket: %s", self._source.endpoint, error)
             self._choose("socket")
@@ -280,15 +295,13 @@ class SharedFrameReader(Closeable):
         if way != "memory":
             self.close()
 
-    def _read(self, place: FramePlace) -> list[memoryview] | None:
+    def _read(self, topic: bytes, place: FramePlace) -> list[memoryview] | None:
         """Copy the pixels of a frame; None if they were overwritten. Raises OSError, ValueError for another place."""
-        ring = self._maps.get(place.token)
-        if ring is None:
-            ring = _open_ring(place)
-            while len(self._maps) >= MAX_RINGS:
-                self._maps.pop(next(iter(self._maps))).close()
-        # the ring that was used last is the last
-        keep_newest(self._maps, place.token, ring, MAX_RINGS)
+        opened = self._rings.get(topic)
+        if opened is None or opened.token != place.token:
+            opened = _OpenRing(place.token, _open_ring(place))
+            self._replace(topic, opened)
+        ring = opened.memory
         size = sum(place.sizes)
         begin = _DATA_OFFSET + place.number % place.slots * place.slot_bytes
         if size > place.slot_bytes or begin + place.slot_bytes > len(ring):
@@ -302,11 +315,20 @@ class SharedFrameReader(Closeable):
         ends = list(itertools.accumulate(place.sizes))
         return [view[end - part : end] for part, end in zip(place.sizes, ends, strict=True)]
 
+    def _replace(self, topic: bytes, opened: _OpenRing) -> None:
+        """Keep the memory of a camera in the place of its last one."""
+        before = self._rings.pop(topic, None)
+        if before is None and len(self._rings) >= MAX_RINGS:
+            before = self._rings.pop(next(iter(self._rings)))
+        if before is not None:
+            before.memory.close()
+        self._rings[topic] = opened
+
     def close(self) -> None:
         """Close the memory of cameras. Idempotent."""
-        for ring in self._maps.values():
-            ring.close()
-        self._maps.clear()
+        for opened in self._rings.values():
+            opened.memory.close()
+        self._rings.clear()
 
 
 def find_shared_topics(topics: Sequence[bytes]) -> list[bytes]:

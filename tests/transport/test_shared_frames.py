@@ -37,6 +37,13 @@ from tests.support.transport_peer import (
 from tests.support.wire_examples import jpeg_frame
 
 RINGS = "sam3-node-frames"
+LARGE = 1500
+"""Side of frames that a camera process shares: 2.25 MB."""
+
+
+@pytest.fixture(autouse=True)
+def small_frames_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_frames, "MIN_FRAME_BYTES", 1)
 
 
 def count_rings() -> int:
@@ -139,17 +146,17 @@ def test_a_camera_that_is_killed_leaves_no_memory_and_its_successor_is_read(
     new_endpoint: Callable[[], str],
 ) -> None:
     place = new_endpoint()
-    with peer("camera", place, "cam0", "newest", 5, 100_000, 64) as camera:
+    with peer("camera", place, "cam0", "newest", 5, 100_000, LARGE) as camera:
         camera.next_line()
         with FrameSubscriber([place]) as subscriber:
             wait_until(lambda: take_frame(subscriber) and subscriber.shared)
             camera.kill()
-            first = subscriber._memory[sockets_of(subscriber)[0]]._maps.copy()
-            with peer("camera", place, "cam0", "newest", 5, 100_000, 64) as successor:
+            first = subscriber._memory[sockets_of(subscriber)[0]]._rings.copy()
+            with peer("camera", place, "cam0", "newest", 5, 100_000, LARGE) as successor:
                 successor.next_line()
                 wait_until(
                     lambda: (
-                        subscriber.take(50) and subscriber._memory[sockets_of(subscriber)[0]]._maps != first
+                        subscriber.take(50) and subscriber._memory[sockets_of(subscriber)[0]]._rings != first
                     )
                 )
                 take_frame(subscriber)
@@ -164,17 +171,51 @@ def test_a_reader_that_is_killed_costs_the_camera_nothing() -> None:
             with peer("reader", publisher.endpoint, "newest") as reader:
                 wait_until(lambda: publisher.send(make_frame(1)) and count_rings() == 1)
                 reader.kill()
-            wait_until(lambda: publisher.send(make_frame(1)) and count_rings() == 0)
+            wait_until(lambda: publisher.send(make_frame(1)) and not publisher._shared._rings)
+            assert count_rings() == 0
 
 
-def test_a_larger_frame_gets_larger_memory_and_one_too_large_comes_through_the_socket() -> None:
-    side = 5000
-    assert side * side * SLOTS > MAX_RING_BYTES
+def test_a_larger_frame_gets_larger_memory_and_one_too_large_comes_in_its_message() -> None:
+    large = 5000
+    assert large * large * SLOTS > MAX_RING_BYTES
     with sharing() as (publisher, subscriber):
-        for sides, is_shared in ((600, True), (side, False)):
-            frame = make_frame(sides % 256, side=sides)
+        for number, side in enumerate((600, large, 600), start=1):
+            frame = make_frame(number, side=side)
             assert bytes(send_and_take(publisher, subscriber, frame).colour) == bytes(frame.colour)
-            assert bool(subscriber.shared) == is_shared
+            assert count_rings() == (1 if side == large else 2)
+
+
+def test_a_reader_of_memory_gets_each_small_frame_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with sharing() as (publisher, subscriber):
+        monkeypatch.setattr(shared_frames, "MIN_FRAME_BYTES", 1000)
+        send_and_take(publisher, subscriber, make_frame(1))
+        for seq in range(2, 12):
+            frame = make_frame(seq, side=20 if seq % 2 else 40)
+            publisher.send(frame)
+            # the first one was sent until it arrived
+            while (received := take_frame(subscriber)).frame.seq == 1:
+                pass
+            assert (received.frame.seq, bytes(received.frame.colour)) == (seq, bytes(frame.colour))
+        assert subscriber.shared
+        assert not subscriber.waits
+
+
+def test_a_plain_camera_in_the_place_of_one_with_memory_is_read(new_endpoint: Callable[[], str]) -> None:
+    place = new_endpoint()
+    with FrameSubscriber([place]) as subscriber:
+        with FramePublisher(place) as publisher:
+            wait_until(lambda: publisher.send(make_frame(1)) and subscriber.shared)
+        with zmq.Context() as context, context.socket(zmq.PUB) as camera:
+            camera.linger = 0
+            camera.bind(place)
+
+            def receives_plain() -> bool:
+                camera.send_multipart(pack_frame(make_frame(2)))
+                received = subscriber.take(20)
+                return received is not None and received.frame.seq == 2
+
+            wait_until(receives_plain)
+            assert not subscriber.shared
 
 
 @contextlib.contextmanager
@@ -185,7 +226,7 @@ def reading() -> Iterator[Callable[[FramePlace], list[memoryview] | None]]:
         FrameSubscriber([publisher.endpoint]) as subscriber,
         SharedFrameReader(sockets_of(subscriber)[0], [b""]) as reader,
     ):
-        yield reader._read
+        yield lambda place: reader._read(b"shared/cam0", place)
 
 
 def test_a_frame_is_whole_or_told_to_be_overwritten() -> None:
@@ -202,7 +243,7 @@ def test_a_frame_is_whole_or_told_to_be_overwritten() -> None:
 def test_no_picture_is_torn_while_a_camera_writes_as_fast_as_it_can() -> None:
     # frames of one value each: a torn one has two
     with (
-        peer("camera", TCP, "cam0", "newest", 0, 100_000, 1000) as camera,
+        peer("camera", TCP, "cam0", "newest", 0, 100_000, LARGE) as camera,
         FrameSubscriber([camera.next_line()]) as subscriber,
     ):
         wait_until(lambda: take_frame(subscriber) and subscriber.shared)
@@ -364,19 +405,17 @@ def test_a_reader_that_is_always_too_late_goes_back_to_the_socket(monkeypatch: p
         assert send_and_take(publisher, subscriber, make_frame(2)).seq == 2
 
 
-def test_more_cameras_than_rings_come_through_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_cameras_than_rings_come_in_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_frames, "MAX_RINGS", 2)
     with sharing() as (publisher, subscriber):
+        rings = publisher._shared._rings
         send_and_take(publisher, subscriber, make_frame(1, "cam1"))
-        assert subscriber.shared
         send_and_take(publisher, subscriber, make_frame(1, "cam2"))
-        assert not subscriber.shared
-    # a camera that has gone gives its place to another
-    with sharing() as (publisher, subscriber):
-        send_and_take(publisher, subscriber, make_frame(1, "cam1"))
+        assert list(rings) == [b"shared/cam0", b"shared/cam1"]
+        # a camera that has gone gives its place to another
         monkeypatch.setattr(shared_frames, "RING_IDLE_S", 0.0)
-        send_and_take(publisher, subscriber, make_frame(1, "cam2"))
-        assert subscriber.shared
+        send_and_take(publisher, subscriber, make_frame(2, "cam2"))
+        assert list(rings) == [b"shared/cam1", b"shared/cam2"]
 
 
 def test_a_system_without_such_memory_sends_through_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
