@@ -118,7 +118,8 @@ def compute_jump(before: Mask, instance: Instance) -> float:
     mask = instance.mask
     if before.size != mask.size:
         return 1.0
-    (x0, y0), (x1, y1) = _find_centre(before), _find_centre(mask)
+    x0, y0 = _find_centre(before)
+    x1, y1 = _find_centre(mask)
     return 1.0 - mask_iou(before.shifted(round(x1 - x0), round(y1 - y0)), mask)
 
 

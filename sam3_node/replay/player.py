@@ -26,7 +26,7 @@ from ..schema.operations import (
     SegmentFrame,
 )
 from ..schema.replies import PromptedObject
-from ..types import Instance, MaskFrame, TrackState
+from ..types import Instance, Mask, MaskFrame, TrackState
 from ..wire.masks import open_mask
 from .edits import (
     AddEverything,
@@ -219,23 +219,22 @@ class Player:
         given = edit.prompt
         for tracked in self._perception.serve(str(given.camera)).objects:
             if tracked.label == edit.label:
-                fields = self._read_prompt(given)
-                return self._change(RefineObject(id=tracked.id, camera=given.camera, seq=given.seq, **fields))
+                return self._change(self._correct(tracked.id, given))
         return self._change(structs.replace(given, label=edit.label))
 
-    def _read_prompt(self, given: AddObject) -> dict[str, Any]:
-        """Return the fields of a prompt for a known object; of a box, the mask that it has without the object's memory.
+    def _correct(self, object_id: int, given: AddObject) -> RefineObject:
+        """Return the correction of an object by a prompt; by a box, with the mask that it has without its memory.
 
         A person draws a box where the tracker is wrong. With its memory, the mask would keep a part of what it is wrong
         about.
         """
-        fields = {name: getattr(given, name) for name in PROMPT}
-        if given.box is None:
-            return fields
-        found = carry_out(self._perception, SegmentFrame(camera=given.camera, seq=given.seq, **fields))
-        if not open_mask(found.mask, "mask").area:
-            return fields
-        return {"mask": found.mask}
+        correction = RefineObject(id=object_id, camera=given.camera, seq=given.seq)
+        prompt = {name: getattr(given, name) for name in PROMPT}
+        if given.box is not None:
+            found = carry_out(self._perception, SegmentFrame(camera=given.camera, seq=given.seq, **prompt))
+            if open_mask(found.mask, "mask").area:
+                return structs.replace(correction, mask=found.mask)
+        return structs.replace(correction, **prompt)
 
     def _add_everything(self, search: SegmentEverything) -> list[PromptedObject]:
         """Add an object for each mask that is found. Where nothing is found, the reason goes to the notes."""
@@ -281,6 +280,11 @@ def update_masks(masks: MaskFrame, edit: Edit, prompted: PromptedObject) -> Mask
         if isinstance(edit, AddObject | AddLike | MarkLabelled) and edit.label is not None:
             label = edit.label
         edited = Instance(prompted.id, label, score, state, 0, 0, mask)
-    stale: dict[str, Any] = dict.fromkeys(MEASURED_FIELDS)  # they belong to the old mask
-    instances[edited.id] = replace(edited, score=score, mask=mask, **stale)
+    instances[edited.id] = change_mask(edited, mask, score)
     return replace(masks, instances=tuple(instances.values()))
+
+
+def change_mask(instance: Instance, mask: Mask, score: float) -> Instance:
+    """Return an instance with another mask and score, without what was measured on the old mask."""
+    stale: dict[str, Any] = dict.fromkeys(MEASURED_FIELDS)
+    return replace(instance, score=score, mask=mask, **stale)

@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Any
 
 import msgspec
 
@@ -26,7 +25,7 @@ from ..wire.requests import pack_mask
 from .edits import Edit, MarkLabelled, RemoveLabelled
 from .event_log import Action, Step
 from .job import Sections
-from .player import MEASURED_FIELDS
+from .player import change_mask
 from .redone import Layer, Stretch, read_layers, read_results
 from .schedule import Schedule
 from .second_pass import IndexedFrame
@@ -153,11 +152,9 @@ def _confirm(instance: Instance) -> Instance:
 
 
 def _hide(instance: Instance) -> Instance:
-    stale: dict[str, Any] = dict.fromkeys(MEASURED_FIELDS)  # they belong to the wrong mask
     since = max(1, instance.frames_since_seen)
-    mask = Mask.empty(instance.mask.size)
-    hidden = replace(_confirm(instance), mask=mask, state="occluded", frames_since_seen=since, **stale)
-    return replace(hidden, score=0.0)
+    hidden = change_mask(_confirm(instance), Mask.empty(instance.mask.size), 0.0)
+    return replace(hidden, state="occluded", frames_since_seen=since)
 
 
 def plan_redo(

@@ -56,7 +56,7 @@ class Mark(Prompt, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
 
     @property
     def place(self) -> MarkPlace:
-        """What it is about."""
+        """Frame that it is about, with the object."""
         return self.camera, self.seq, self.id
 
     def check(self) -> None:

@@ -68,7 +68,7 @@ def test_every_definition_that_is_generated_names_its_dependencies() -> None:
 
 
 def test_every_message_and_service_is_generated_with_its_dependencies() -> None:
-    """That the packages build and install what they name is shown by `make ros2`."""
+    """`make ros2` shows that the packages build and install what they name."""
     files = [*sorted(MESSAGES.glob("msg/*.msg")), *sorted(MESSAGES.glob("srv/*.srv"))]
     texts = "\n".join(path.read_text() for path in files)
     used = set(re.findall(r"^(\w+)/\w+", texts, flags=re.MULTILINE))

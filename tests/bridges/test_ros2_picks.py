@@ -114,7 +114,8 @@ def test_a_planner_gets_the_scene_also_if_it_comes_later(
         return reply
 
     monkeypatch.setattr(PerceptionClient, "planning_scene", planning_scene)
-    objects, markers = Publisher(), Publisher()
+    objects = Publisher()
+    markers = Publisher()
     scene = SceneOutputs(site.bridge, SceneMessages("base_link"), objects, markers)
     scene.publish()
     scene.begin()

@@ -157,7 +157,8 @@ def test_the_script_starts_no_program_of_this_package(shell: str) -> None:
 def test_a_script_leaves_the_parsers_as_they_were() -> None:
     write_script("bash", command_parser())
     # a detector of another package, which completion does not offer
-    command_parser().parse_args(["run", "--detector.kind", "my-own"])
+    parsed = command_parser().parse_args(["run", "--detector.kind", "my-own"])
+    assert vars(parsed)["detector.kind"] == "my-own"
 
 
 def test_the_command_prints_the_script_or_writes_it(tmp_path: Path) -> None:

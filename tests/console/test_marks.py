@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from sam3_node.bags import RecordingReader, RecordingWriter
 from sam3_node.bags.marks import name_marks, read_marks
-from sam3_node.wire import pack_masks
+from sam3_node.types import MaskFrame
 from tests.support.console_rig import ConsoleRig, Page, find_serious
-from tests.support.tabletop import TABLETOP, truth
+from tests.support.tabletop import cut
 
 FRAMES = 8
 DOUBTED = 5
@@ -20,18 +19,14 @@ DOUBTED = 5
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The first frames of the bundled recording, with their truth as a node's masks."""
-    path = tmp_path_factory.mktemp("recordings") / "pick.mcap"
-    with RecordingWriter(path) as writer:
-        for frame in RecordingReader([TABLETOP]).frames():
-            if frame.seq >= FRAMES:
-                break
-            writer.write_frame(frame, frame.capture_ns)
-            masks = truth()[frame.seq]
-            if frame.seq == DOUBTED:
-                two = tuple(replace(item, doubtful=True) for item in masks.instances[:2])
-                masks = replace(masks, instances=(*two, *masks.instances[2:]))
-            writer.write_masks(pack_masks(masks)[1], masks, masks.capture_ns + 1)
-    return path
+
+    def change(masks: MaskFrame) -> MaskFrame:
+        if masks.seq != DOUBTED:
+            return masks
+        two = tuple(replace(item, doubtful=True) for item in masks.instances[:2])
+        return replace(masks, instances=(*two, *masks.instances[2:]))
+
+    return cut(tmp_path_factory.mktemp("recordings") / "pick.mcap", 0, FRAMES, change)
 
 
 def test_a_click_marks_a_frame_and_survives_reload_and_undo(

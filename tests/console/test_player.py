@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sam3_node.bags import RecordingReader, RecordingWriter
+from sam3_node.bags import RecordingWriter
 from sam3_node.console.recorded import RecordedViews, compare
 from sam3_node.errors import BagError
 from sam3_node.types import Mask, MaskFrame, Shed
-from sam3_node.wire import pack_masks
 from tests.support.console_rig import ConsoleRig, Page, find_serious
 from tests.support.refuses import refuses
-from tests.support.tabletop import TABLETOP, truth
+from tests.support.tabletop import cut, truth, write_masks
 
 FRAMES = 24
 LABEL = "#tracks tbody tr:first-child td:nth-child(2)"
@@ -28,15 +27,13 @@ HELD = 2
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The first frames of the bundled recording, with their truth as the node's masks; one mask is doubtful."""
-    path = tmp_path_factory.mktemp("recordings") / "first.mcap"
-    with RecordingWriter(path) as writer:
-        for frame in RecordingReader([TABLETOP]).frames():
-            if frame.seq >= FRAMES:
-                break
-            writer.write_frame(frame, frame.capture_ns)
-            masks = truth()[frame.seq]
-            write(writer, doubted(masks) if frame.seq == 9 else held(masks) if frame.seq == HELD else masks)
-    return path
+
+    def change(masks: MaskFrame) -> MaskFrame:
+        if masks.seq == HELD:
+            return held(masks)
+        return doubted(masks) if masks.seq == 9 else masks
+
+    return cut(tmp_path_factory.mktemp("recordings") / "first.mcap", 0, FRAMES, change)
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +42,8 @@ def other(recording: Path) -> Path:
     path = recording.with_name("masks.mcap")
     with RecordingWriter(path) as writer:
         for seq in range(FRAMES):
-            write(writer, moved(truth()[seq], seq == WRONG))
+            write_masks(writer, moved(truth()[seq], seq == WRONG))
     return path
-
-
-def write(writer: RecordingWriter, masks: MaskFrame) -> None:
-    writer.write_masks(pack_masks(masks)[1], masks, masks.capture_ns + 1)
 
 
 def doubted(masks: MaskFrame) -> MaskFrame:
@@ -155,7 +148,7 @@ def test_compare_pairs_masks_without_their_ids() -> None:
 def test_results_of_another_recording_are_refused(recording: Path, tmp_path: Path) -> None:
     path = tmp_path / "masks.mcap"
     with RecordingWriter(path) as writer:
-        write(writer, replace(truth()[0], camera="elsewhere"))
+        write_masks(writer, replace(truth()[0], camera="elsewhere"))
     with refuses(BagError, field=("results", "recording")):
         RecordedViews(recording, path, lambda: None)
     with refuses(BagError, field=("recorded", "frames")):

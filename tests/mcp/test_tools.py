@@ -98,7 +98,7 @@ def masks_of(*instances: Instance, seq: int = 1, camera: str = "cam0", epoch: in
 
 
 def test_places_in_the_frame_of_a_camera_are_told_to_be(node: PlayedNode, tools: AgentTools) -> None:
-    """Those in the base are what a robot expects, so that nothing is said of them."""
+    """A robot expects places in its base, so a note tells of the others alone."""
     place: dict[str, Any] = {"position_m": (0.1, 0.2, 0.3)}
     for seq, frame in enumerate(("base", "camera"), 1):
         show(node, tools, masks_of(make_instance(frame=frame, **place), seq=seq))

@@ -9,13 +9,13 @@ import pytest
 from msgspec.structs import replace as changed
 from scipy.spatial.transform import Rotation
 
-from sam3_node.geometry import DepthMap, RayMap, rotation_from_quaternion
+from sam3_node.geometry import rotation_from_quaternion
 from sam3_node.perception.picks.picking import PickScene
 from sam3_node.perception.picks.scene import describe_container, list_boxes
 from sam3_node.schema.replies import Container
 from sam3_node.settings import SpatialSettings
-from sam3_node.types import FramePose, Intrinsics, Plane
-from tests.support.box_scenes import Block, Seen, see_boxes
+from sam3_node.types import FramePose, Plane
+from tests.support.box_scenes import Block, Seen, draw_any_depth, see_boxes
 from tests.support.measuring import Measuring
 
 INSIDE_M = (0.30, 0.20, 0.10)
@@ -121,18 +121,7 @@ def test_boxes_of_the_scene_are_those_of_sure_objects_that_nobody_holds() -> Non
 def test_depths_of_any_kind_have_an_answer(seed: int) -> None:
     """A camera may send depths of any scale, and stand anywhere."""
     random = np.random.default_rng(seed)
-    size = tuple(random.choice([3, 40, 120], 2).tolist())
-    image = np.zeros(size, np.uint16)
-    match seed % 4:
-        case 1:
-            image[:] = random.integers(1, 65535)
-        case 2:
-            image[:] = random.integers(0, 65535, size)
-        case 3:
-            image[:] = np.linspace(300, 900, size[0])[:, None] + random.normal(0, 30, size)
-    focal_px = float(random.choice([5.0, 600.0]))
-    rays = RayMap().rays(Intrinsics(focal_px, focal_px, size[1] / 2, size[0] / 2), size)
-    depth = DepthMap(image, float(random.choice([1e-9, 1e-3, 10.0])), rays, focal_px)
+    depth = draw_any_depth(random, seed, noise_mm=30)
     pose = FramePose("camera", "base", 0, (0.1, 0.2, 0.9), (1.0, 0.0, 0.0, 0.0))
     table = Plane((0.0, 0.0, 1.0), float(random.normal(0, 0.5)), 0.001)
     scene = PickScene(1, 0, (), depth, pose, table)

@@ -9,15 +9,15 @@ import pytest
 from msgspec.structs import replace as changed
 from scipy.spatial.transform import Rotation
 
-from sam3_node.geometry import DepthMap, RayMap, rotation_from_quaternion
+from sam3_node.geometry import rotation_from_quaternion
 from sam3_node.perception.objects import ObjectStatus
 from sam3_node.perception.picks.picking import PickLimits, Picks, PickScene, rank_picks
 from sam3_node.resumable import run_to_end
 from sam3_node.schema.operations import NextPick
 from sam3_node.schema.replies import Pick
 from sam3_node.settings import SpatialSettings
-from sam3_node.types import Instance, Intrinsics, Mask, Plane
-from tests.support.box_scenes import EYE_M, SIZE, Block, Seen, see_boxes
+from sam3_node.types import Instance, Mask, Plane
+from tests.support.box_scenes import EYE_M, SIZE, Block, Seen, draw_any_depth, see_boxes
 from tests.support.measuring import Measuring
 from tests.support.refuses import mentions
 from tests.support.tables import each_row
@@ -284,18 +284,8 @@ def test_limits_come_from_the_request() -> None:
 def test_depths_and_masks_of_any_kind_have_an_answer(seed: int) -> None:
     """A camera may send depths of any scale, and masks may be thin, sparse or the whole picture."""
     random = np.random.default_rng(seed)
-    size = tuple(random.choice([3, 40, 120], 2).tolist())
-    image = np.zeros(size, np.uint16)
-    match seed % 4:
-        case 1:
-            image[:] = random.integers(1, 65535)
-        case 2:
-            image[:] = random.integers(0, 65535, size)
-        case 3:
-            image[:] = np.linspace(300, 900, size[0])[:, None] + random.normal(0, 3, size)
-    focal_px = float(random.choice([5.0, 600.0]))
-    rays = RayMap().rays(Intrinsics(focal_px, focal_px, size[1] / 2, size[0] / 2), size)
-    depth = DepthMap(image, float(random.choice([1e-9, 1e-3, 10.0])), rays, focal_px)
+    depth = draw_any_depth(random, seed, noise_mm=3)
+    size = depth.image.shape
     single = np.zeros(size, np.bool_)
     single[tuple(random.integers(0, size))] = True
     fulls = [single, np.ones(size, np.bool_), random.random(size) < 0.3]

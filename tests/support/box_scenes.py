@@ -7,8 +7,8 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from sam3_node.calibration import Calibration
-from sam3_node.geometry import Array
-from sam3_node.types import NANOSECONDS, Frame, Instance, Mask
+from sam3_node.geometry import Array, DepthMap, RayMap
+from sam3_node.types import NANOSECONDS, Frame, Instance, Intrinsics, Mask
 from sam3_node.wire import encode_depth
 from tests.support.calibration_scenes import calibrated
 
@@ -95,3 +95,19 @@ def _meet(box: Block, eye_m: Array, ways: Array) -> Array:
         enters = np.maximum(enters, np.minimum(*ends))
         leaves = np.minimum(leaves, np.maximum(*ends))
     return np.where(enters < leaves, enters, np.inf)
+
+
+def draw_any_depth(random: np.random.Generator, kind: int, noise_mm: float) -> DepthMap:
+    """Return a depth image of a camera of any scale and lens: nothing, one depth, noise, or a slope, by `kind`."""
+    size: tuple[int, int] = tuple(random.choice([3, 40, 120], 2).tolist())
+    image = np.zeros(size, np.uint16)
+    match kind % 4:
+        case 1:
+            image[:] = random.integers(1, 65535)
+        case 2:
+            image[:] = random.integers(0, 65535, size)
+        case 3:
+            image[:] = np.linspace(300, 900, size[0])[:, None] + random.normal(0, noise_mm, size)
+    focal_px = float(random.choice([5.0, 600.0]))
+    rays = RayMap().rays(Intrinsics(focal_px, focal_px, size[1] / 2, size[0] / 2), size)
+    return DepthMap(image, float(random.choice([1e-9, 1e-3, 10.0])), rays, focal_px)

@@ -1,6 +1,6 @@
 """Stretches of the bundled recording, with nano on them, held against its ground truth."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import numpy as np
 from sam3_node.bags import RecordingReader, RecordingWriter
 from sam3_node.replay.job import ObjectOnFrame
 from sam3_node.types import Instance, MaskFrame
+from sam3_node.wire import pack_masks
 from tests.support.paths import ROOT
 
 TABLETOP = ROOT / "sam3_node/assets/tabletop.mcap"
@@ -19,13 +20,23 @@ NANO: dict[str, dict[str, Any]] = {
 }
 
 
-def cut(path: Path, first: int, stop: int) -> Path:
-    """Write a recording of the frames from `first` to before `stop`."""
+def cut(path: Path, first: int, stop: int, change: Callable[[MaskFrame], MaskFrame] | None = None) -> Path:
+    """Write a recording of the frames from `first` to before `stop`; with `change`, also their truth as a node's masks.
+
+    `change` returns the masks to write.
+    """
     with RecordingWriter(path) as writer:
         for frame in RecordingReader([TABLETOP]).frames():
             if first <= frame.seq < stop:
                 writer.write_frame(frame, frame.capture_ns)
+                if change is not None:
+                    write_masks(writer, change(truth()[frame.seq]))
     return path
+
+
+def write_masks(writer: RecordingWriter, masks: MaskFrame) -> None:
+    """Write masks into a recording as a recorder does."""
+    writer.write_masks(pack_masks(masks)[1], masks, masks.capture_ns + 1)
 
 
 @cache
