@@ -63,7 +63,7 @@ _SEAL_FUTURE_WRITE = 0x10
 """F_SEAL_FUTURE_WRITE of Linux 5.1, which Python does not name: only the mapping that exists may write."""
 
 Way = Literal["memory", "socket"]
-"""How the pixels of a camera's frames come: from shared memory, or in the messages."""
+"""Where a reader finds the pixels of frames: in shared memory, or in the messages."""
 
 log = logging.getLogger(__name__)
 
@@ -292,6 +292,7 @@ class SharedFrameReader(Closeable):
             for topic in topics:
                 socket.setsockopt(zmq.SUBSCRIBE if needs else zmq.UNSUBSCRIBE, topic)
         self._way = way
+        self._misses = 0
         if way != "memory":
             self.close()
 
