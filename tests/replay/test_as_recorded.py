@@ -144,6 +144,7 @@ def edit(client: PerceptionClient) -> None:
     client.resume()
     client.set_prompts(NAMES[:1])
     masks_where(client, lambda masks: masks.prompts == NAMES[:1], "one name")
+    masks_where(client, lambda masks: any(item.held for item in masks.instances), "an object in the gripper")
     wait(client, 6)
 
 
