@@ -404,11 +404,7 @@ class Node:
             step.prepared = cameras.ahead.take(frame)
         # the next frame is decoded while this one is stepped
         with cameras.ahead.during_step() if cameras.ahead else nullcontext():
-            masks = self.perception.link(pipeline.step(step))
-        step_s = 1e-9 * (time.perf_counter_ns() - begin_ns)
-        self.threads.note(threads, step_s)
-        if stats.windows is not None:
-            stats.note_cost(masks, step.followed_in_windows, step_s, output.sum_loads(but=frame.camera))
+            masks = self.perception.link(pipeline.step(step, finishes=False))
         # recorders need the events before the masks that show their effect
         for event in step.events:
             output.publish_event(event.op, {"camera": frame.camera, "id": event.id, **event.details})
@@ -417,9 +413,20 @@ class Node:
             stats.note_spatial_problem(step, cameras.poses.problem)
         # a robot must not act on masks that are too old by now
         reason = cameras.ages.check_masks(masks, time.perf_counter_ns() - begin_ns)
-        if reason is not None:
-            output.withhold(received, masks, reason)
-        elif not output.publish(masks, received):
+        is_done = True
+        try:
+            if reason is not None:
+                output.withhold(received, masks, reason)
+            else:
+                is_done = output.publish(masks, received)
+        finally:
+            # what no mask needs comes after them
+            pipeline.finish(step)
+        step_s = 1e-9 * (time.perf_counter_ns() - begin_ns)
+        self.threads.note(threads, step_s)
+        if stats.windows is not None:
+            stats.note_cost(masks, step.followed_in_windows, step_s, output.sum_loads(but=frame.camera))
+        if not is_done:
             self._wait_for_readers(masks, received, stop)
 
     def _admit(self, received: ReceivedFrame) -> Pipeline | None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
@@ -41,7 +42,7 @@ from .stages.doubt import HideUnsure, JudgeDoubt
 from .stages.encode import DecodeImage, EncodeImage, Preprocess
 from .stages.held import FindHeld
 from .stages.masks import CopyToHost, KeepFrame, MakeMasks, UpdateStatus
-from .stages.reidentify import DescribeAppearance, ReidentifyObjects, UpdateObjectMemory
+from .stages.reidentify import ChooseDescribed, ReidentifyObjects, UpdateObjectMemory
 from .stages.robot import CutRobot, FindRobot, Places
 from .stages.spatial import MeasuredPoints, MeasureObjects
 from .stages.table import DescribeOnTable, FindTable
@@ -161,6 +162,7 @@ class Pipeline:
         the base, or why they may be wrong. None if nothing is."""
         self.stage_failures = Counter[str]()
         """Frames that went on without an optional stage, which failed, by its name, since the start."""
+        self._late_failures: list[str] = []
         self._model = model
         self._last_instances: Sequence[Instance] = ()
         self._last_had_depth = False
@@ -186,6 +188,7 @@ class Pipeline:
         self.spatial = SpatialStages.make(self.registry, surroundings)
         limits = find_limits(model, settings, detector, detection)
         self.stages = self._list_stages(settings, surroundings, limits)
+        self._finishing = [stage for stage in self.stages if type(stage).finish is not Stage.finish]
         """What each frame goes through, in this order."""
 
     def _list_stages(
@@ -222,7 +225,7 @@ class Pipeline:
             stages.append(FollowCrops(model, prompting.tracker, prompting.crops))
         takes_exemplars = isinstance(self._detector, ExemplarDetector)
         stages.append(KeepFrame(prompting.frame_cache, self.catch_ups, takes_exemplars))
-        stages.append(DescribeAppearance(self.memory))
+        stages.append(ChooseDescribed(self.memory))
         # on the host
         stages += [CopyToHost(), MakeMasks(prompting.confidence), HideUnsure(limits.hide_below)]
         if self.finds_robot:
@@ -240,23 +243,23 @@ class Pipeline:
         return stages
 
     @torch.inference_mode()
-    def step(self, given: StepFrame | Frame) -> MaskFrame:
+    def step(self, given: StepFrame | Frame, finishes: bool = True) -> MaskFrame:
         """Track all objects on the next frame, and find and measure what the settings say.
 
         A frame alone stands for a StepFrame of it. The result's `stages_us` holds the stages that ran; packing comes
-        later. Raises WireError if the image cannot be decoded; nothing is changed then.
+        later. Without `finishes`, the caller calls `finish` before anything else. Raises WireError if the image cannot
+        be decoded; nothing is changed then.
         """
         step = StepFrame(given) if isinstance(given, Frame) else given
+        step.failures += self._late_failures
+        self._late_failures = []
         self._timer.start()
         for stage in self.stages:
-            try:
-                with self._timer.measure(stage.counts_as or stage.name, stage.clock(step)):
-                    stage.run(step)
-            except Exception as error:
-                # a failed device fails later stages, too; memory that ran out may suffice in a replay
-                if not stage.is_optional or find_device_error(error) or is_out_of_memory(error):
-                    raise
-                step.failures.append(self._give_up(stage, error))
+            with (
+                self._guard(stage, step.failures),
+                self._timer.measure(stage.counts_as or stage.name, stage.clock(step)),
+            ):
+                stage.run(step)
         # first what went wrong in this program
         step.problem = "; ".join([*step.failures, *([step.problem] if step.problem else [])]) or None
         self.problem = step.problem
@@ -264,7 +267,28 @@ class Pipeline:
         self._last_capture_ns = step.frame.capture_ns
         self._last_had_depth = step.frame.depth is not None
         self.last_scene = PickScene.of(step)
-        return make_masks(step, self._model.name, self.prompts, self._timer.read())
+        masks = make_masks(step, self._model.name, self.prompts, self._timer.read())
+        if finishes:
+            self.finish(step)
+        return masks
+
+    @torch.inference_mode()
+    def finish(self, step: StepFrame) -> None:
+        """Do what the masks of the last step did not need. A failure is told with those of the next one."""
+        for stage in self._finishing:
+            with self._guard(stage, self._late_failures):
+                stage.finish(step)
+
+    @contextmanager
+    def _guard(self, stage: Stage, failures: list[str]) -> Iterator[None]:
+        """Note a failure of an optional stage, without which the frame goes on."""
+        try:
+            yield
+        except Exception as error:
+            # a failed device fails later stages, too; memory that ran out may suffice in a replay
+            if not stage.is_optional or find_device_error(error) or is_out_of_memory(error):
+                raise
+            failures.append(self._give_up(stage, error))
 
     def _give_up(self, stage: Stage, error: Exception) -> str:
         """Count and log that an optional stage has failed; return what the frame's `problem` says of it."""

@@ -41,6 +41,9 @@ class Stage(SavedPart[Any]):
         """Do the stage's part of a step."""
         raise NotImplementedError
 
+    def finish(self, step: StepFrame) -> None:
+        """Do what no mask of the frame needs. A node publishes the masks before."""
+
     def give_up(self) -> None:
         """Forget what `run` has left half done, as it has failed and is optional."""
 

@@ -16,7 +16,6 @@ from ..geometry import DepthMap, Float, Scaling
 from ..models import Features
 from ..robot.pixels import RobotPixels
 from ..tracking import Tracks
-from ..tracking.host_copy import HostCopy
 from ..tracking.tracks import Cover
 from ..types import Frame, FrameBatch, FramePose, Image, Instance, Intrinsics, Mask, Plane, RobotState, Shed
 from .joint_encoding import JointEncoding
@@ -127,11 +126,9 @@ class StepFrame:
     """the tracker's step"""
     tracks: Tracks = field(init=False)
 
-    # filled by describe
+    # filled by choose
     described_id: int | None = None
     """the object whose appearance is compared on this frame"""
-    described_features: HostCopy | None = None
-    """its features [1, C], on their way to the host"""
 
     # filled by window
     followed_in_windows: int = 0

@@ -41,7 +41,7 @@ from sam3_node.settings import (
 )
 from sam3_node.tracking import ObjectPrompt, Tracker
 from sam3_node.types import Frame, Instance, Intrinsics, Mask, MaskFrame
-from sam3_node.wire import encode_depth, encode_image
+from sam3_node.wire import encode_depth, encode_image, pack_masks
 from sam3_node.wire.frame_prompt import FramePrompt
 from tests.perception.test_prompts import BAD
 from tests.support.paths import SHARED
@@ -379,7 +379,7 @@ def test_a_frame_goes_on_without_the_stages_beside_its_masks(
 ) -> None:
     pipeline = complete(model)
     expected = [stage.name for stage in pipeline.stages if stage.is_optional]
-    assert {"window", "recall", "describe", "depth", "spatial", "table", "held", "remember"} <= {*expected}
+    assert {"window", "recall", "choose", "depth", "spatial", "table", "held", "remember"} <= {*expected}
     pipeline.step(with_depth(0))
     pipeline.add(CENTRE)
 
@@ -398,6 +398,40 @@ def test_a_frame_goes_on_without_the_stages_beside_its_masks(
     monkeypatch.undo()
     (instance,) = pipeline.step(with_depth(3)).instances
     assert (pipeline.problem, instance.position_m is None) == (None, False)
+
+
+def test_what_fails_after_the_masks_is_told_with_the_next_ones(
+    model: TrackerModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = complete(model)
+    pipeline.step(with_depth(0))
+    pipeline.add(CENTRE)
+
+    def fail(step: StepFrame) -> None:
+        raise ValueError(f"no luck on {step.frame.seq}")
+
+    [remember] = [stage for stage in pipeline.stages if stage.name == "remember"]
+    monkeypatch.setattr(remember, "finish", fail)
+    assert ids(pipeline.step(with_depth(1))) == [1]
+    assert pipeline.problem is None
+    assert ids(pipeline.step(with_depth(2))) == [1]
+    assert "no luck on 1" in str(pipeline.problem)
+
+
+def test_masks_are_the_same_whether_they_are_published_before_or_after_the_rest(model: TrackerModel) -> None:
+    published = []
+    for finishes in (True, False):
+        pipeline = complete(model)
+        masks = []
+        for seq in range(6):
+            step = StepFrame(with_depth(seq))
+            masks.append(pack_masks(replace(pipeline.step(step, finishes), stages_us={}), "rle"))
+            if not finishes:
+                pipeline.finish(step)
+            if seq == 0:
+                pipeline.add(CENTRE)
+        published.append((masks, pipeline.where(1, None)))
+    assert published[0] == published[1]
 
 
 def test_memory_that_runs_out_ends_the_step_whichever_stage_asked_for_it(

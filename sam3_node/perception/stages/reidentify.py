@@ -18,7 +18,6 @@ from ...schema.state import Count, Id, SavedState, Time
 from ...tracking import Track, Tracker
 from ...tracking.appearance import describe_colours, describe_features, make_embeddings
 from ...tracking.confidence import ConfidenceEstimator
-from ...tracking.host_copy import HostCopy
 from ...types import NANOSECONDS
 from ...wire import RECALLED
 from ..object_memory import (
@@ -55,26 +54,18 @@ MAX_OVERLAP = 0.3
 them."""
 
 
-class DescribeAppearance(Stage):
-    """Describes the features of one object on the device: of the one whose last comparison is the oldest.
+class ChooseDescribed(Stage):
+    """Chooses the object whose appearance is compared on this frame: the one whose last comparison is the oldest."""
 
-    Stands before the copy of the tracks to the host, which waits for the device.
-    """
-
-    name = "describe"
+    name = "choose"
     is_optional = True
 
     def __init__(self, memory: ObjectMemory) -> None:
         self._memory = memory
 
     def run(self, step: StepFrame) -> None:
-        """Fill `described_id` and `described_features`."""
+        """Fill `described_id`."""
         step.described_id = self._memory.choose(step.tracks.ids)
-        if step.described_id is not None:
-            row = step.tracks.ids.index(step.described_id)
-            step.described_features = HostCopy(
-                describe_features(step.features.top, step.tracks.logits[row : row + 1])
-            )
 
 
 class ObjectMemoryState(SavedState):
@@ -84,7 +75,7 @@ class ObjectMemoryState(SavedState):
 
 
 class UpdateObjectMemory(Stage):
-    """Notes where all objects are, and compares the one that was described with its stored appearance."""
+    """Notes where all objects are, and compares the appearance of the chosen one."""
 
     name = "remember"
     timed = "host"
@@ -95,19 +86,23 @@ class UpdateObjectMemory(Stage):
         self._memory = memory
 
     def run(self, step: StepFrame) -> None:
-        """Fill the memory, and `events` of the objects that are surely back."""
+        """Fill `events` of the objects that are surely back."""
         frame = step.frame
         memory = self._memory
         memory.expire(frame.capture_ns)
         for back in memory.observe(step.instances, frame.seq, frame.capture_ns, step.camera_pose):
             absent_s = round(back.absent_ns / NANOSECONDS, 3)
             step.events.append(ObjectEvent(RECALLED, back.id, {"absent_s": absent_s}))
+
+    def finish(self, step: StepFrame) -> None:
+        """Compare the appearance of the chosen object with what is stored of it."""
         chosen = next((seen for seen in step.instances if seen.id == step.described_id), None)
-        if chosen is None or step.described_features is None or not chosen.mask.crop.size:
+        if chosen is None or not chosen.mask.crop.size:
             return
-        features = torch.from_numpy(step.described_features.read())
+        row = step.tracks.ids.index(chosen.id)
+        features = describe_features(step.features.top, step.tracks.logits[row : row + 1]).cpu()
         embedding = make_embeddings(features, [describe_colours(step.image, chosen.mask)])[0]
-        memory.compare_appearance(chosen, embedding, step.image, frame.seq, frame.capture_ns)
+        self._memory.compare_appearance(chosen, embedding, step.image, step.frame.seq, step.frame.capture_ns)
 
 
 class ReidentifyState(SavedState):
