@@ -212,9 +212,12 @@ class CameraSettings(Section):
     height: int = Field(0, ge=0, le=16384)
     """Height in pixels to resize frames to; 0 keeps the height of the source."""
     encoding: ColourEncoding = "bgr8"
-    """Encoding of the colour image: bgr8 takes no encoding time, jpeg about a tenth of the bytes."""
+    """Encoding of the colour image: bgr8 takes no encoding time, jpeg about a tenth of the bytes. h264 is a video of
+    `bit_rate_mbps`, for networks; it needs PyAV (extra `bags`) at both ends."""
     jpeg_quality: int = Field(90, ge=1, le=100)
     """JPEG quality. Frames recorded as jpeg are sent unchanged."""
+    bit_rate_mbps: float = Field(6.0, ge=0.1, le=200.0)
+    """Rate of a video in h264, in Mbit/s."""
     depth: bool = True
     """Send depth, aligned to colour, if a RealSense camera has it. Recordings always keep their depth."""
     exposure_ms: float = Field(0.0, ge=0.0, le=10_000.0)

@@ -24,6 +24,7 @@ from ..schema.fields import MAX_SIDE
 from ..types import Buffer, Depth
 from ..wire import encode_depth
 from ..wire.images import MAX_FRAME_PIXELS
+from ..wire.video import read_pixels
 from .samples import Colour, WideColour
 
 STILL_SUFFIXES = (".webp", ".avif", ".tiff", ".tif", ".bmp")
@@ -227,17 +228,6 @@ def recognise_still(data: Buffer) -> str | None:
         if begin.match(head):
             return name
     return None
-
-
-def read_pixels(frame: Any) -> npt.NDArray[Any]:
-    """Return a frame of PyAV as BGR [height, width, 3]: uint16 if it is grey or RGB of 16 bits, else uint8.
-
-    Other formats say how many bits they have, and ffmpeg scales by these.
-    """
-    form = frame.format
-    is_plain = form.is_rgb or form.name.startswith("gray")
-    is_wide = is_plain and form.components[0].bits == 16
-    return np.asarray(frame.to_ndarray(format="bgr48le" if is_wide else "bgr24"))
 
 
 def make_bgr(image: npt.NDArray[Any]) -> Colour:

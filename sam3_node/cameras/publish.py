@@ -1,5 +1,7 @@
 """Runs a camera process: captures, resizes, encodes and publishes images until the source ends or a stop."""
 
+from __future__ import annotations
+
 import logging
 import threading
 import time
@@ -16,10 +18,13 @@ from ..processes.notify import Watchdog
 from ..processes.signals import WaitingNotice
 from ..settings import CameraSettings, Settings
 from ..transport import FramePublisher, PosePublisher, Security
+from ..transport.channels import MAX_FRAMES_CAMERAS
 from ..types import Buffer, Delivery, Depth, Frame, keep_newest
 from ..wire import decode_depth, encode_depth, encode_image
+from ..wire.video import VIDEO
 from .camera_source import CameraSource, CapturedImage
 from .sources import open_camera
+from .video_encoder import VideoEncoder
 
 # time of one wait for a slow receiver, between two ticks of the watchdog
 _SEND_TIMEOUT_MS = 100
@@ -95,12 +100,16 @@ def _explain_wait(publisher: FramePublisher, delivery: Delivery) -> str:
 
 
 def frame_from(
-    captured: CapturedImage, seq: int, camera: CameraSettings, calibration: Calibration | None = None
+    captured: CapturedImage,
+    seq: int,
+    camera: CameraSettings,
+    calibration: Calibration | None = None,
+    videos: VideoStreams | None = None,
 ) -> Frame:
     """Resize and encode one captured image; intrinsics come from the calibration, else from the device.
 
-    A recorded image that has the requested encoding and size is passed on unchanged. Raises SettingsError if the
-    calibration is for images of another aspect ratio, WireError for damaged pixels.
+    A recorded image that has the requested encoding and size is passed on unchanged. `videos` encode the packets of
+    h264. Raises SettingsError if the calibration is for images of another aspect ratio, WireError for damaged pixels.
     """
     # the calibration is for the camera's own size, so it comes before resizing
     captured = _resize(_calibrate(captured, calibration), camera)
@@ -112,7 +121,7 @@ def frame_from(
         width=width,
         height=height,
         encoding=camera.encoding,
-        colour=_encode_colour(captured, camera),
+        colour=videos.encode(captured) if videos is not None else _encode_colour(captured, camera),
         depth=captured.depth,
         intrinsics=captured.intrinsics,
         times=captured.times,
@@ -136,6 +145,7 @@ def _publish(
     stop: threading.Event,
     watchdog: Watchdog,
 ) -> CameraSummary:
+    videos = VideoStreams(publisher, camera) if camera.encoding == VIDEO else None
     start_s = time.monotonic()
     captured = 0
     unsent = 0
@@ -156,7 +166,8 @@ def _publish(
                 robot.send(move)
         with log_subject(name, seq):
             try:
-                unsent += not _send(publisher, frame_from(image, seq, camera, calibration), stop, watchdog)
+                frame = frame_from(image, seq, camera, calibration, videos)
+                unsent += not _send(publisher, frame, stop, watchdog)
             except WireError as error:
                 unsent += 1
                 _log.warning("%s: skipped image %d of %s: %s", source.name, seq, name, error)
@@ -167,6 +178,38 @@ def _publish(
             break
         watchdog.wait()
     return CameraSummary(captured, source.lost, unsent, time.monotonic() - start_s)
+
+
+class VideoStreams:
+    """The videos of a camera process, one for each of its cameras."""
+
+    def __init__(self, publisher: FramePublisher, camera: CameraSettings) -> None:
+        self._publisher = publisher
+        self._camera = camera
+        self._streams: dict[str, _Stream] = {}
+
+    def encode(self, captured: CapturedImage) -> bytes:
+        """Return the packet of an image, a key frame if a reader has come. Raises as VideoEncoder does."""
+        image = captured.pixels()
+        height, width = image.shape[:2]
+        stream = self._streams.get(captured.camera)
+        if stream is None or stream.encoder.size != (width, height):
+            stream = _Stream(VideoEncoder(width, height, 1e6 * self._camera.bit_rate_mbps, self._camera.fps))
+        keep_newest(self._streams, captured.camera, stream, MAX_FRAMES_CAMERAS)
+        # each reader that has come, or has lost a packet, needs a key frame
+        wanted = self._publisher.subscriptions
+        packet, is_key = stream.encoder.encode(image, captured.capture_ns, wanted != stream.subscriptions)
+        if is_key:
+            stream.subscriptions = wanted
+        return packet
+
+
+@dataclass
+class _Stream:
+    """The encoder of one camera, and the subscriptions that have been answered by a key frame."""
+
+    encoder: VideoEncoder
+    subscriptions: int = 0
 
 
 class _RateReport:

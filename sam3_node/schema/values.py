@@ -89,7 +89,8 @@ MAX_CAPTURE_NS = 2**62
 ROBOT = "robot"
 """Name of a robot that has no other."""
 
-ColourEncoding = Literal["bgr8", "rgb8", "mono8", "jpeg", "png"]
+ColourEncoding = Literal["bgr8", "rgb8", "mono8", "jpeg", "png", "h264"]
+"""How the pixels of a frame are encoded. A frame in h264 is a packet of its camera's video."""
 DepthEncoding = Literal["z16", "z16+zstd", "png16"]
 MaskEncoding = Literal["bits+zstd", "rle"]
 TrackState = Literal["tentative", "tracked", "occluded"]

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import zmq
 
 from .. import wire
-from ..errors import TransportError
+from ..errors import TransportError, WireError
 from ..types import (
     Buffer,
     Delivery,
@@ -27,7 +27,9 @@ from ..types import (
     count_missing_frames,
     keep_newest,
 )
+from ..wire.video import VIDEO, VideoDecoders
 from . import sockets
+from .primitives import RateBudget
 from .receiver import EVERY_QUEUE, MAX_TOPIC_BYTES, CameraReceiver, StoredMessage
 from .security import Security
 from .shared_frames import SharedFrameReader, SharedFrames, find_shared_topics
@@ -36,6 +38,12 @@ FRAMES_QUEUE = 2
 """Frames that a live publisher queues for each peer. More would only grow old there."""
 POSES_QUEUE = 256
 """Poses that a publisher queues for each peer. Each image needs those around it, so a burst must not lose any."""
+KEY_REQUEST_S = 0.5
+"""Least time between two requests of a reader for a key frame, in seconds."""
+MAX_VIDEO_FPS = 120.0
+"""Packets of a camera's video that are decoded in a second. Those beyond it are rejected."""
+MAX_VIDEO_PIXELS_PER_S = 250e6
+"""Pixels of a camera's video that are decoded in a second: 3840 x 2160 at 30 Hz. Packets beyond it are rejected."""
 MAX_FRAMES_CAMERAS = 16
 """Default for the number of cameras whose frames a subscriber receives."""
 MASKS_QUEUE = 8
@@ -193,6 +201,14 @@ class FramePublisher(Publisher):
     ) -> None:
         self._shared = SharedFrames()
         super().__init__(endpoint, delivery, security)
+        if self._newest:
+            # also who subscribes to what others have already: each needs a key frame of a video
+            self._bound.socket.setsockopt(zmq.XPUB_VERBOSE, 1)
+
+    @property
+    def subscriptions(self) -> int:
+        """Number of subscriptions to frames so far. After each, a video needs a key frame."""
+        return self._shared.subscriptions
 
     def send(self, frame: Frame, timeout_ms: int | None = None) -> bool:
         """Publish a frame. Set `sent_ns` if it is 0. Return True when the frame is queued for sending.
@@ -254,6 +270,9 @@ class FrameSubscriber(CameraReceiver[Frame]):
         peers = list(zip(endpoints, keys, strict=True))
         self._memory: dict[sockets.ReconnectingSocket, SharedFrameReader] = {}
         self._subscribed = topics or [b""]
+        self._videos = VideoDecoders()
+        self._budgets: dict[str, RateBudget] = {}
+        self._asked_s = -math.inf  # when a key frame was asked for last
         shared = find_shared_topics(self._subscribed) if delivery == "newest" else []
         super().__init__(peers, delivery, self._max_cameras, sockets.MAX_FRAME_BYTES, topics, b"", shared)
 
@@ -329,6 +348,37 @@ class FrameSubscriber(CameraReceiver[Frame]):
 
     def _unpack(self, parts: list[memoryview]) -> Frame:
         return wire.unpack_frame(parts)
+
+    def _admit(self, frame: Frame, source: sockets.ReconnectingSocket) -> Frame | None:
+        """Decode a frame of a video. Return None if it needs a frame that did not come."""
+        super()._admit(frame, source)
+        topic = wire.frame_topic(frame.camera)
+        if frame.encoding != VIDEO:
+            self._whole.pop(topic, None)
+            return frame
+        # each packet is needed, and costs its decoding
+        keep_newest(self._whole, topic, None, self._max_cameras)
+        budget = self._budgets.get(frame.camera) or RateBudget(MAX_VIDEO_FPS, MAX_VIDEO_PIXELS_PER_S, 1.0)
+        keep_newest(self._budgets, frame.camera, budget, self._max_cameras)
+        if not budget.spend(frame.width * frame.height):
+            raise WireError(
+                f"h264 image: expected at most {MAX_VIDEO_FPS:.0f} packets and {MAX_VIDEO_PIXELS_PER_S / 1e6:.0f} "
+                "million pixels of video a second, found more"
+            )
+        picture = self._videos.decode(frame)
+        if picture is None:
+            self._ask_for_key_frame(source)
+        return picture
+
+    def _ask_for_key_frame(self, source: sockets.ReconnectingSocket) -> None:
+        """Subscribe again: the camera answers each subscription with a key frame."""
+        now_s = time.monotonic()
+        if not self._is_live or now_s - self._asked_s < KEY_REQUEST_S:
+            return
+        self._asked_s = now_s
+        for topic in self._subscribed:
+            source.socket.setsockopt(zmq.SUBSCRIBE, topic)
+            source.socket.setsockopt(zmq.UNSUBSCRIBE, topic)  # of two
 
     def _release(self) -> None:
         super()._release()

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ..types import Frame, MaskFrame, keep_newest
 from ..wire import FRAMES_ROOT, MASKS_ROOT, unpack_frame, unpack_masks
+from ..wire.video import VideoDecoders
 
 MAX_FRAMES = 90
 """Frames of one camera that wait for their masks: 3 s at 30 FPS."""
@@ -79,6 +80,7 @@ class MaskPairing:
     def __init__(self, max_cameras: int = MAX_CAMERAS) -> None:
         self._cameras: dict[str, _CameraPairing] = {}
         self._max_cameras = max_cameras
+        self._videos = VideoDecoders()
 
     @property
     def cameras(self) -> Sequence[str]:
@@ -92,7 +94,8 @@ class MaskPairing:
         """
         topic = bytes(parts[0])
         if topic.startswith(FRAMES_ROOT):
-            return self.add_frame(unpack_frame(parts))
+            frame = self._videos.decode(unpack_frame(parts))
+            return None if frame is None else self.add_frame(frame)
         if topic.startswith(MASKS_ROOT):
             return self.add_masks(unpack_masks(parts))
         return None

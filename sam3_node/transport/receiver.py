@@ -105,8 +105,9 @@ class Receiver(SocketThread, Generic[M]):
         """Read a message."""
         raise NotImplementedError
 
-    def _admit(self, message: M, source: ReconnectingSocket) -> None:
-        """Raise WireError to reject a message."""
+    def _admit(self, message: M, source: ReconnectingSocket) -> M | None:
+        """Return the message to store; None if there is nothing to store. Raises WireError to reject a message."""
+        return message
 
     def _select(self, messages: Iterator[Message]) -> Iterable[Message]:
         """Return those messages of one turn that are to be unpacked."""
@@ -153,13 +154,14 @@ class Receiver(SocketThread, Generic[M]):
             self._count_unwanted(parts)
             return
         try:
-            message = self._unpack(parts)
-            self._admit(message, source)
+            message = self._admit(self._unpack(parts), source)
         except Exception as error:  # no message may end this thread, however unpacking fails
             self.last_error = str(error) or repr(error)
             self.rejected += 1
             self._count_unwanted(parts)
             self._note_refusal(parts, source, self.last_error)
+            return
+        if message is None:
             return
         # a lossless store is full until its owner takes a message; the connections need attention meanwhile
         while not self._store(message, received_ns, source) and not self._closing:
@@ -216,7 +218,8 @@ class CameraReceiver(Receiver[C]):
     """Receives messages of cameras, and holds them until they are taken.
 
     `newest` keeps the newest message of each of at most `max_cameras` cameras. It unpacks only the newest message of
-    each topic in a turn, so that a flooding camera costs no more than the reading of its older messages. `every` keeps
+    each topic in a turn, so that a flooding camera costs no more than the reading of its older messages; of `whole`
+    topics, all. `every` keeps
     all messages in order, and stops reading while EVERY_CAPACITY of them wait, which finally blocks the publisher.
     `peers` are the endpoints, with the keys of each. Without `topics`, all that begin with `root` are received.
     Live sockets subscribe to `also` as well, whose messages a subclass turns into others.
@@ -250,6 +253,8 @@ class CameraReceiver(Receiver[C]):
         sockets = connect_all((open_one(), endpoint, keys) for endpoint, keys in peers)
         self.names = CameraNames(max_cameras, len(peers))
         """The cameras that are received, and the endpoint of each."""
+        self._whole: dict[bytes, None] = {}
+        """Topics of which each message is needed."""
         self._refused: dict[str, RefusedFrames] = {}
         self._next_log_s = 0.0
         self._numbers = itertools.count()
@@ -287,11 +292,12 @@ class CameraReceiver(Receiver[C]):
             self.check()
         return taken
 
-    def _admit(self, message: C, source: ReconnectingSocket) -> None:
+    def _admit(self, message: C, source: ReconnectingSocket) -> C | None:
         """Give the message's camera a place. Raises WireError if it gets none."""
         replaced = self.names.admit(message.camera, source)
         if replaced is not None:
             self._queue.discard(replaced)
+        return message
 
     def _store(self, message: C, received_ns: int, source: ReconnectingSocket) -> bool:
         """Keep a message. Return False if no slot becomes free in UPDATE_MS."""
@@ -308,13 +314,14 @@ class CameraReceiver(Receiver[C]):
         self._queue.release()
 
     def _select(self, messages: Iterator[Message]) -> Iterable[Message]:
-        """Return the newest message of each topic, the topic that came last at the end."""
-        newest: dict[bytes, Message] = {}
-        for message in messages:
+        """Return the newest message of each topic, the topic that came last at the end; of `whole` topics, all."""
+        newest: dict[Hashable, Message] = {}
+        for number, message in enumerate(messages):
             topic = bytes(message.parts[0][:MAX_TOPIC_BYTES])
+            key: Hashable = (topic, number) if topic in self._whole else topic
             # removed first, so that it goes to the end of the dict
-            newest.pop(topic, None)
-            newest[topic] = message
+            newest.pop(key, None)
+            newest[key] = message
         return newest.values()
 
 

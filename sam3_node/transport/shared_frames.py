@@ -137,6 +137,8 @@ class SharedFrames(Closeable):
     """
 
     def __init__(self) -> None:
+        self.subscriptions = 0
+        """Number of subscriptions to frames in messages so far."""
         self._topics: set[bytes] = set()
         self._knows_all = True  # until so many have subscribed that some are not kept
         self._rings: dict[bytes, FrameRing] = {}
@@ -152,7 +154,9 @@ class SharedFrames(Closeable):
             topic = message[1:]
             if message[:1] != b"\1":
                 self._topics.discard(topic)
-            elif len(self._topics) < MAX_SUBSCRIPTIONS:
+                continue
+            self.subscriptions += topic.startswith(FRAMES_ROOT) or FRAMES_ROOT.startswith(topic)
+            if topic in self._topics or len(self._topics) < MAX_SUBSCRIPTIONS:
                 self._topics.add(topic)
             else:
                 self._knows_all = False

@@ -133,13 +133,14 @@ class PoseSubscriber(Receiver[RobotMessage]):
     def _unpack(self, parts: list[memoryview]) -> RobotMessage:
         return wire.unpack_pose(parts)
 
-    def _admit(self, message: RobotMessage, source: sockets.ReconnectingSocket) -> None:
-        """Raise WireError for more joints than a robot may have."""
+    def _admit(self, message: RobotMessage, source: sockets.ReconnectingSocket) -> RobotMessage:
+        """Return the message. Raises WireError for more joints than a robot may have."""
         if isinstance(message, JointState) and len(message.positions) > MAX_JOINTS:
             raise WireError(
                 f"joints: expected at most {MAX_JOINTS} joints of a robot, found {len(message.positions)}; publish "
                 "those of its URDF alone"
             )
+        return message
 
     def _store(self, pose: RobotMessage, received_ns: int, source: sockets.ReconnectingSocket) -> bool:
         with self._changed:

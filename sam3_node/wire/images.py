@@ -348,6 +348,10 @@ def decode_image(frame: Frame, max_pixels: int = MAX_FRAME_PIXELS) -> Image:
 
     if encoding == "mono8":
         return cast(Image, cv2.cvtColor(_view_read_only(frame.colour, np.uint8, shape), cv2.COLOR_GRAY2BGR))
+    if encoding == "h264":
+        raise WireError(
+            f"{what}: expected a whole image, found a packet of a video; use wire.video.VideoDecoders"
+        )
     header = _check_compressed(frame.colour, encoding, frame.width, frame.height, max_pixels, what)
     # without the orientation of a camera's own file: the frame has the size that it says
     return _decompress_colour(frame.colour, header, what)

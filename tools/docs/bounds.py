@@ -94,6 +94,17 @@ INPUTS: tuple[Input, ...] = (
         ("wire/test_hostile_images.py::test_more_pixels_than_allowed_are_refused",),
     ),
     Input(
+        "video of a camera",
+        CAMERA,
+        (
+            Bound("transport.channels.MAX_VIDEO_FPS", _unit("packets/s")),
+            Bound("transport.channels.MAX_VIDEO_PIXELS_PER_S", _unit("pixels/s")),
+        ),
+        "the packet is rejected, and the next picture is that of a key frame; so is one of another size or without a "
+        "picture",
+        ("transport/test_video.py",),
+    ),
+    Input(
         "capture time of a frame, a pose or joints",
         f"{CAMERA}, {ROBOT}",
         (Bound("node.cameras.MAX_AHEAD_S", _unit("s ahead")),),

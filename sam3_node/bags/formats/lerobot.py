@@ -23,8 +23,9 @@ from ...resources import closed_on_error
 from ...schema.fields import Plain
 from ...types import NANOSECONDS, ROBOT, Depth, JointState, RobotMessage
 from ...wire import encode_depth
+from ...wire.video import read_pixels
 from .. import samples
-from ..decompression import decode_float_tiff, make_bgr, read_pixels
+from ..decompression import decode_float_tiff, make_bgr
 from ..isolated import IsolatedCalls
 from ..messages.ros_images import MILLIMETRE, naming, read_depth, to_millimetres
 from .lerobot_layout import (

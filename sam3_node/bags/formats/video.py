@@ -16,7 +16,8 @@ import numpy.typing as npt
 from ...errors import BagError, require
 from ...files import describe_stand_in
 from ...types import NANOSECONDS
-from ..decompression import make_bgr, max_pixels, max_video_pixels, read_pixels
+from ...wire.video import read_pixels
+from ..decompression import make_bgr, max_pixels, max_video_pixels
 from ..messages.ros import first_bytes
 from ..samples import ReadReport, Sample, SampleReader, Topic, VideoPacket, reading
 

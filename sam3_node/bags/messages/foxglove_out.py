@@ -45,7 +45,10 @@ class Encoded(NamedTuple):
 
 
 def encode_image(frame: Frame) -> Encoded:
-    """Return a foxglove.CompressedImage for jpeg and png, else a foxglove.RawImage. The pixels' bytes stay."""
+    """Return a foxglove.CompressedImage for jpeg and png, CompressedVideo for h264, else RawImage.
+
+    The pixels' bytes stay.
+    """
     pixel_bytes = CHANNELS.get(frame.encoding)
     return _encode_pixels(frame, (frame.width, frame.height), frame.encoding, pixel_bytes, frame.colour)
 
@@ -65,10 +68,11 @@ def encode_depth(frame: Frame, depth: Depth) -> Encoded:
 def _encode_pixels(
     frame: Frame, size: tuple[int, int], encoding: str, pixel_bytes: int | None, data: Buffer
 ) -> Encoded:
-    """Return a RawImage of `size` (width, height), or without `pixel_bytes` a CompressedImage."""
+    """Return a RawImage of `size` (width, height), or without `pixel_bytes` a CompressedImage or CompressedVideo."""
     stamped = {"timestamp": _time(frame.capture_ns), "frame_id": frame.camera}
     if pixel_bytes is None:
-        return _with_data(_kind("CompressedImage")(**stamped, format=encoding), data)
+        kind = "CompressedVideo" if encoding == "h264" else "CompressedImage"
+        return _with_data(_kind(kind)(**stamped, format=encoding), data)
     width, height = size
     raw = {"width": width, "height": height, "encoding": encoding, "step": width * pixel_bytes}
     return _with_data(_kind("RawImage")(**stamped, **raw), data)

@@ -1,6 +1,6 @@
 """Layout of this package's recordings: MCAP files of what cameras and node have sent.
 
-/<camera>/image        foxglove.CompressedImage or RawImage, protobuf
+/<camera>/image        foxglove.CompressedImage, RawImage or CompressedVideo, protobuf
 /<camera>/depth        foxglove.RawImage (16UC1) or CompressedImage (16-bit png)
 /<camera>/calibration  foxglove.CameraCalibration, with the first frame of the file and when it changes
 /<camera>/header       the header of the frame message, msgpack; it comes after the frame's pixels

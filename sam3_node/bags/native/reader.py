@@ -19,6 +19,7 @@ from ...errors import BagError, WireError, require
 from ...schema.fields import Plain
 from ...types import NANOSECONDS, Buffer, Clock, Frame, FrameKey, MaskFrame, RobotAction, RobotMessage
 from ...wire.codec import choice
+from ...wire.video import MAX_KEY_GAP_S, VideoDecoders
 from ..formats.mcap import WHOLE, McapStream, Row
 from ..pairing import TimeSpan
 from ..samples import ReadReport
@@ -44,6 +45,9 @@ MAX_RECORDS_TO_LAYOUT = 16
 TABLETOP = Path(__file__).parents[2] / "assets" / "tabletop.mcap"
 """The bundled clip."""
 
+# schema of a video's packets, and the time before a frame in which its video has a key frame
+_VIDEO = "foxglove.CompressedVideo"
+_KEY_REACH_NS = round(2 * MAX_KEY_GAP_S * NANOSECONDS)
 # frames that a labelled clip needs: a rate takes two
 _MIN_CLIP_FRAMES = 2
 _ACTIONS = f"{EVENTS}|{MASKS_ROOT}.*"
@@ -131,19 +135,24 @@ class RecordingReader:
     def frames(self, span: TimeSpan = WHOLE) -> Iterator[Frame]:
         """Yield the frames in the order of their arrival, pixels still encoded, from the beginning each time.
 
-        Each frame is as the camera sent it, except that depth of z16+zstd has become z16, with the same values. A
-        resolved `span` limits the frames to those recorded in it.
+        Each frame is as the camera sent it, except that depth of z16+zstd has become z16, with the same values, and
+        that a video's packets are decoded to bgr8. A resolved `span` limits the frames to those recorded in it. Frames
+        of a video before its first key frame, and from a missing packet to the next one, have no picture: they are
+        skipped and reported.
         """
+        videos = VideoDecoders()
         for path in self.paths:
             # the newest image of each camera and kind, until the header that comes after it
             pixels: dict[tuple[str, str], Row] = {}
-            for row in self._rows(path, span):
+            for row in self._rows(path, _reach_key_frame(path, span)):
                 camera, part = _split_frame_topic(row.channel.topic)
                 if part == "header":
                     # a malformed frame is skipped and reported; those after it are whole
                     images = [pixels.pop((camera, name), None) for name in ("image", "depth")]
                     frame = self._unpack(path, row, partial(_join_frame, images=images))
                     if frame is not None:
+                        frame = self._unpack(path, row, partial(_decode_video, frame=frame, videos=videos))
+                    if frame is not None and span.contains(row.logged_ns):
                         yield frame
                 elif part:
                     pixels[camera, part] = row
@@ -277,6 +286,23 @@ def _join_frame(header: Row, images: Sequence[Row | None]) -> Frame:
     return wire.unpack_frame([wire.frame_topic(camera), header.data, *map(_decode_foxglove_data, own)])
 
 
+def _reach_key_frame(path: Path, span: TimeSpan) -> TimeSpan:
+    """Return a span that begins before a key frame, if the file has a video and the span a beginning."""
+    if span.begin_ns is None or all(channel.schema != _VIDEO for channel in McapStream(path).channels()):
+        return span
+    return span._replace(begin_ns=span.begin_ns - _KEY_REACH_NS)
+
+
+def _decode_video(header: Row, frame: Frame, videos: VideoDecoders) -> Frame:
+    """Return a frame with its picture, if it is a packet of a video. Raises WireError for one without a picture."""
+    picture = videos.decode(frame)
+    if picture is None:
+        raise WireError(
+            f"{header.channel.topic}: expected a key frame, or each packet after one, found a gap"
+        )
+    return picture
+
+
 def _read_key(header: Row) -> FrameKey:
     fields = wire.Fields(wire.unpack(header.data, what="frame"), "frame")
     return FrameKey(fields.text("camera"), fields.integer("seq"), fields.integer("capture_ns"))
@@ -306,7 +332,7 @@ def _read_head(header: Row) -> FrameHead:
 def _decode_foxglove_data(row: Row) -> Buffer:
     """Return the bytes that a Foxglove image holds."""
     name = row.channel.schema.removeprefix("foxglove.")
-    if name not in ("RawImage", "CompressedImage"):
+    if name not in ("RawImage", "CompressedImage", "CompressedVideo"):
         raise WireError(
             f"{row.channel.topic}: expected a Foxglove image, found {row.channel.schema or 'no schema'}"
         )
