@@ -19,6 +19,8 @@ VIDEO = "h264"
 """The encoding of frames that are packets of a video."""
 MAX_KEY_GAP_S = 2.0
 """Longest time between two key frames of a camera, in seconds."""
+MAX_VIDEO_PIXELS = 4096 * 2304
+"""Pixels of a picture of a video. Those of a larger one are refused: a decoder may keep sixteen of them."""
 MAX_VIDEOS = 64
 """Cameras whose videos are decoded. A decoder takes some megabytes, and names come from outside."""
 
@@ -83,6 +85,11 @@ class _VideoDecoder:
         is_next = frame.seq == self._next_seq and (frame.width, frame.height) == self._size
         self._next_seq = frame.seq + 1
         self._size = (frame.width, frame.height)
+        if frame.width * frame.height > MAX_VIDEO_PIXELS:
+            raise WireError(
+                f"h264 image: expected at most {MAX_VIDEO_PIXELS} pixels, found {frame.width} x {frame.height}; set "
+                "camera.width and camera.height"
+            )
         if self._context is None or not is_next:
             self._context = None
             if not is_key_packet(frame.colour):

@@ -194,6 +194,7 @@ def test_damaged_packets_cost_their_pictures_alone() -> None:
         {"width": WIDTH + 16},
         {"height": HEIGHT // 2},
         {"width": 16, "height": 16},
+        {"width": 16384, "height": 16384},
         {"colour": b"\0\0\1\x67\0\0\1\x65" + bytes(200)},
         {"colour": b"\0\0\1\x67\xff\xff\xff\0\0\1\x65"},
     ],

@@ -97,6 +97,7 @@ INPUTS: tuple[Input, ...] = (
         "video of a camera",
         CAMERA,
         (
+            Bound("wire.video.MAX_VIDEO_PIXELS", _unit("pixels")),
             Bound("transport.channels.MAX_VIDEO_FPS", _unit("packets/s")),
             Bound("transport.channels.MAX_VIDEO_PIXELS_PER_S", _unit("pixels/s")),
         ),
