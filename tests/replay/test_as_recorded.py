@@ -74,7 +74,7 @@ def record(folder: Path) -> Path:
         "SAM3_MODEL__NAME": "nano",
         "SAM3_DETECTOR__KIND": "yolo-world",
         "SAM3_CAMERA__FPS": "30",
-        "SAM3_CAMERA__ENCODING": "jpeg",
+        "SAM3_CAMERA__ENCODING": "h264",
         "SAM3_TRACKER__FEATURE_CACHE_S": "20",  # a busy machine is slow to ask
         "SAM3_DEADLINE__BUDGET_MS": "1",  # never kept: all that can be shed is
         "SAM3_SPATIAL__TABLE": "true",
