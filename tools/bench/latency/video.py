@@ -44,7 +44,7 @@ BLOCK = 30  # frames before the camera turns to the other encoding
 ENCODINGS = ("h264", "jpeg", "bgr8")
 SIZES = ((640, 480), (1920, 1080))
 PICTURES = 60
-SETTLE_S = 3.0  # until all readers are connected, and the rate is that of the settings
+SETTLE_S = 6.0  # until all readers are connected, and the rate is that of the settings
 
 
 class Times(NamedTuple):
@@ -154,12 +154,10 @@ def measure(size: tuple[int, int], args: argparse.Namespace) -> list[dict[str, R
             running.enter_context(spawned(run_reader, endpoint, theirs))
             ends.append(ours)
 
-        def collect() -> dict[str, Run]:
+        def collect() -> tuple[list[Times], list[Times]]:
             for end in (camera, *ends):
                 end.send(True)
-            sent = camera.recv()
-            taken = [end.recv() for end in ends]
-            return dict(zip(ENCODINGS, map(summarise, sent, taken), strict=True))
+            return camera.recv(), [end.recv() for end in ends]
 
         collect()
         time.sleep(SETTLE_S)
@@ -167,7 +165,7 @@ def measure(size: tuple[int, int], args: argparse.Namespace) -> list[dict[str, R
         results = []
         for _ in range(args.runs):
             time.sleep(args.seconds)
-            results.append(collect())
+            results.append(dict(zip(ENCODINGS, map(summarise, *collect()), strict=True)))
         return results
 
 
