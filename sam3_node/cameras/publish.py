@@ -186,7 +186,7 @@ class VideoStreams:
     def __init__(self, publisher: FramePublisher, camera: CameraSettings) -> None:
         self._publisher = publisher
         self._camera = camera
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, _CameraVideo] = {}
 
     def encode(self, captured: CapturedImage) -> bytes:
         """Return the packet of an image, a key frame if a reader has come. Raises as VideoEncoder does."""
@@ -194,7 +194,7 @@ class VideoStreams:
         height, width = image.shape[:2]
         stream = self._streams.get(captured.camera)
         if stream is None or stream.encoder.size != (width, height):
-            stream = _Stream(VideoEncoder(width, height, 1e6 * self._camera.bit_rate_mbps, self._camera.fps))
+            stream = _CameraVideo(VideoEncoder(width, height, 1e6 * self._camera.bit_rate_mbps, self._camera.fps))
         keep_newest(self._streams, captured.camera, stream, MAX_FRAMES_CAMERAS)
         # each reader that has come, or has lost a packet, needs a key frame
         wanted = self._publisher.subscriptions
@@ -205,7 +205,7 @@ class VideoStreams:
 
 
 @dataclass
-class _Stream:
+class _CameraVideo:
     """The encoder of one camera, and the subscriptions that have been answered by a key frame."""
 
     encoder: VideoEncoder

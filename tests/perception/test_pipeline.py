@@ -41,7 +41,7 @@ from sam3_node.settings import (
 )
 from sam3_node.tracking import ObjectPrompt, Tracker
 from sam3_node.types import Frame, Instance, Intrinsics, Mask, MaskFrame
-from sam3_node.wire import encode_depth, encode_image, pack_masks
+from sam3_node.wire import encode_depth, encode_image
 from sam3_node.wire.frame_prompt import FramePrompt
 from tests.perception.test_prompts import BAD
 from tests.support.paths import SHARED
@@ -416,22 +416,6 @@ def test_what_fails_after_the_masks_is_told_with_the_next_ones(
     assert pipeline.problem is None
     assert ids(pipeline.step(with_depth(2))) == [1]
     assert "no luck on 1" in str(pipeline.problem)
-
-
-def test_masks_are_the_same_whether_they_are_published_before_or_after_the_rest(model: TrackerModel) -> None:
-    published = []
-    for finishes in (True, False):
-        pipeline = complete(model)
-        masks = []
-        for seq in range(6):
-            step = StepFrame(with_depth(seq))
-            masks.append(pack_masks(replace(pipeline.step(step, finishes), stages_us={}), "rle"))
-            if not finishes:
-                pipeline.finish(step)
-            if seq == 0:
-                pipeline.add(CENTRE)
-        published.append((masks, pipeline.where(1, None)))
-    assert published[0] == published[1]
 
 
 def test_memory_that_runs_out_ends_the_step_whichever_stage_asked_for_it(

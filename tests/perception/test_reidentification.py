@@ -33,7 +33,7 @@ from sam3_node.perception.step import StepFrame
 from sam3_node.settings import DetectorSettings, TrackerSettings
 from sam3_node.tracking.appearance import Gallery
 from sam3_node.types import NANOSECONDS, FramePose, Instance, Intrinsics, Mask, MaskFrame
-from sam3_node.wire import AMBIGUOUS, RECALLED
+from sam3_node.wire import AMBIGUOUS, RECALLED, pack_masks
 from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.coloured_blocks import PERIOD_NS, ColourDetector, frame
 from tests.support.leaving import make_frame
@@ -62,12 +62,17 @@ class Table:
         self.pipeline.set_prompts(prepare_prompts(self.detector, ("red", "green"), 0.5))
         self.events: list[tuple[str, int, dict[str, object]]] = []
         self.seq = 0
+        self.published: list[bytes] = []
+        self.finishes_late = False
 
     def steps(self, count: int, placed: dict[tuple[int, int], str]) -> MaskFrame:
         for _ in range(count):
             self.seq += 1
             step = StepFrame(frame(self.seq, placed))
-            masks = self.pipeline.step(step)
+            masks = self.pipeline.step(step, finishes=not self.finishes_late)
+            self.published.append(pack_masks(replace(masks, stages_us={}), "rle")[1])
+            if self.finishes_late:
+                self.pipeline.finish(step)
             self.events += [(event.op, event.id, dict(event.details)) for event in step.events]
         return masks
 
@@ -105,6 +110,19 @@ def test_it_gets_a_new_id_where_nothing_is_remembered(
     table.steps(GONE + 2, {})
     assert in_view(table.steps(2 * EVERY, {C: "red"})) == [first + 1]
     assert table.events == []
+
+
+def test_masks_are_the_same_if_they_are_published_before_looks_are_compared(nano: TrackerModel) -> None:
+    published = []
+    for finishes_late in (False, True):
+        table = Table(nano)
+        table.finishes_late = finishes_late
+        table.steps(3 * EVERY, {A: "red"})
+        table.steps(GONE, {})
+        table.steps(2 * EVERY, {C: "red"})
+        assert [op for op, *_ in table.events] == [RECALLED]
+        published.append(table.published)
+    assert published[0] == published[1]
 
 
 def test_of_two_alike_none_comes_back_by_guess(nano: TrackerModel) -> None:
