@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from msgspec import Meta
-from msgspec.structs import asdict
 
 from ..errors import ModelError, RequestError, summarize_error
 from ..schema.fields import Share
-from ..schema.state import Id, Label, Number, SavedState, Tensor
+from ..schema.state import Id, Label, Number, Tensor
 from ..types import Detection, Image, Priority
 from .phrases import clean_phrase, clean_prompts, phrase_key
 
@@ -120,28 +119,22 @@ class ExemplarDetector(Detector, Protocol):
         """Return the tokens [T, C] of a View: boxes on a BGR image [h, w, 3]. Raises ModelError if the model fails."""
 
 
-class PromptsState(SavedState):
-    """What a snapshot holds of a `PromptSet`. The query is not saved: another detector prepares it in another way."""
-
-    thresholds: dict[Label, Share]
-    max_counts: dict[Label, Id]
-    priorities: dict[Label, Priority]
-    exemplars: dict[Label, Exemplar]
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class PromptSet:
-    """Prompts with their limits, the same for all cameras. Without phrases, nothing is searched for."""
+    """Prompts with their limits, the same for all cameras. Without phrases, nothing is searched for.
 
-    thresholds: Mapping[str, float] = field(default_factory=dict)
+    A snapshot holds all but the query, which another detector prepares in another way.
+    """
+
+    thresholds: Mapping[Label, Share] = field(default_factory=dict)
     """minimum score of a new object, for each phrase"""
-    max_counts: Mapping[str, int] = field(default_factory=dict)
+    max_counts: Mapping[Label, Id] = field(default_factory=dict)
     """maximum number of objects, for some phrases"""
-    priorities: Mapping[str, Priority] = field(default_factory=dict)
+    priorities: Mapping[Label, Priority] = field(default_factory=dict)
     """priority of the objects of some phrases; other objects have normal priority"""
-    exemplars: Mapping[str, Exemplar] = field(default_factory=dict)
+    exemplars: Mapping[Label, Exemplar] = field(default_factory=dict)
     """what some phrases mean, shown by boxes"""
-    query: Any = None
+    query: Any = field(default=None, init=False)
     """prepared by the detector"""
 
     @property
@@ -155,23 +148,13 @@ class PromptSet:
             raise RequestError("set_prompts: no detector is configured; set detector.kind, or use add_object")
         if not self.phrases:
             return self
+        prepared = replace(self)
         # exemplars need a detector that takes boxes; names alone need none
         if self.exemplars:
-            return replace(self, query=require_exemplars(detector).prepare(self.phrases, self.exemplars))
-        return replace(self, query=detector.prepare(self.phrases))
-
-    def state(self) -> PromptsState:
-        """Return the state that `restore_prompts` takes."""
-        return PromptsState(**{name: dict(getattr(self, name)) for name in PromptsState.__struct_fields__})
-
-
-def restore_prompts(detector: Detector | None, state: PromptsState) -> PromptSet:
-    """Return the prompts that `PromptSet.state` described. Raises RequestError as `PromptSet.prepare` does."""
-    prompts = PromptSet(**asdict(state))
-    # without phrases, no detector is needed
-    if not prompts.phrases:
-        return prompts
-    return prompts.prepare(detector)
+            prepared.query = require_exemplars(detector).prepare(self.phrases, self.exemplars)
+        else:
+            prepared.query = detector.prepare(self.phrases)
+        return prepared
 
 
 def find_known_names(detector: Detector | None) -> KnownNames:

@@ -150,8 +150,9 @@ class FrameCache(SavedPart[FramesState]):
 
     STATE = FramesState
 
-    def __init__(self, camera: str, limits: CacheLimits) -> None:
+    def __init__(self, camera: str, limits: CacheLimits, device: torch.device) -> None:
         self._camera = camera
+        self._device = device
         self._limits = limits
         self._frames: list[CachedFrame] = []
         self.latest_image: Image | None = None
@@ -257,10 +258,10 @@ class FrameCache(SavedPart[FramesState]):
         for frame in self:
             frame.drop_logits(object_id)
 
-    def state_after(self, step: int) -> FramesState:
-        """Return the state without the frames up to a step, but with the newest in any case."""
-        count = max(self.count_after(step), 1)
-        return FramesState(self._frames[-count:], self.latest_image)
+    def after_restore(self, state: FramesState) -> None:
+        """Move the frames to the device."""
+        for frame in self:
+            frame.move(self._device)
 
 
 def _map(features: Features, change: Callable[[Tensor], Tensor]) -> Features:
@@ -340,11 +341,6 @@ class CatchUps(SavedPart[CatchUpsState]):
             for progress in self._progress.values()
         )
         return waiting + len(self._failed)
-
-    @property
-    def oldest_frame_number(self) -> int | None:
-        """The step after which frames are still needed; None if no object catches up."""
-        return min((progress.frame_number for progress in self._progress.values()), default=None)
 
     def get_stride(self, object_id: int | None = None) -> int | None:
         """Return the stride of an object, by default of the next to be tracked; None if it does not catch up."""

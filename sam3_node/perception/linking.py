@@ -114,9 +114,8 @@ class WorldLinker(SavedPart[LinksState]):
         self._gone = {}
         self._ids = {}
 
-    def restore(self, state: LinksState) -> None:
-        """Continue from the moment at which `state` was called."""
-        super().restore(state)
+    def after_restore(self, state: LinksState) -> None:
+        """Find the thing of each object."""
         self._ids = {key: thing.id for thing in self._things.values() for key in thing.members}
 
     def observe(self, masks: MaskFrame) -> MaskFrame:

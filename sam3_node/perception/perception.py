@@ -19,7 +19,6 @@ from ..detection.detectors import (
     PromptSet,
     add_exemplar,
     prepare_prompts,
-    restore_prompts,
 )
 from ..detection.loading import KINDS
 from ..detection.phrases import clean_prompts
@@ -242,16 +241,21 @@ class Perception:
     def state(self, whole: bool = True) -> State:
         """Return the state that `restore` takes: prompts, cameras with their objects and epochs, links, the pause.
 
-        Also the camera that the calibration without a camera's name serves. See `Pipeline.state` for `whole`.
+        Also the camera that the calibration without a camera's name serves. Unless `whole`, most cached frames are left
+        out, see `PromptingState.drop_frames`.
         """
+        # by hand, as is `restore`: a camera is made when it is restored, and its epoch belongs to the live node
         state = PerceptionState(
-            prompts=self._prompts.state(),
+            prompts=self._prompts,
             paused=self.paused,
-            cameras={camera: pipeline.state(whole) for camera, pipeline in self.pipelines.items()},
+            cameras={camera: pipeline.state() for camera, pipeline in self.pipelines.items()},
             epochs={camera: pipeline.epoch for camera, pipeline in self.pipelines.items()},
             links=None if self.linker is None else self.linker.state(),
             nameless_owner=self._nameless_owner,
         )
+        if not whole:
+            for saved in state.cameras.values():
+                saved.prompting.drop_frames()
         plain: State = to_plain(state)
         return plain
 
@@ -275,7 +279,8 @@ class Perception:
         self.forget_things()
         self._nameless_owner = state.nameless_owner
         # before the cameras, which are served with these prompts
-        self._prompts = restore_prompts(self.detector, state.prompts)
+        # without phrases, no detector is needed
+        self._prompts = state.prompts.prepare(self.detector) if state.prompts.phrases else state.prompts
         for camera, saved in state.cameras.items():
             pipeline = self.serve(camera)
             pipeline.restore(saved)

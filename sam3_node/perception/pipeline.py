@@ -15,12 +15,13 @@ from typing import NamedTuple, Self
 import torch
 
 from ..calibration import Calibration
-from ..detection.detectors import Detector, ExemplarDetector, PromptSet, restore_prompts
+from ..detection.detectors import Detector, ExemplarDetector, PromptSet
 from ..engines.oom import find_device_error, is_out_of_memory
 from ..errors import ReplayError, summarize_error
 from ..models import TrackerModel
 from ..robot.body import RobotBody
 from ..schema.replies import ObjectPlace
+from ..schema.state import SavedPart
 from ..settings import DetectorSettings, RobotSettings, SpatialSettings, TrackerSettings
 from ..tracking.appearance import Gallery
 from ..tracking.confidence import CALIBRATION, is_calibrated
@@ -131,12 +132,26 @@ class SpatialStages:
         return stages
 
 
-class Pipeline:
+class StageList(list[Stage], SavedPart[StagesState]):
+    """The stages of a step, in their order. Those that keep something are saved by their names."""
+
+    STATE = StagesState
+
+    def _saved(self) -> dict[str, Stage]:
+        return {stage.name: stage for stage in self if stage.STATE is not Nothing}
+
+
+class Pipeline(SavedPart[CameraState]):
     """Turns the frames of one camera into MaskFrames. Between frames, objects can be added, corrected and removed.
 
     `prompting` has what else can be asked of the objects and the cached frames. With a detector, `set_prompts` selects
     which objects are found automatically.
+
+    All but model, detector and settings is saved. From where a state was taken, the same frames and prompts give the
+    same masks, bit for bit on the same device, if the settings are the same.
     """
+
+    STATE = CameraState
 
     def __init__(
         self,
@@ -187,7 +202,7 @@ class Pipeline:
             )
         self.spatial = SpatialStages.make(self.registry, surroundings)
         limits = find_limits(model, settings, detector, detection)
-        self.stages = self._list_stages(settings, surroundings, limits)
+        self.stages = StageList(self._list_stages(settings, surroundings, limits))
         self._finishing = [stage for stage in self.stages if type(stage).finish is not Stage.finish]
         """What each frame goes through, in this order."""
 
@@ -418,52 +433,34 @@ class Pipeline:
         reason = "no valid depth under its mask; it may be too near, too far, shiny or transparent"
         return reason if self.problem is None else f"{reason}; the frame's problem: {self.problem}"
 
-    def state(self, whole: bool = True) -> CameraState:
-        """Return the state that `restore` takes: everything except model, detector and settings.
+    @property
+    def prompt_set(self) -> PromptSet | None:
+        """What the detector searches for; None without a detector."""
+        return self._detection.prompts if self._detection is not None else None
 
-        Unless `whole`, of the cached frames it holds the newest, and those that objects need to catch up. Next masks
-        are the same; prompts on other past frames are refused.
-        """
-        return CameraState(
-            origin=self._origin(),
-            prompts=None if self._detection is None else self._detection.prompts.state(),
-            stages=StagesState(
-                **{stage.name: stage.state() for stage in self.stages if stage.STATE is not Nothing}
-            ),
-            prompting=self.prompting.state(whole),
-        )
-
-    def restore(self, state: CameraState) -> None:
-        """Continue from the moment at which `state` was called.
-
-        From then on, the same frames and prompts give the same masks, bit for bit on the same device, if the settings
-        are the same. Raises ReplayError for the state of another model, detector or memory bank, and RequestError if
-        the detector cannot search for its prompts; nothing is changed then.
-        """
-        expected = self._origin()
-        if state.origin != expected:
-            raise ReplayError(
-                f"camera {self.camera}: expected a state of {expected}, found one of {state.origin!r:.400}; "
-                "continue with the model and the settings of that state"
-            )
-        # first what may be refused, so that nothing is changed then
-        if self._detection is not None and self._detector is not None and state.prompts is not None:
-            self._detection.prompts = restore_prompts(self._detector, state.prompts)
-        # a stage that the settings have added since begins afresh
-        for stage in self.stages:
-            saved = getattr(state.stages, stage.name, None)
-            if saved is not None:
-                stage.restore(saved)
-        self.prompting.restore(state.prompting)
-
-    def _origin(self) -> Origin:
-        """Return the properties that must be equal for a state to fit this pipeline."""
+    @property
+    def origin(self) -> Origin:
+        """The properties that must be equal for a state to fit this pipeline."""
         return Origin(
             model=self._model.name,
             detector=None if self._detector is None else self._detector.name,
             bank=str(self.prompting.tracker.bank.layout),
             calibration=CALIBRATION,
         )
+
+    def before_restore(self, state: CameraState) -> None:
+        """Check that the state fits, and prepare its prompts.
+
+        Raises ReplayError for the state of another model, detector or memory bank, and RequestError if the detector
+        cannot search for its prompts; nothing is changed then.
+        """
+        if state.origin != self.origin:
+            raise ReplayError(
+                f"camera {self.camera}: expected a state of {self.origin}, found one of {state.origin!r:.400}; "
+                "continue with the model and the settings of that state"
+            )
+        if self._detection is not None and state.prompt_set is not None:
+            self._detection.prompts = state.prompt_set.prepare(self._detector)
 
 
 def make_masks(step: StepFrame, model: str, prompts: tuple[str, ...], stages_us: dict[str, int]) -> MaskFrame:

@@ -2,7 +2,7 @@
 
 import torch
 
-from ..errors import ReplayError, RequestError
+from ..errors import RequestError
 from ..models import TrackerModel
 from ..resumable import Resumable
 from ..schema.state import SavedPart, SavedState
@@ -41,6 +41,17 @@ class PromptingState(SavedState):
     frame_cache: FramesState
     catch_ups: CatchUpsState
 
+    def drop_frames(self) -> None:
+        """Leave out the cached frames but the newest, and those that objects need to catch up.
+
+        Next masks are the same; prompts on other past frames are refused.
+        """
+        ways = [progress.frame_number for progress in self.catch_ups.progress.values()]
+        first = min(ways, default=self.tracker.frame_number)
+        cache = self.frame_cache
+        needed = [frame for frame in cache.frames if frame.frame_number > first]
+        cache.frames = needed or cache.frames[-1:]
+
 
 class Prompting(SavedPart[PromptingState]):
     """The objects of one camera, and the frames on which they can be added, corrected and asked about.
@@ -74,7 +85,8 @@ class Prompting(SavedPart[PromptingState]):
         self.confidence = ConfidenceEstimator(
             settings.max_objects + MAX_CORRECTIONS, model.mask_size[0], model.hidden
         )
-        self.frame_cache = FrameCache(camera, CacheLimits.from_settings(settings, model.device))
+        limits = CacheLimits.from_settings(settings, model.device)
+        self.frame_cache = FrameCache(camera, limits, model.device)
         self.pending = self.registry.register(PerObject("pending", PromptTensors))
         """Prompts of the objects that enter on the next frame."""
         # rows of memory are given again in the order in which they become free, which the order here decides
@@ -193,26 +205,6 @@ class Prompting(SavedPart[PromptingState]):
         results = yield from to_results_job(cached.seq, cached.scaling, *masks)
         note = "" if results else statistics.explain(options.complete(self._model))
         return cached.seq, results, note
-
-    def state(self, whole: bool = True) -> PromptingState:
-        """Return the state that `restore` takes, see `Pipeline.state`."""
-        state = super().state()
-        # of the cached frames, those that objects on their way still need
-        if not whole:
-            first = self.catch_ups.oldest_frame_number
-            state.frame_cache = self.frame_cache.state_after(
-                self.tracker.frame_number if first is None else first
-            )
-        return state
-
-    def restore(self, state: PromptingState) -> None:
-        """Continue from the moment at which `state` was called. Raises ReplayError for objects without a status."""
-        super().restore(state)
-        for frame in self.frame_cache:
-            frame.move(self._model.device)
-        unknown = set(self.tracker.ids) - {status.id for status in self.registry}
-        if unknown:
-            raise ReplayError(f"camera {self.camera}: expected a state that names objects {sorted(unknown)}")
 
     @torch.inference_mode()
     def _prompt(self, cached: CachedFrame, prompt: PromptTensors, stride: int | None) -> PromptResult:

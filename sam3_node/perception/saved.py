@@ -8,7 +8,9 @@ any values in them give masks, if wrong ones.
 
 from collections.abc import Collection
 
-from ..detection.detectors import PromptsState
+from msgspec import field
+
+from ..detection.detectors import PromptSet
 from ..errors import ReplayError
 from ..schema.fields import Epoch
 from ..schema.state import Label, SavedState, State, check_numbers, from_plain
@@ -46,7 +48,7 @@ class CameraState(SavedState):
     """What `Pipeline` keeps."""
 
     origin: Origin
-    prompts: PromptsState | None
+    prompt_set: PromptSet | None = field(name="prompts")
     stages: StagesState
     prompting: PromptingState
 
@@ -54,7 +56,7 @@ class CameraState(SavedState):
 class PerceptionState(SavedState):
     """What `Perception` keeps."""
 
-    prompts: PromptsState
+    prompts: PromptSet
     paused: bool
     cameras: dict[Label, CameraState]
     epochs: dict[Label, Epoch | None]

@@ -70,37 +70,55 @@ class SavedPart(Generic[S]):
     """A part of the program that keeps something between two frames.
 
     The fields of `STATE` name the attributes that are saved. An attribute may have an underscore in front. One that is
-    a part itself saves and restores itself.
+    a part itself saves and restores itself. A property without a setter is saved alone: it follows from the others.
     """
 
     STATE: ClassVar[type[Any]]
 
     def state(self) -> S:
         """Return what is kept. It shares its values with this part, so copy it before the next step: `to_plain`."""
-        kept = {name: getattr(self, attribute) for name, attribute in self._attributes()}
-        state: S = self.STATE(
-            **{name: part.state() if hasattr(part, "restore") else part for name, part in kept.items()}
-        )
+        state: S = self.STATE(**{name: self._save(value) for name, value in self._saved().items()})
         return state
 
     def restore(self, state: S) -> None:
         """Continue from the moment at which `state` was called. The values of the state become those of this part.
 
-        Raises ReplayError for the state of another part.
+        Raises ReplayError for the state of another part, and what `before_restore` raises.
         """
         if not isinstance(state, self.STATE):
             raise ReplayError(f"expected {self.STATE.__name__}, found {type(state).__name__}")
-        for name, attribute in self._attributes():
-            part = getattr(self, attribute)
-            if hasattr(part, "restore"):
-                part.restore(getattr(state, name))
-            else:
-                setattr(self, attribute, getattr(state, name))
+        self.before_restore(state)
+        for name, value in self._saved().items():
+            self._put(name, value, getattr(state, name))
+        self.after_restore(state)
 
-    def _attributes(self) -> list[tuple[str, str]]:
-        """Return the name in the state and the attribute of all that is saved."""
-        names = self.STATE.__struct_fields__
-        return [(name, name if hasattr(self, name) else f"_{name}") for name in names]
+    def before_restore(self, state: S) -> None:
+        """Refuse a state that does not fit this part, before anything changes."""
+
+    def after_restore(self, state: S) -> None:
+        """Compute what follows from the restored values."""
+
+    def _saved(self) -> dict[str, Any]:
+        """Return the values that are saved, by the fields of the state."""
+        return {name: getattr(self, self._attribute(name)) for name in self.STATE.__struct_fields__}
+
+    def _attribute(self, name: str) -> str:
+        return name if hasattr(self, name) else f"_{name}"
+
+    def _save(self, value: Any) -> Any:
+        """Return a value as the state has it."""
+        return value.state() if isinstance(value, SavedPart) else value
+
+    def _put(self, name: str, value: Any, saved: Any) -> None:
+        """Restore the `value` of a field."""
+        attribute = self._attribute(name)
+        if isinstance(value, SavedPart):
+            # one that the settings have added since begins afresh
+            if saved is not None:
+                value.restore(saved)
+        # what is no property with a setter, or without one, has no fset at all
+        elif getattr(getattr(type(self), attribute, None), "fset", True):
+            setattr(self, attribute, saved)
 
 
 def to_plain(value: Any) -> Any:

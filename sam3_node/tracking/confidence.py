@@ -15,6 +15,7 @@ import torch
 
 from ..schema.state import Count, SavedState, Time
 from .confidence_weights import JUMPED, MASK_BIAS, MASK_WEIGHTS, MASKS_CALIBRATED_FOR
+from .saved_tables import SavedTables
 from .track_history import Bools, Departure, Floats, LevelSets, MaskSignals, TrackHistory, grid_side, measure
 
 Floats32 = npt.NDArray[np.float32]
@@ -74,11 +75,13 @@ class ConfidenceState(SavedState):
     carried: torch.Tensor
 
 
-class ConfidenceEstimator:
+class ConfidenceEstimator(SavedTables):
     """Estimates the confidence of the masks of one camera's objects, frame by frame.
 
     Memory for `capacity` objects with logits of `side` x `side` and pointers of `channels` is allocated at once.
     """
+
+    STATE = ConfidenceState
 
     def __init__(self, capacity: int, side: int, channels: int) -> None:
         self._weights: Floats = np.array([MASK_WEIGHTS.get(name, 0.0) for name in FEATURES])
@@ -180,28 +183,16 @@ class ConfidenceEstimator:
         self._pointers[row] = 0
         return row
 
-    def state(self) -> ConfidenceState:
-        """Return the state that `restore` takes. By hand: of the tables, the rows in use are saved."""
-        rows = np.array(list(self._rows.values()), np.int64)
-        return ConfidenceState(
-            rows=self._rows,
-            free=self._free,
-            history=self._history.state(rows),
-            pointers=torch.from_numpy(self._pointers[rows].copy()),
-            carried=torch.from_numpy(self._carried[rows].copy()),
-        )
+    @property
+    def used(self) -> list[int]:
+        """The rows of the objects."""
+        return list(self._rows.values())
 
-    def restore(self, state: ConfidenceState) -> None:
-        """Replace everything by what `state` returned. Raises ValueError if the rows do not fit this capacity."""
+    def before_restore(self, state: ConfidenceState) -> None:
+        """Raise ValueError if the rows do not fit this capacity."""
         capacity = len(self._carried)
         if sorted([*state.rows.values(), *state.free]) != list(range(capacity)):
             raise ValueError(f"expected each of {capacity} rows once, found {state.rows}, {state.free}")
-        self._rows = state.rows
-        self._free = state.free
-        rows = np.array(list(state.rows.values()), np.int64)
-        self._history.restore(rows, state.history)
-        self._pointers[rows] = state.pointers.numpy()
-        self._carried[rows] = state.carried.numpy()
 
 
 def _finite(values: Any) -> Any:

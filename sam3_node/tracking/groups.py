@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ from ..schema.state import Count, SavedState, Time
 from .host_copy import copy_to_device
 from .memory import NO_FRAME, Bools, Ints, MemoryBank, MemoryState, SelectionRule
 from .propagation import PRESENT_LOGIT, MemoryPropagation, Prompted, Propagation, WarmUp
+from .saved_tables import SavedTables
 from .tracks import Cover, ObjectRows, PromptTensors, RowsState, confidence
 
 FREE_LOGIT = 0.0
@@ -85,7 +87,8 @@ class GroupSlots(ObjectRows):
         for empty in self.empty_groups():
             self._begin(empty, 0)
 
-    def _check_fits(self, state: RowsState) -> None:
+    def before_restore(self, state: RowsState) -> None:
+        """Raise ValueError if the rows do not fit these groups."""
         rows = [*state.rows.values(), *state.free]
         if len(set(rows)) != len(rows) or not set(rows) <= set(range(self.groups * self.slots)):
             raise ValueError(
@@ -171,28 +174,31 @@ class GroupFrame:
 class FineMasks(NamedTuple):
     """The masks that prompts gave for objects of a group on one frame."""
 
-    frame: int
-    masks: dict[int, Tensor]
-    """by slot, as of `GroupFrame`"""
+    group: Count
+    frame: Time
+    slots: list[Count]
+    masks: Tensor
+    """[slots, 16h, 16w]"""
 
 
 class GroupsState(SavedState, tag="groups"):
     """What `GroupMemory` keeps: the memories, the tables of all group frames, and the masks of the groups in use."""
 
     used: list[Count]
-    groups: MemoryState
+    bank: MemoryState = msgspec.field(name="groups")
     frame_tables: list[Tensor]
     logits: Tensor
     presence: Tensor
-    fine: list[tuple[Count, Time, list[Count], Tensor]]
-    """group, frame, slots, and their masks"""
+    fine: list[FineMasks]
 
 
-class GroupMemory(Propagation):
+class GroupMemory(Propagation, SavedTables):
     """Follows objects in groups by the memories of a bank, in tensors that are allocated once.
 
     It also serves as the memory bank: its rows are those of `group_slots`, the tracker's.
     """
+
+    STATE = GroupsState
 
     def __init__(
         self, model: TrackerModel, group_slots: GroupSlots, bank_size: int, rule: SelectionRule, history: int
@@ -225,8 +231,9 @@ class GroupMemory(Propagation):
         self._built: Ints = np.zeros(groups, dtype=np.int64)
         """Frame on which each group was begun or built anew"""
         self._moved: list[int] = []
-        self._fine: dict[int, FineMasks] = {}
-        """By group, the newest masks of prompts, while their frame may be encoded anew for another prompt"""
+        self._frame_tables = (self._frame, self._used, self._prompted, self._active, self._built)
+        self._fine: list[FineMasks] = []
+        """Of each group at most, the newest masks of prompts, while their frame may be encoded anew for another one"""
 
     @property
     def nbytes(self) -> int:
@@ -278,7 +285,7 @@ class GroupMemory(Propagation):
 
     def end_step(self, frame: int) -> None:
         """Merge two groups whose objects fit into one, unless either was built anew a short time ago."""
-        self._fine = {group: fine for group, fine in self._fine.items() if frame - fine.frame < self._recent}
+        self._fine = [fine for fine in self._fine if frame - fine.frame < self._recent]
         groups = self._group_slots.shared_groups()
         if len(groups) > 1 and all(frame - self._built[group] >= MERGE_GAP for group in groups):
             self._merge_smallest(frame)
@@ -308,7 +315,7 @@ class GroupMemory(Propagation):
         self.bank.clear(group)
         self._frame[group] = NO_FRAME
         self._active[group] = False
-        self._fine.pop(group, None)
+        self._forget_fine(group)
 
     # frames
 
@@ -492,10 +499,15 @@ class GroupMemory(Propagation):
         used = self._used[group, entry] & self._active[group]
         slots = np.flatnonzero(used)
         group_frame = self._pick(self._empty_frame(frame, top), group, entry, slots, slots)
-        fine = self._fine.get(group)
-        if fine is None or fine.frame != frame:
-            return group_frame
-        return replace(group_frame, masks={slot: mask for slot, mask in fine.masks.items() if used[slot]})
+        for fine in self._fine:
+            if (fine.group, fine.frame) == (group, frame):
+                masks = zip(fine.slots, fine.masks, strict=True)
+                return replace(group_frame, masks={slot: mask for slot, mask in masks if used[slot]})
+        return group_frame
+
+    def _forget_fine(self, group: int, frame: int | None = None) -> None:
+        """Forget the newest masks of prompts of a group, on one frame or on any."""
+        self._fine = [each for each in self._fine if each.group != group or frame not in (None, each.frame)]
 
     def _empty_frame(self, frame: int, top: Tensor) -> GroupFrame:
         slots = self._slots
@@ -563,10 +575,10 @@ class GroupMemory(Propagation):
             self._frame[group, entry] = frame
             self._used[group, entry] = group_frame.used
             self._prompted[group, entry] = group_frame.prompted
+        self._forget_fine(group, None if group_frame.masks else frame)
         if group_frame.masks:
-            self._fine[group] = FineMasks(frame, group_frame.masks)
-        elif group in self._fine and self._fine[group].frame == frame:
-            del self._fine[group]
+            masks = torch.stack(list(group_frame.masks.values()))
+            self._fine.append(FineMasks(group, frame, list(group_frame.masks), masks))
 
     def _encode(self, group_frame: GroupFrame) -> Tensor:
         """Encode the memory [1, T, 2C] of a group frame."""
@@ -645,41 +657,15 @@ class GroupMemory(Propagation):
         image = memory[:, -self._model.hidden :]
         return image.T.reshape(1, -1, *self._model.grid)
 
-    # saved states
+    @property
+    def used(self) -> list[int]:
+        """The groups in use."""
+        groups: list[int] = np.flatnonzero(self._active.any(axis=1)).tolist()
+        return groups
 
-    @torch.inference_mode()
-    def state(self) -> GroupsState:
-        """Return the state that `restore` takes. By hand: of the device's tables, the groups in use are saved."""
-        groups = np.flatnonzero(self._active.any(axis=1))
-        index = torch.from_numpy(groups).to(self._logits.device)
-        return GroupsState(
-            used=groups.tolist(),
-            groups=self.bank.state(),
-            frame_tables=[torch.from_numpy(table.copy()) for table in self._tables()],
-            logits=self._logits[index].cpu(),
-            presence=self._presence[index].cpu(),
-            fine=[
-                (group, fine.frame, list(fine.masks), torch.stack(list(fine.masks.values())).cpu())
-                for group, fine in self._fine.items()
-            ],
-        )
-
-    @torch.inference_mode()
-    def restore(self, state: GroupsState) -> None:
-        """Replace everything by what `state` returned, with the same `layout`."""
-        self.bank.restore(state.groups)
-        for table, values in zip(self._tables(), state.frame_tables, strict=True):
-            table[:] = values.numpy().reshape(table.shape)
-        index = torch.tensor(state.used, dtype=torch.int64, device=self._logits.device)
-        self._logits[index] = state.logits.to(self._logits.device)
-        self._presence[index] = state.presence.to(self._presence.device)
-        self._fine = {
-            group: FineMasks(frame, dict(zip(slots, masks.to(self._logits.device), strict=True)))
-            for group, frame, slots, masks in state.fine
-        }
-
-    def _tables(self) -> tuple[Ints | Bools, ...]:
-        return self._frame, self._used, self._prompted, self._active, self._built
+    def after_restore(self, state: GroupsState) -> None:
+        """Move the masks of prompts to the device."""
+        self._fine = [fine._replace(masks=fine.masks.to(self._logits.device)) for fine in self._fine]
 
 
 def score_groups(decoded: Decoded, seen: Bools) -> Tensor:

@@ -21,8 +21,9 @@ from ..models.sam.memory_encoder import MASK_BIAS, MASK_SCALE
 from ..models.sam.stages import ABSENT_LOGIT, Decoded
 from ..schema.state import Count, SavedState, Time
 from . import track_history
-from .memory import NO_FRAME, Bools, Ints
+from .memory import Bools, Ints
 from .propagation import PRESENT_LOGIT, Prompted, Propagation
+from .saved_tables import SavedTables
 from .tracks import Cover, decode_boxes
 
 MAX_LOGIT = 32.0
@@ -40,11 +41,13 @@ class LastMasksState(SavedState, tag="last masks"):
     pointers: Tensor
 
 
-class LastMasks(Propagation):
+class LastMasks(Propagation, SavedTables):
     """The last mask of up to `max_objects` objects, in tensors that are allocated once.
 
     It takes the place of the memory bank, too, for weights without memory modules.
     """
+
+    STATE = LastMasksState
 
     def __init__(self, model: TrackerModel, max_objects: int) -> None:
         self._model = model
@@ -52,7 +55,8 @@ class LastMasks(Propagation):
         self._sure = torch.zeros_like(self._logits)  # of the last sure mask
         self._pointers = torch.zeros((max_objects, model.hidden), device=model.device, dtype=model.dtype)
         self._to_logits = resize_matrix((model.image_size, model.mask_size[0])).to(model.device)
-        self._prompted: Ints = np.full(max_objects, NO_FRAME, dtype=np.int64)
+        self._prompted: dict[int, int] = {}
+        """The frame of the newest prompt of each row in use"""
         self._history = track_history.SureHistory(max_objects)
 
     @property
@@ -68,7 +72,7 @@ class LastMasks(Propagation):
     @torch.inference_mode()
     def clear(self, row: int) -> None:
         """Erase the object in `row`."""
-        self._prompted[row] = NO_FRAME
+        self._prompted.pop(row, None)
         self._logits[row] = 0
         self._pointers[row] = 0
 
@@ -82,7 +86,7 @@ class LastMasks(Propagation):
 
     def is_conditioning(self, row: int, frame: int) -> bool:
         """Return True if the last prompt of the object in `row` was on this frame."""
-        return bool(self._prompted[row] == frame)
+        return self._prompted.get(row) == frame
 
     def forget_recent(self, row: int) -> None:
         """Do nothing: a prompt has replaced the last mask already."""
@@ -171,31 +175,20 @@ class LastMasks(Propagation):
     def conditioning_pointers(self, rows: Ints) -> tuple[Tensor, Tensor]:
         """Return the pointers of N rows' prompts, [N, 1, C], and bool [N, 1]: True if valid."""
         index = torch.from_numpy(rows).to(self._pointers.device)
-        held = torch.from_numpy(self._prompted[rows, None] != NO_FRAME)
-        return self._pointers[index, None], held.to(index.device)
+        held = torch.tensor([[row in self._prompted] for row in rows.tolist()], device=index.device)
+        return self._pointers[index, None], held
 
-    @torch.inference_mode()
-    def state(self) -> LastMasksState:
-        """Return the state that `restore` takes. By hand: of the device's tables, the rows in use are saved."""
-        rows = np.flatnonzero(self._prompted != NO_FRAME)
-        index = torch.from_numpy(rows).to(self._logits.device)
-        return LastMasksState(
-            used=rows.tolist(),
-            prompted=self._prompted[rows].tolist(),
-            logits=self._logits[index].cpu(),
-            sure=self._sure[index].cpu(),
-            history=self._history.state(rows),
-            pointers=self._pointers[index].cpu(),
-        )
+    @property
+    def used(self) -> list[int]:
+        """The rows that hold an object."""
+        return sorted(self._prompted)
 
-    @torch.inference_mode()
-    def restore(self, state: LastMasksState) -> None:
-        """Replace everything by what `state` returned, with the same `layout`."""
-        rows = np.array(state.used, np.int64)
-        self._prompted[:] = NO_FRAME
-        self._prompted[rows] = state.prompted
-        index = torch.from_numpy(rows).to(self._logits.device)
-        self._logits[index] = state.logits.to(self._logits.device)
-        self._sure[index] = state.sure.to(self._sure.device)
-        self._history.restore(rows, state.history)
-        self._pointers[index] = state.pointers.to(self._pointers.device)
+    @property
+    def prompted(self) -> list[int]:
+        """The frames of the newest prompts of the rows in use."""
+        # by hand, as is the way back: snapshots have a list of numbers, which is no table
+        return [self._prompted[row] for row in self.used]
+
+    def before_restore(self, state: LastMasksState) -> None:
+        """Replace the frames of the newest prompts, which say what rows of the tables are in use."""
+        self._prompted = dict(zip(state.used, state.prompted, strict=True))

@@ -27,6 +27,7 @@ from ..models.sam.stages import Decoded, ReadLimits
 from ..schema.state import Count, SavedState
 from . import track_history
 from .host_copy import HostCopy, copy_to_device
+from .saved_tables import SavedTables
 from .tracks import confidence, pad_to_batch
 
 Ints = npt.NDArray[np.int64]
@@ -168,13 +169,15 @@ class MemoryState(SavedState, tag="memories"):
     pointers: Tensor
 
 
-class MemoryBank:
+class MemoryBank(SavedTables):
     """Memories of up to `max_objects` objects, with `bank_size` frames each.
 
     The tensors are allocated once. `bank_size` counts the frames that a step may attend to and one conditioning frame,
     so 7 is the reference. The ring keeps `history` more frames, so that each of the last `history` frames can be read
     again as it was read when it was the newest.
     """
+
+    STATE = MemoryState
 
     def __init__(
         self, model: TrackerModel, max_objects: int, bank_size: int, rule: SelectionRule, history: int = 0
@@ -216,6 +219,14 @@ class MemoryBank:
         self._conditioning_frame: Ints = np.full((max_objects, self._conditioning), NO_FRAME, dtype=np.int64)
         self._conditioning_pointer: Ints = np.full(
             (max_objects, self._pointer_slots), NO_FRAME, dtype=np.int64
+        )
+        self._slot_tables = (
+            self._frame,
+            self._prompted,
+            self._score,
+            self._area,
+            self._conditioning_frame,
+            self._conditioning_pointer,
         )
         self._unread: list[tuple[Ints, int, list[HostCopy]]] = []
 
@@ -485,40 +496,14 @@ class MemoryBank:
         index = torch.from_numpy(rows).to(self.pointers.device)
         return self.pointers[index, self._pointer_ring :], held
 
+    @property
     @torch.inference_mode()
-    def state(self) -> MemoryState:
-        """Return the state that `restore` takes. By hand: of the device's tables, the rows in use are saved."""
+    def used(self) -> list[int]:
+        """The rows in use: an object has a conditioning frame."""
+        # scores that are on their way to the host belong to what is saved, and to nothing that is restored
         self._settle()
-        # an object in use has a conditioning frame
-        rows = np.flatnonzero((self._conditioning_frame != NO_FRAME).any(axis=1))
-        index = torch.from_numpy(rows).to(self.features.device)
-        return MemoryState(
-            slot_tables=[torch.from_numpy(table.copy()) for table in self._slot_tables()],
-            used=rows.tolist(),
-            features=self.features[index].cpu(),
-            pointers=self.pointers[index].cpu(),
-        )
-
-    @torch.inference_mode()
-    def restore(self, state: MemoryState) -> None:
-        """Replace everything by what `state` returned, from a bank with the same `layout`."""
-        for table, values in zip(self._slot_tables(), state.slot_tables, strict=True):
-            table[:] = values.numpy().reshape(table.shape)
-        # copies that are under way belong to the state before
-        self._unread.clear()
-        index = torch.tensor(state.used, dtype=torch.int64, device=self.features.device)
-        self.features[index] = state.features.to(self.features.device)
-        self.pointers[index] = state.pointers.to(self.pointers.device)
-
-    def _slot_tables(self) -> tuple[Ints | Bools | Floats, ...]:
-        return (
-            self._frame,
-            self._prompted,
-            self._score,
-            self._area,
-            self._conditioning_frame,
-            self._conditioning_pointer,
-        )
+        rows: list[int] = np.flatnonzero((self._conditioning_frame != NO_FRAME).any(axis=1)).tolist()
+        return rows
 
     def _memory_slots(self, rows: Ints, frame: int) -> _Slots:
         frames = self._frame[rows]

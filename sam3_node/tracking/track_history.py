@@ -7,7 +7,7 @@ without memory follow; it needs no fitted weights, because it compares each trac
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from math import log
 from typing import Any, NamedTuple
@@ -16,6 +16,8 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from .saved_tables import RowTables
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -161,19 +163,6 @@ class Departure(NamedTuple):
     """[N] in 0..1: 1 - IoU with the last mask"""
     shape: Floats
     """[N] in 0..1: 1 - IoU with the last sure mask, moved so that the centres coincide"""
-
-
-class RowTables:
-    """Histories of objects. Every attribute is an array with a row for each object."""
-
-    def state(self, rows: Ints) -> dict[str, torch.Tensor]:
-        """Return the histories of these rows, as `restore` takes them."""
-        return {name.lstrip("_"): torch.from_numpy(table[rows].copy()) for name, table in vars(self).items()}
-
-    def restore(self, rows: Ints, state: Mapping[str, torch.Tensor]) -> None:
-        """Replace the histories of these rows with the histories that `state` returned."""
-        for name, table in vars(self).items():
-            table[rows] = state[name.lstrip("_")].numpy()
 
 
 class TrackHistory(RowTables):

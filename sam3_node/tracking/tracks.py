@@ -183,12 +183,8 @@ class ObjectRows(SavedPart[RowsState]):
         """Note that no key holds this row any more."""
         self._free.append(row)
 
-    def restore(self, state: RowsState) -> None:
-        """Replace the rows by what `state` returned; ValueError if they do not fit this capacity."""
-        self._check_fits(state)
-        super().restore(state)
-
-    def _check_fits(self, state: RowsState) -> None:
+    def before_restore(self, state: RowsState) -> None:
+        """Raise ValueError if the rows do not fit this capacity."""
         if sorted([*state.rows.values(), *state.free]) != list(range(self.capacity + self._spare)):
             raise ValueError(
                 f"expected each of {self.capacity + self._spare} rows once, found {state.rows}, {state.free}"

@@ -98,6 +98,7 @@ def test_a_value_that_the_state_does_not_know_begins_empty() -> None:
 
 def test_declared_attributes_are_saved_by_their_types() -> None:
     class CounterState(SavedState):
+        count: int
         seen: dict[int, Point]
         last: Point | None
 
@@ -107,10 +108,17 @@ def test_declared_attributes_are_saved_by_their_types() -> None:
         _seen: dict[int, Point]
         last: Point | None
 
+        @property
+        def count(self) -> int:
+            return len(self._seen)
+
     one = Counter({3: Point(0.5)}, None)
     other = Counter({}, Point(1.0))
+    assert other.state().count == 0
     other.restore(reload(one.state()))
     assert other == one
+    # what has no setter follows from the rest
+    assert one.state().count == other.state().count == 1
 
 
 @each_row("path", STAGES, ids=lambda path: path.stem)

@@ -5,8 +5,8 @@ from typing import Any
 
 from sam3_node.calibration import Calibration
 from sam3_node.perception.objects import Objects, ObjectsState
-from sam3_node.perception.pipeline import SpatialStages, Surroundings
-from sam3_node.perception.stage import Nothing
+from sam3_node.perception.pipeline import SpatialStages, StageList, Surroundings
+from sam3_node.perception.saved import StagesState
 from sam3_node.perception.stages.spatial import MeasuredPoints
 from sam3_node.perception.step import StepFrame
 from sam3_node.schema.state import State, from_plain, to_plain
@@ -23,7 +23,7 @@ class Measuring:
         self.objects = Objects(16)
         surroundings = Surroundings(settings or SpatialSettings(), calibration)
         self._spatial = SpatialStages.make(self.objects, surroundings)
-        self._stages = [self._spatial.depth, *self._spatial.list_after_depth()]
+        self._stages = StageList([self._spatial.depth, *self._spatial.list_after_depth()])
 
     def measure(
         self, frame: Frame, instances: Sequence[Instance], pose: FramePose | None, **given: Any
@@ -39,12 +39,9 @@ class Measuring:
 
     def state(self) -> State:
         """Return a copy of what objects and stages keep, as a file has it."""
-        stages = {stage.name: stage.state() for stage in self._stages if stage.STATE is not Nothing}
-        plain: State = to_plain({"objects": self.objects.state(), "stages": stages})
+        plain: State = to_plain({"objects": self.objects.state(), "stages": self._stages.state()})
         return plain
 
     def restore(self, state: State) -> None:
         self.objects.restore(from_plain(ObjectsState, state["objects"]))
-        for stage in self._stages:
-            if stage.STATE is not Nothing:
-                stage.restore(from_plain(stage.STATE, state["stages"][stage.name]))
+        self._stages.restore(from_plain(StagesState, state["stages"]))

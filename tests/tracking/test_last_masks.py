@@ -11,6 +11,7 @@ from torch import Tensor
 from sam3_node.models import TrackerModel
 from sam3_node.perception.checkpoint import pack_state, unpack_state
 from sam3_node.tracking import ObjectPrompt, Tracker
+from sam3_node.tracking.saved_tables import put_rows, take_rows
 from sam3_node.tracking.track_history import SureHistory
 from tests.support.saving import reload
 from tests.support.tables import each_row
@@ -268,9 +269,9 @@ def test_doubtful_masks_do_not_change_the_history():
     """The quality falls to half while the mask creeps: the bound stays, and the prompt goes back to the sure mask."""
     follower = Follower(disc(64, 64, 10))
     assert all(follower.run([disc(64, 64, 10)] * 10))
-    bound = follower.history.state(np.array([1]))["bound"]
+    bound = take_rows(follower.history, [1])["bound"]
     follower.run((disc(64, 64, 10 * 1.02**n) for n in range(30)), quality=0.4)
-    assert (follower.history.state(np.array([1]))["bound"] == bound).all()
+    assert (take_rows(follower.history, [1])["bound"] == bound).all()
     assert not follower.step(disc(64, 64, 20), quality=0.4)
     assert (follower.prompt == disc(64, 64, 10)).all()
 
@@ -288,11 +289,11 @@ def test_what_is_saved_goes_on_the_same():
     follower = Follower(masks[0])
     other = Follower(disc(1, 1, 1))
     follower.run(masks[1:8])
-    saved = unpack_state(pack_state(follower.history.state(np.array([1]))))
-    other.history.restore(np.array([1]), saved)
+    saved = unpack_state(pack_state(take_rows(follower.history, [1])))
+    put_rows(other.history, [1], saved)
     other.prompt = follower.prompt
     other.sure = follower.sure
     other.frame = follower.frame
     assert other.run(masks[8:]) == follower.run(masks[8:])
-    again = other.history.state(np.array([1]))
-    assert all((value == again[name]).all() for name, value in follower.history.state(np.array([1])).items())
+    again = take_rows(other.history, [1])
+    assert all((value == again[name]).all() for name, value in take_rows(follower.history, [1]).items())
