@@ -51,6 +51,7 @@ from .schema.values import (  # noqa: F401
     RobotMessage,
     RobotState,
     Shed,
+    StepDecisions,
     TrackState,
     Unmoved,
     Value,

@@ -396,7 +396,7 @@ class Node:
         stats = output.stats[frame.camera]
         threads = self._set_threads()
         begin_ns = time.perf_counter_ns()
-        step = StepFrame(frame, received.received_ns, received.skipped, stats.shed_level, stats.windows)
+        step = StepFrame(frame, received.received_ns, received.skipped, stats.decisions)
         step.encoding = taken.encoding
         if taken.encoding is not None:
             step.prepared = taken.encoding.find(frame)
@@ -416,7 +416,7 @@ class Node:
         is_done = True
         try:
             if reason is not None:
-                output.withhold(received, masks, reason)
+                output.withhold(received, masks, step.decisions, reason)
             else:
                 is_done = output.publish(masks, received)
         finally:
@@ -424,7 +424,7 @@ class Node:
             pipeline.finish(step)
         step_s = 1e-9 * (time.perf_counter_ns() - begin_ns)
         self.threads.note(threads, step_s)
-        if stats.windows is not None:
+        if stats.decisions.windows is not None:
             stats.note_cost(masks, step.followed_in_windows, step_s, output.sum_loads(but=frame.camera))
         if not is_done:
             self._wait_for_readers(masks, received, stop)

@@ -19,7 +19,7 @@ from ..schema.fields import Plain, to_plain
 from ..settings import Settings
 from ..transport import MaskPublisher, ReceivedFrame, Security
 from ..transport.limits import rss_bytes
-from ..types import Frame, MaskFrame
+from ..types import Frame, MaskFrame, StepDecisions
 from ..wire import FAILED, Event
 from ..wire.messages import joints_fields, pose_fields
 from .health import Health
@@ -121,15 +121,15 @@ class Output:
             self._follow_cameras()
             self.take_status()
 
-    def withhold(self, received: ReceivedFrame, masks: MaskFrame, reason: str) -> None:
+    def withhold(
+        self, received: ReceivedFrame, masks: MaskFrame, decisions: StepDecisions, reason: str
+    ) -> None:
         """Count a step whose masks are too old to publish, and tell recorders that the frame was stepped."""
         frame = received.frame
         stats = self.stats[masks.camera]
         stats.withhold(frame, received.received_ns, reason)
-        # a replay takes the robot and the batch of a frame from its masks, and this frame has none
-        known: dict[str, Plain] = {}
-        if masks.batch is not None:
-            known["batch"] = to_plain(masks.batch)
+        # a replay takes the robot and the decisions of a frame from its masks, and this frame has none
+        known = to_plain(decisions)
         if masks.robot_pose is not None:
             known["robot_pose"] = pose_fields(masks.robot_pose)
         if masks.joints is not None:

@@ -17,9 +17,9 @@ from ..perception.pipeline import Pipeline
 from ..perception.shedding import LoadShedder
 from ..perception.step import StepFrame
 from ..perception.window_budget import StepCost, WindowBudget, estimate_window_ms
-from ..schema.fields import MAX_INT, Plain
+from ..schema.fields import MAX_INT, Plain, to_plain
 from ..schema.replies import CameraFigures
-from ..types import Frame, MaskFrame, TrackState
+from ..types import Frame, MaskFrame, Shed, StepDecisions, TrackState
 from .health import Histogram
 
 WINDOW_FRAMES = 1000
@@ -80,12 +80,10 @@ class CameraStats:
         self._next_log_s = 0.0
         self._camera = camera
         self._silent_s = silent_s
-        self.shed_level = 0
-        """of the step that runs, or ran last"""
         self._shedder = LoadShedder(budget_ms)
         self._budget_ms = budget_ms
-        self.windows: int | None = None
-        """Objects that the step that runs, or ran last, may follow in windows at most; None: any number"""
+        self.decisions = StepDecisions()
+        """For the step that runs, or ran last"""
         self._window_budget = WindowBudget()
         self._periods_ns: deque[int] = deque(maxlen=STEP_FRAMES)
         """Times between the captures of two frames"""
@@ -120,6 +118,11 @@ class CameraStats:
         return self._silent_s()
 
     @property
+    def shed_level(self) -> int:
+        """Level of shedding of the step that runs, or ran last."""
+        return self.decisions.shed_level
+
+    @property
     def over_budget(self) -> int:
         """Number of stepped frames that took longer than the budget."""
         return self._shedder.over_budget
@@ -148,14 +151,16 @@ class CameraStats:
         limits_windows: the number of windows follows the time that they take.
         """
         self._begin_s = time.monotonic()
-        self.windows = self._window_budget.count if limits_windows else None
         passed_ns = 0 if self._last_capture_ns is None else frame.capture_ns - self._last_capture_ns
         self._last_capture_ns = frame.capture_ns
         # a camera may begin again with earlier times
         if passed_ns > 0:
             self._periods_ns.append(passed_ns // (max(0, skipped) + 1))
         # kept for the whole step: the shedder decides on the next level when this step ends
-        self.shed_level = self._shedder.level
+        self.decisions = StepDecisions(
+            shed=Shed(self._shedder.level) if self._shedder.level else None,
+            windows=self._window_budget.count if limits_windows else None,
+        )
         # `skipped` contains the frames that `skip` has counted already
         self.skipped = min(self.skipped + max(0, skipped - self._skipped_by_time), MAX_INT)
         self._skipped_by_time = 0
@@ -251,12 +256,7 @@ class CameraStats:
 
     def describe_failure(self, frame: Frame, error: str) -> Plain:
         """Return the fields of the event FAILED: the newest frame, and what its step shed and left out."""
-        failure: Plain = {"camera": frame.camera, "seq": frame.seq, "error": error}
-        if self.shed_level:
-            failure = {**failure, "shed": {"level": self.shed_level}}
-        if self.windows is not None:
-            failure = {**failure, "windows": self.windows}
-        return failure
+        return {"camera": frame.camera, "seq": frame.seq, "error": error, **to_plain(self.decisions)}
 
     def describe(self, offset_ns: int | None = None) -> Plain:
         """Return the counts, frames per second, and times in milliseconds (None before the first frame).

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 import torch
+from msgspec.structs import asdict
 
 from ..calibration import Calibration
 from ..detection.detectors import Detector, ExemplarDetector, PromptSet
@@ -484,7 +485,5 @@ def make_masks(step: StepFrame, model: str, prompts: tuple[str, ...], stages_us:
         joints=step.robot.joints if step.robot is not None else None,
         robot_mask=Mask.from_full(step.robot.inside) if step.robot is not None else None,
         table=step.table,
-        shed=step.shed,
-        batch=step.batch,
-        windows=step.windows,
+        **(asdict(step.decisions) | {"shed": step.shed}),
     )

@@ -17,7 +17,18 @@ from ..models import Features
 from ..robot.pixels import RobotPixels
 from ..tracking import Tracks
 from ..tracking.tracks import Cover
-from ..types import Frame, FrameBatch, FramePose, Image, Instance, Intrinsics, Mask, Plane, RobotState, Shed
+from ..types import (
+    Frame,
+    FramePose,
+    Image,
+    Instance,
+    Intrinsics,
+    Mask,
+    Plane,
+    RobotState,
+    Shed,
+    StepDecisions,
+)
 from .joint_encoding import JointEncoding
 from .output_masks import HostTracks
 from .preparing import PreparedFrame
@@ -79,10 +90,8 @@ class StepFrame:
     """Unix time"""
     skipped: int = 0
     """number of frames of this camera since the one before"""
-    shed_level: int = 0
-    """see `shedding`"""
-    windows: int | None = None
-    """objects that may be followed in windows at most; None: MAX_CROPS of them"""
+    decisions: StepDecisions = field(default_factory=StepDecisions)
+    """what was decided for this step; encode fills the batch"""
     robot_state: RobotState | None = None
     """the robot at the frame's capture; None: the first stage that needs it looks it up"""
     prepared: PreparedFrame | None = None
@@ -98,8 +107,6 @@ class StepFrame:
     scaling: Scaling = field(init=False)
     pixels: Tensor = field(init=False)
     features: Features = field(init=False)
-    batch: FrameBatch | None = None
-    """in which it was encoded; None: alone"""
 
     # filled by depth
     intrinsics: Intrinsics | None = None

@@ -16,7 +16,7 @@ from ..bags.native.reader import RecordedMasks
 from ..errors import ReplayError, RequestError, WireError
 from ..schema.fields import convert
 from ..schema.operations import CHANGES, EPISODE_MARKS, Change
-from ..types import Frame, FrameBatch, MaskFrame, RobotState, Shed, count_missing_frames
+from ..types import Frame, MaskFrame, RobotState, StepDecisions, count_missing_frames
 from ..wire import (
     AMBIGUOUS,
     CAUGHT_UP,
@@ -60,12 +60,8 @@ class Step(NamedTuple):
     """Edits to make on the frame after its step. Masks that they return become the frame's masks."""
     robot: RobotState = RobotState()
     """What the live node knew of the robot on this frame."""
-    shed_level: int = 0
-    """How much work the live node shed on this frame."""
-    batch: FrameBatch | None = None
-    """The batch in which the live node encoded this frame; None: alone."""
-    windows: int | None = None
-    """How many objects the live node may have followed in windows on this frame; None: any number."""
+    decisions: StepDecisions = StepDecisions()
+    """What the live node decided for this step."""
 
 
 Action = Step | Edit
@@ -105,9 +101,7 @@ class LoggedStep(NamedTuple):
     withheld: bool = False
     """True if the masks were too old to publish."""
     robot: RobotState = RobotState()
-    shed_level: int = 0
-    batch: FrameBatch | None = None
-    windows: int | None = None
+    decisions: StepDecisions = StepDecisions()
 
     @property
     def failed(self) -> bool:
@@ -189,13 +183,9 @@ class _LogReader:
         withheld = args.has("withheld") and args.flag("withheld")
         pose = read_pose(args.fields("robot_pose")) if args.has("robot_pose") else None
         joints = read_joints(args.fields("joints")) if args.has("joints") else None
-        level = convert(args.any("shed"), Shed, args.what).level if args.has("shed") else 0
-        batch = convert(args.any("batch"), FrameBatch, args.what) if args.has("batch") else None
-        windows = args.integer("windows") if args.has("windows") else None
+        decisions = convert(args.whole(), StepDecisions, args.what)
         robot = RobotState(pose, joints)
-        return LoggedStep(
-            camera, seq, withheld=withheld, robot=robot, shed_level=level, batch=batch, windows=windows
-        )
+        return LoggedStep(camera, seq, withheld=withheld, robot=robot, decisions=decisions)
 
     def read_masks(self, masks: MaskFrame) -> Iterator[LogEntry]:
         yield from self._begin(self.description.get("events", 1))
@@ -224,9 +214,7 @@ class _LogReader:
             masks.received_ns,
             masks.skipped,
             robot=RobotState(masks.robot_pose, masks.joints),
-            shed_level=masks.shed.level if masks.shed else 0,
-            batch=masks.batch,
-            windows=masks.windows,
+            decisions=masks.decisions,
         )
 
     def _begin(self, first_event: int) -> Iterator[Gap]:
@@ -347,9 +335,7 @@ def match_frames(entries: Iterable[LogEntry], frames: Iterable[Frame], notes: No
             )
             continue
         step = Step(frame, entry.received_ns, entry.skipped, entry.failed, entry.withheld)
-        yield step._replace(
-            robot=entry.robot, shed_level=entry.shed_level, batch=entry.batch, windows=entry.windows
-        )
+        yield step._replace(robot=entry.robot, decisions=entry.decisions)
 
 
 class _FrameMatcher:

@@ -115,9 +115,7 @@ class Player:
         self.counts["frames"] += 1
         try:
             pipeline = self._perception.serve(frame.camera)
-            taken = StepFrame(
-                frame, step.received_ns, step.skipped, step.shed_level, step.windows, step.robot
-            )
+            taken = StepFrame(frame, step.received_ns, step.skipped, step.decisions, step.robot)
             if encoding is not None:
                 taken.prepared = encoding.find(frame)
                 taken.encoding = encoding

@@ -346,7 +346,7 @@ def look_ahead(actions: Iterable[Action], steps: int) -> Iterator[tuple[Action, 
 
 
 def _list_wanted(step: Step, later: Sequence[Step]) -> list[WantedFrame]:
-    return [WantedFrame(one.frame, one.batch) for one in (step, *later)]
+    return [WantedFrame(one.frame, one.decisions.batch) for one in (step, *later)]
 
 
 def _flush_on_error(actions: Iterable[T], writer: ShardWriter) -> Iterator[T]:

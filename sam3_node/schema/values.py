@@ -592,6 +592,30 @@ class FrameBatch(Value, frozen=True):
             raise ValueError(f"batch: expected an index below the size {self.size}, found {self.index}")
 
 
+class StepDecisions(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """What a node decides live for the step of a frame. A replay that is given the same repeats the step.
+
+    Masks carry these fields, and of a frame without masks the event `failed`.
+    """
+
+    shed: Shed | None = None
+    """What the node skipped on this frame to keep `deadline.budget_ms`; None if nothing."""
+    batch: FrameBatch | None = None
+    """The batch of cameras' frames in which the node encoded this one; None if it was encoded alone."""
+    windows: Natural | None = None
+    """How many objects were followed in windows on this frame, at most; None if their number is not limited."""
+
+    @property
+    def shed_level(self) -> int:
+        """The level of `shed`, 0 if nothing was skipped."""
+        return 0 if self.shed is None else self.shed.level
+
+    @property
+    def decisions(self) -> StepDecisions:
+        """These fields alone."""
+        return StepDecisions(**{name: getattr(self, name) for name in StepDecisions.__struct_fields__})
+
+
 class MovedMasks(NamedTuple):
     """Masks moved to another time, and by id why instances were left as they were."""
 
@@ -599,7 +623,7 @@ class MovedMasks(NamedTuple):
     unmoved: Mapping[int, Unmoved]
 
 
-class MaskFrame(Value, frozen=True):
+class MaskFrame(StepDecisions, frozen=True, omit_defaults=False):
     """All instances of one frame, with the identity of the frame and the duration of each stage.
 
     `capture_ns` is a time of `clock`, copied from the frame. The other times are Unix times of the node. `skipped` is
@@ -649,12 +673,6 @@ class MaskFrame(Value, frozen=True):
     """The pixels of the robot, from its joints."""
     table: Plane | None = None
     """The table, if the node measures it (`spatial.table`)."""
-    shed: Shed | None = None
-    """What the node skipped on this frame to keep `deadline.budget_ms`; None if nothing."""
-    batch: FrameBatch | None = None
-    """The batch of cameras' frames in which the node encoded this one; None if it was encoded alone."""
-    windows: Natural | None = None
-    """How many objects were followed in windows on this frame, at most; None if their number is not limited."""
     before: MaskFrame | None = None
     """The masks of this camera that a subscriber received before these. They are not on the wire."""
 

@@ -238,7 +238,7 @@ class Event:
     """The n-th event of a node; `n` counts from 0 without gaps.
 
     For a control request that changed the node, `op` and `args` are the request's own, with its camera and without
-    its epoch. The other events are FAILED (args: camera, seq, error, withheld?, shed?, batch?, windows?), a frame was
+    its epoch. The other events are FAILED (args: camera, seq, error, withheld?, fields of StepDecisions), a frame was
     processed without masks to publish, because of an error or, with `withheld` true, because they were too old; SERVED
     (args: camera), the node starts to serve a camera; DROPPED (args: camera), the node stops serving a camera and
     removes its objects; and CAUGHT_UP (args: camera, id, error?), an object that was prompted on a past frame was

@@ -293,10 +293,7 @@ def pack_masks(masks: types.MaskFrame, encoding: types.MaskEncoding = "bits+zstd
     # parts of other types than msgpack's
     body["stages_us"] = dict(masks.stages_us)
     body["instances"] = [_pack_instance(instance, encoding) for instance in masks.instances]
-    if masks.shed is not None:
-        body["shed"] = to_plain(masks.shed)
-    if masks.batch is not None:
-        body["batch"] = to_plain(masks.batch)
+    body |= to_plain(masks.decisions)
     if masks.joints is not None:
         body["joints"] = joints_fields(masks.joints)
     if masks.robot_mask is not None:

@@ -28,8 +28,8 @@ def follow(
     for seq in range(FRAMES):
         frame = frame_at(seq, period_ms, every)
         stats.begin(frame, 0, every - 1 if seq else 0, limits_windows=True)
-        windows = stats.windows or 0
-        counts.append(stats.windows)
+        windows = stats.decisions.windows or 0
+        counts.append(stats.decisions.windows)
         stages = {**STAGES, "window": 20_000 * windows} if windows else STAGES
         masks = MaskFrame("left", seq, frame.capture_ns, 64, 48, instances=instances, stages_us=stages)
         stats.note_cost(masks, windows, rest_s + 0.02 * windows, load_of_others)
@@ -54,7 +54,7 @@ def test_as_many_windows_as_the_rate_allows(
     stats = CameraStats(silent_s=lambda: 0.0, budget_ms=budget_ms)
     counts = follow(stats, period_ms, 0.03, every, load_of_others)
     assert counts[0] == 0
-    assert counts[-1] == windows == stats.windows
+    assert counts[-1] == windows == stats.decisions.windows
     failure = stats.describe_failure(frame_at(1, period_ms), "why")
     assert failure["windows"] == windows
 
@@ -62,7 +62,7 @@ def test_as_many_windows_as_the_rate_allows(
 def test_without_windows_no_message_has_their_number() -> None:
     stats = CameraStats()
     stats.begin(frame_at(0, 40), 0, 0)
-    assert stats.windows is None
+    assert stats.decisions.windows is None
     assert "windows" not in stats.describe_failure(frame_at(0, 40), "why")
 
 

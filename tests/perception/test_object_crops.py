@@ -11,7 +11,7 @@ from sam3_node.models import TrackerModel
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.step import StepFrame
 from sam3_node.settings import TrackerSettings
-from sam3_node.types import Frame, Mask, MaskFrame
+from sam3_node.types import Frame, Mask, MaskFrame, Shed, StepDecisions
 from sam3_node.wire import pack_masks
 from sam3_node.wire.frame_prompt import FramePrompt
 from tests.support.saving import reload
@@ -48,7 +48,10 @@ def approach() -> list[tuple[Frame, np.ndarray]]:
 
 
 def run(
-    model: TrackerModel, settings: TrackerSettings, approach: list[tuple[Frame, np.ndarray]], **given: int
+    model: TrackerModel,
+    settings: TrackerSettings,
+    approach: list[tuple[Frame, np.ndarray]],
+    **given: StepDecisions,
 ) -> tuple[Pipeline, list[MaskFrame]]:
     """Follow the object from its true mask on the first frame."""
     pipeline = Pipeline(model, settings, "cam0")
@@ -78,8 +81,8 @@ def test_object_crops_follow_better_what_comes_nearer(
 
 
 def test_no_crop_while_the_node_sheds(nano: TrackerModel, approach: list[tuple[Frame, np.ndarray]]) -> None:
-    _, plain = run(nano, OFF, approach, shed_level=1)
-    _, with_crops = run(nano, AUTO, approach, shed_level=1)
+    _, plain = run(nano, OFF, approach, decisions=StepDecisions(shed=Shed(1)))
+    _, with_crops = run(nano, AUTO, approach, decisions=StepDecisions(shed=Shed(1)))
     assert exactly(with_crops) == exactly(plain)
 
 
@@ -148,7 +151,7 @@ def test_where_few_crops_are_allowed_the_smallest_objects_have_them(
         small[: int(np.nonzero(large)[0].mean())] = False
         ids = [pipeline.add(FramePrompt(mask=Mask.from_full(mask)), seq=0).id for mask in (large, small)]
         for (frame, _), limit in zip(approach[1:], limits, strict=False):
-            masks = pipeline.step(StepFrame(frame, windows=limit))
+            masks = pipeline.step(StepFrame(frame, decisions=StepDecisions(windows=limit)))
             assert masks.windows == limit
         return pipeline, ids
 

@@ -19,7 +19,7 @@ from sam3_node.perception.shedding import (
 )
 from sam3_node.perception.step import StepFrame
 from sam3_node.settings import DetectorSettings, TrackerSettings
-from sam3_node.types import MaskFrame, Shed
+from sam3_node.types import MaskFrame, Shed, StepDecisions
 from sam3_node.wire.frame_prompt import FramePrompt
 from tests.perception.test_pipeline import ids
 from tests.support.coloured_blocks import ColourDetector, frame
@@ -115,8 +115,12 @@ def pipeline(model: TrackerModel) -> Pipeline:
     return made
 
 
+def shedding(level: int) -> StepDecisions:
+    return StepDecisions(shed=Shed(level) if level else None)
+
+
 def steps(pipeline: Pipeline, seqs: range, level: int) -> Iterator[MaskFrame]:
-    return (pipeline.step(StepFrame(frame(seq, {}), shed_level=level)) for seq in seqs)
+    return (pipeline.step(StepFrame(frame(seq, {}), decisions=shedding(level))) for seq in seqs)
 
 
 def test_low_priority_objects_take_turns_at_level_2_and_say_so(pipeline: Pipeline) -> None:
@@ -179,7 +183,7 @@ class Searched:
     def step(self, level: int) -> MaskFrame:
         self._seq += 1
         drawn = frame(self._seq, {(40, 40): "red", (200, 120): "red"})
-        return self.pipeline.step(StepFrame(drawn, shed_level=level))
+        return self.pipeline.step(StepFrame(drawn, decisions=shedding(level)))
 
 
 def test_detection_is_stretched_and_holds_nothing_on_its_frame(nano: TrackerModel) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
+from msgspec.structs import asdict, astuple
 
 from sam3_node.bags.native.reader import RecordedMasks
 from sam3_node.errors import ReplayError, WireError
@@ -20,8 +21,9 @@ from sam3_node.replay.event_log import (
     read_edit,
     read_event_log,
 )
+from sam3_node.schema.fields import to_plain
 from sam3_node.schema.operations import AddObject, Change, PinFrame, Reset
-from sam3_node.types import Frame, FrameBatch, JointState, MaskFrame, RobotState, Shed
+from sam3_node.types import Frame, FrameBatch, JointState, MaskFrame, RobotState, Shed, StepDecisions
 from sam3_node.wire import Event
 from sam3_node.wire.messages import joints_fields
 from tests.support.refuses import mentions, refuses
@@ -59,12 +61,15 @@ def test_the_log_has_the_steps_and_edits_in_order() -> None:
     assert [item.failed for item in entries if isinstance(item, LoggedStep)] == [False, False, True, False]
 
 
-def test_steps_say_what_the_node_left_out() -> None:
-    failed = Event(1, "failed", {"camera": "a", "seq": 1, "error": "bad", "shed": {"level": 2}})
-    entries = read_log(served(0), replace(make_masks(0), shed=Shed(1)), failed, make_masks(2))
-    assert [item.shed_level for item in entries if isinstance(item, LoggedStep)] == [1, 2, 0]
+def test_steps_say_what_the_node_decided() -> None:
+    decided = StepDecisions(shed=Shed(2), batch=FrameBatch(3, 2), windows=1)
+    assert None not in astuple(decided), "give each decision a value here"
+    failed = Event(1, "failed", {"camera": "a", "seq": 1, "error": "bad", **to_plain(decided)})
+    entries = read_log(served(0), replace(make_masks(0), **asdict(decided)), failed, make_masks(2))
+    expected = [decided, decided, StepDecisions()]
+    assert [item.decisions for item in entries if isinstance(item, LoggedStep)] == expected
     actions = match_frames(entries, map(make_frame, range(3)), Notes(lenient=False))
-    assert [item.shed_level for item in actions if isinstance(item, Step)] == [1, 2, 0]
+    assert [item.decisions for item in actions if isinstance(item, Step)] == expected
 
 
 @pytest.mark.parametrize(
@@ -115,14 +120,16 @@ def test_a_frame_whose_masks_were_withheld_was_stepped() -> None:
     args["batch"] = {"size": 3, "index": 2}
     event = Event(1, "failed", args)
     entries = read_log(served(0), make_masks(0), event, make_masks(5, 1))
-    batch = FrameBatch(3, 2)
-    assert entries[2] == LoggedStep("a", 3, withheld=True, robot=RobotState(None, joints), batch=batch)
+    decisions = StepDecisions(batch=FrameBatch(3, 2))
+    assert entries[2] == LoggedStep(
+        "a", 3, withheld=True, robot=RobotState(None, joints), decisions=decisions
+    )
     assert not entries[2].failed
     assert not gaps(entries)
     (step,) = match_frames([entries[2]], [make_frame(seq) for seq in range(6)], Notes(lenient=False))
     assert isinstance(step, Step)
     assert (step.frame.seq, step.failed, step.withheld, step.robot.joints) == (3, False, True, joints)
-    assert step.batch == batch
+    assert step.decisions == decisions
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from sam3_node.perception.perception import Perception
 from sam3_node.replay.job import Job
 from sam3_node.replay.run import compare_job, run_job
 from sam3_node.settings import Settings
-from sam3_node.types import Frame, MaskFrame
+from sam3_node.types import Frame, MaskFrame, Shed, StepDecisions
 from sam3_node.wire import pack_masks
 from tests.support.live import BOX, MS, Live, moving_frame, tiny_settings
 
@@ -27,9 +27,10 @@ def record(live: Live) -> None:
     """A node that sheds load for some time. Some of its frames fail, and some masks are withheld."""
     for seq, level in enumerate(LEVELS):
         frame = moving_frame(seq)
+        decisions = StepDecisions(shed=Shed(level) if level else None)
         if seq in (10, 11):
             frame = replace(frame, colour=bytes(frame.colour)[:-40])
-        live.step(frame, shed_level=level, withheld=seq in (15, 16))
+        live.step(frame, withheld=seq in (15, 16), decisions=decisions)
         if seq in (2, 3, 6):
             live.ask("add_object", camera="left", box=BOX, priority="normal" if seq == 6 else "low")
         if seq in (20, 21):
@@ -80,7 +81,7 @@ def test_a_replay_follows_as_many_windows_as_the_node_did(tmp_path: Path) -> Non
     camera = frames[0].camera
     with Live(path, Perception.load(settings)) as live:
         for frame, limit in zip(frames, limits, strict=True):
-            live.step(frame, windows=limit, withheld=frame is frames[3])
+            live.step(frame, withheld=frame is frames[3], decisions=StepDecisions(windows=limit))
             if frame is frames[0]:
                 live.ask("add_object", camera=camera, box=[211.0, 285.0, 346.0, 427.0])
                 live.ask("add_object", camera=camera, box=[190.0, 120.0, 330.0, 300.0])

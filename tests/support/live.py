@@ -20,7 +20,7 @@ from sam3_node.perception.perception import Perception
 from sam3_node.perception.step import StepFrame
 from sam3_node.replay.job import Job
 from sam3_node.settings import Settings
-from sam3_node.types import Frame, MaskFrame
+from sam3_node.types import Frame, MaskFrame, StepDecisions
 from sam3_node.wire import CAUGHT_UP, DROPPED, FAILED, SERVED, Event, pack, pack_event, pack_masks, unpack
 from sam3_node.wire.requests import read_operation
 
@@ -87,9 +87,8 @@ class Live:
         frame: Frame,
         record_frame: bool = True,
         record_masks: bool = True,
-        shed_level: int = 0,
         withheld: bool = False,
-        windows: int | None = None,
+        decisions: StepDecisions | None = None,
     ) -> MaskFrame | None:
         """Step and record a frame; return its masks, None if the step fails or they are `withheld`."""
         if record_frame:
@@ -101,11 +100,10 @@ class Live:
         skipped = max(0, frame.seq - self._taken.get(camera, frame.seq) - 1)
         self._taken[camera] = frame.seq
         stats = CameraStats()
-        stats.shed_level = shed_level
-        stats.windows = windows
+        stats.decisions = decisions or StepDecisions()
         pipeline = self.perception.pipelines[camera]
         try:
-            step = StepFrame(frame, self._tick(), skipped, shed_level, windows)
+            step = StepFrame(frame, self._tick(), skipped, stats.decisions)
             masks = self.perception.link(pipeline.step(step))
         except Sam3NodeError as error:
             self.tell(FAILED, **stats.describe_failure(frame, str(error)))

@@ -97,7 +97,13 @@ def _name_kind(info: msgspec.inspect.Type) -> str:
 
 
 def list_members(kind: type) -> Iterator[_Member]:
-    """Yield the public fields and properties of a class, with the docstrings below them."""
+    """Yield the public fields and properties of a class and of its bases beside it, with the docstrings below them."""
+    for base in kind.__mro__:
+        if base.__module__ == kind.__module__:
+            yield from _list_own(base)
+
+
+def _list_own(kind: type) -> Iterator[_Member]:
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(definition, ast.ClassDef)
     # a docstring of a field is the statement after it

@@ -493,7 +493,7 @@ class PlanDetection(Stage):
     def run(self, step: StepFrame) -> None:
         """Fill `detects`."""
         self._detection.mark_encoded()
-        step.detects = self._detection.is_due(stretch_detection(step.shed_level))
+        step.detects = self._detection.is_due(stretch_detection(step.decisions.shed_level))
 
 
 class FollowDetected(Stage):

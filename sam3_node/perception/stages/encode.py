@@ -1,8 +1,11 @@
 """Decode the image of a frame, preprocess it, and encode it once for all objects."""
 
+from msgspec.structs import replace
+
 from ...geometry import Scaling
 from ...models import TrackerModel
 from ...wire import decode_image
+from ..joint_encoding import EncodedFrame
 from ..stage import Stage
 from ..step import StepFrame
 
@@ -53,9 +56,10 @@ class EncodeImage(Stage):
         self._model = model
 
     def run(self, step: StepFrame) -> None:
-        """Fill `features` and `batch`."""
+        """Fill `features`, and the batch of `decisions`."""
         encoded = None if step.encoding is None else step.encoding.take(step.frame)
         if encoded is None:
-            step.features = self._model.encode(step.pixels)
-        else:
-            step.features, step.batch = encoded
+            encoded = EncodedFrame(self._model.encode(step.pixels), None)
+        step.features = encoded.features
+        # a replay may encode a frame otherwise than the node did
+        step.decisions = replace(step.decisions, batch=encoded.batch)

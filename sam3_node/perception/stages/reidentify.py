@@ -234,7 +234,7 @@ class ReidentifyObjects(Stage):
             return True
         is_new = any(self._memory.require(i).sought_frames < RECENT_FRAMES for i in out_of_view)
         every = EVERY if is_new else SLOW_EVERY
-        return bool(out_of_view) and self._since + 1 >= every * stretch_detection(step.shed_level)
+        return bool(out_of_view) and self._since + 1 >= every * stretch_detection(step.decisions.shed_level)
 
     def _list_out_of_view(self, step: StepFrame) -> Iterator[int]:
         """Yield the tracked objects that are not where they were, and that have embeddings."""

@@ -44,7 +44,8 @@ class TrackObjects(Stage):
         step.frame_number = self._tracker.frame_number
         # where the detector runs, it would find a held object as a new one
         objects = () if step.detects else self._objects
-        step.shed = choose_shed(step.shed_level, objects, self._tracker.ids, step.frame_number)
+        level = step.decisions.shed_level
+        step.shed = choose_shed(level, objects, self._tracker.ids, step.frame_number)
         held = step.shed.held if step.shed is not None else ()
         with self._pending_prompts() as prompts:
             step.tracks = self._tracker.step_features(step.features, prompts, held, step.cover)
@@ -104,8 +105,9 @@ class FollowCrops(Stage):
 
     def run(self, step: StepFrame) -> None:
         """Replace `tracks`, and fill `crop_masks` and `followed_in_windows`."""
-        most = MAX_CROPS if step.windows is None else min(step.windows, MAX_CROPS)
-        is_closed = not most or step.shed_level > 0 or step.cover is not None
+        limit = step.decisions.windows
+        most = MAX_CROPS if limit is None else min(limit, MAX_CROPS)
+        is_closed = not most or step.decisions.shed_level > 0 or step.cover is not None
         if is_closed or not suits(self._model, step.image):
             self._crops.forget_all()
             return

@@ -1,5 +1,7 @@
 """Fields of masks that no message of ROS carries, each with the reason. The documentation has them as a table."""
 
+from sam3_node.types import StepDecisions
+
 _TIMES = "times of the node; `/diagnostics` has rate and latency"
 _REQUEST = "the answer of `~/where` has it"
 _CLIENT = "no message of vision_msgs has a place for it; read it with the Python client"
@@ -13,9 +15,8 @@ FRAME: dict[str, str] = {
     "published_ns": _TIMES,
     "stages_us": _TIMES,
     "skipped": "`/diagnostics` has the count",
-    "shed": _CLIENT,
+    **dict.fromkeys(StepDecisions.__struct_fields__, _CLIENT),
     "batch": "it says how features were rounded, for a replay",
-    "windows": _CLIENT,
     "model": _SETTING,
     "prompts": _SETTING,
     "node": "the epoch in an `id` changes with each run",
