@@ -194,7 +194,9 @@ class VideoStreams:
         height, width = image.shape[:2]
         stream = self._streams.get(captured.camera)
         if stream is None or stream.encoder.size != (width, height):
-            stream = _CameraVideo(VideoEncoder(width, height, 1e6 * self._camera.bit_rate_mbps, self._camera.fps))
+            stream = _CameraVideo(
+                VideoEncoder(width, height, 1e6 * self._camera.bit_rate_mbps, self._camera.fps)
+            )
         keep_newest(self._streams, captured.camera, stream, MAX_FRAMES_CAMERAS)
         # each reader that has come, or has lost a packet, needs a key frame
         wanted = self._publisher.subscriptions

@@ -204,8 +204,8 @@ class Pipeline(SavedPart[CameraState]):
         self.spatial = SpatialStages.make(self.registry, surroundings)
         limits = find_limits(model, settings, detector, detection)
         self.stages = StageList(self._list_stages(settings, surroundings, limits))
-        self._finishing = [stage for stage in self.stages if type(stage).finish is not Stage.finish]
         """What each frame goes through, in this order."""
+        self._finishing = [stage for stage in self.stages if type(stage).finish is not Stage.finish]
 
     def _list_stages(
         self, settings: TrackerSettings, surroundings: Surroundings, limits: ConfidenceLimits

@@ -1,6 +1,7 @@
 """Objects of SAM 3.1, which share memories in groups of 16."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -114,10 +115,12 @@ def test_a_prompt_takes_effect_on_the_newest_frame(model: Sam31Model) -> None:
     live.step(picture)
     logits, _ = live.prompt_at(model.encode(picture), 1, prompts([2])[0])
     both = at_once.step(picture, prompts([2]))
-    torch.testing.assert_close(logits, both.logits[2])
+    # a batch of another size adds up in another order on some processors
+    close = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-4)
+    close(logits, both.logits[2])
     for _ in range(3):
         picture = next(pictures)
-        torch.testing.assert_close(live.step(picture).logits, at_once.step(picture).logits)
+        close(live.step(picture).logits, at_once.step(picture).logits)
 
 
 def test_a_tracked_frame_is_corrected(model: Sam31Model) -> None:
