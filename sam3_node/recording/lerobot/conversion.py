@@ -332,7 +332,10 @@ class _EpisodeConverter:
             "begin_ns": int(self._rows.times_ns[0]),
             "end_ns": int(self._rows.times_ns[-1]),
             "max_stamp_ms": round(self._rows.max_stamp_ms, 3),
-            "cameras": {camera: rows.describe() for camera, rows in self._rows.cameras.items()},
+            "cameras": {
+                camera: rows.describe(self._cameras[camera].measure_rate())
+                for camera, rows in self._rows.cameras.items()
+            },
             "max_gap_ms": {key: round(found.max_gap_ms, 3) for key, (_, found) in self._vectors.items()},
             "action_sources": self._index.sources,
             "timed_by_arrival": sorted(self._index.by_arrival),
@@ -370,9 +373,9 @@ class _EpisodeConverter:
             f"timestamps within {self._rows.max_stamp_ms:.0f} ms of the frames",
         ]
         for camera, rows in self._rows.cameras.items():
-            period_ns = self._cameras[camera].measure_period_ns()
-            rate = f"{NANOSECONDS / period_ns:.3g} fps, " if period_ns else ""
-            part = f"camera {camera}: {rate}within {rows.max_gap_ms:.0f} ms of the rows"
+            rate = self._cameras[camera].measure_rate()
+            told = f"{rate:.3g} fps, " if rate else ""
+            part = f"camera {camera}: {told}within {rows.max_gap_ms:.0f} ms of the rows"
             if rows.repeated:
                 part += f", {rows.repeated} rows repeat a frame"
             if rows.left_out:

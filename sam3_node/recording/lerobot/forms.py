@@ -73,6 +73,8 @@ class CameraGaps(TypedDict):
     repeated: int
     left_out: int
     max_gap_ms: float
+    fps: NotRequired[float]
+    """Usual rate of the camera, in frames per second; 0 for a single frame. Older datasets lack it"""
 
 
 class RowCounts(TypedDict):

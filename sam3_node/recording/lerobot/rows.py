@@ -48,6 +48,11 @@ class CameraFrames(NamedTuple):
             return 0.0
         return float(statistics.median(np.diff(self.times_ns).tolist()))
 
+    def measure_rate(self) -> float:
+        """Return the usual rate in frames per second; 0 for fewer than two frames, and for frames of one time."""
+        period_ns = self.measure_period_ns()
+        return NANOSECONDS / period_ns if period_ns else 0.0
+
 
 @dataclass(slots=True)
 class CameraRows:
@@ -63,12 +68,13 @@ class CameraRows:
     off: set[int] = field(default_factory=set)
     """Rows whose frame is more than half a period away."""
 
-    def describe(self) -> CameraGaps:
-        """Return the counts as the dataset stores them."""
+    def describe(self, fps: float) -> CameraGaps:
+        """Return the counts as the dataset stores them, with the rate of the camera in frames per second."""
         return {
             "repeated": self.repeated,
             "left_out": self.left_out,
             "max_gap_ms": round(self.max_gap_ms, 3),
+            "fps": round(fps, 3),
         }
 
 

@@ -434,7 +434,7 @@ def test_each_frame_is_in_one_row_in_spite_of_jitter_and_another_clock() -> None
     assert measure_fps({"front": frames}) == 30
     rows = choose_rows({"front": frames}, 30, NANOSECONDS)
     assert rows.cameras["front"].frames == list(range(600))
-    assert rows.cameras["front"].describe()["repeated"] == 0
+    assert rows.cameras["front"].repeated == 0
 
 
 def test_a_lost_frame_keeps_its_row() -> None:
