@@ -169,20 +169,20 @@ def episodes(args: Namespace, settings: Settings) -> None:
 
     Raises OutputError as `write_copy` does.
     """
-    from ..recording.lerobot import editing
+    from ..recording.lerobot import editing, listing
     from ..recording.lerobot.records import count_rows
 
     splits: dict[int, list[float]] = {}
     for number, time_s in args.split:
         splits.setdefault(number, []).append(time_s)
     edits = editing.Edits(frozenset(args.drop), dict(args.trim), splits, dict(args.relabel))
-    for line in editing.list_episodes(args.dataset):
+    for line in listing.list_episodes(args.dataset):
         print(printable(line))
     print(printable(f"{args.dataset}: {count_rows(args.dataset)}"))
     if args.pictures is not None:
         cv2 = require("cv2", "cli")
         prepare_output(args.pictures)
-        write_output(args.pictures, cv2.imencode(".jpg", editing.draw_sheet(args.dataset))[1].tobytes())
+        write_output(args.pictures, cv2.imencode(".jpg", listing.draw_sheet(args.dataset))[1].tobytes())
         print(printable(f"pictures: {args.pictures}"))
     if not edits.episodes:
         return

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
@@ -32,11 +32,11 @@ from ...files import (
     write_atomically,
 )
 from ...types import NANOSECONDS, Image
-from .dataset import BATCH_ROWS, DatasetFolder, find_layouts, write_meta, write_record
+from .dataset import BATCH_ROWS, DatasetFolder, write_meta, write_record
 from .forms import ObjectRow, RowCounts
 from .groot import MODALITY
 from .layouts import EXTRA, DatasetLayout, LayoutV3
-from .masks import FEATURE, IMAGE, VALID, VALID_FEATURE
+from .masks import FEATURE, VALID, VALID_FEATURE
 from .records import (
     DROPPED,
     INDICES,
@@ -44,20 +44,9 @@ from .records import (
     RECORDS,
     EpisodeRecord,
     list_tasks,
-    list_videos,
     read_dropped,
-    read_records,
 )
 from .statistics import NamedStats, PixelStatistics, describe_numbers, name_pixel_stats, thin
-
-SHEET_PICTURES = 8
-"""Pictures of an episode on a sheet."""
-SHEET_EPISODES = 400
-"""Episodes on a sheet at most: a JPEG has 65,535 lines."""
-SHEET_WIDTH = 160
-"""Width of a picture on a sheet, pixels."""
-TITLE_HEIGHT = 18
-"""Height of an episode's title on a sheet, pixels."""
 
 
 @dataclass(frozen=True)
@@ -97,10 +86,11 @@ class Piece(NamedTuple):
         return f"episode {self.episode.number}: {rows}, {seconds:.1f} s, task {self.task!r:.100}"
 
 
-def plan_pieces(episodes: Sequence[EpisodeRecord], edits: Edits) -> list[Piece]:
+def plan_pieces(episodes: Sequence[EpisodeRecord], layout: type[DatasetLayout], edits: Edits) -> list[Piece]:
     """Return the episodes of the copy, in their order.
 
-    Raises OutputError for an episode that does not exist, for a time outside of it, and if nothing is left.
+    Raises OutputError for an episode that does not exist, for a time outside of it, if nothing is left, and for times
+    where the layout has videos that cannot be cut.
     """
     unknown = edits.episodes - {episode.number for episode in episodes}
     if unknown:
@@ -116,6 +106,11 @@ def plan_pieces(episodes: Sequence[EpisodeRecord], edits: Edits) -> list[Piece]:
         pieces += [Piece(episode, begin, end, task) for begin, end in pairwise(edges)]
     if not pieces:
         raise OutputError("expected an episode that stays, found none; remove the folder instead")
+    if layout is not LayoutV3 and not all(piece.is_whole for piece in pieces):
+        raise OutputError(
+            f"expected a dataset of version 3.0 to trim or split, found one of {layout.version}, whose videos would "
+            "have to be encoded again; edit one of version 3.0, or convert its recordings again"
+        )
     return pieces
 
 
@@ -139,16 +134,11 @@ def write_copy(source: Path, edits: Edits, target: Path) -> list[str]:
 
     Raises OutputError for a folder that is no dataset of this package, edits that do not fit, and a target that exists.
     """
-    _require_dataset(source)
+    require_dataset(source)
     if os.path.lexists(target):
         raise OutputError(f"expected a new folder, found {target}; name another one")
     with DatasetFolder(source) as dataset, explain_os_error(OutputError, f"cannot write {target}"):
-        pieces = plan_pieces(dataset.episodes, edits)
-        if dataset.layout is not LayoutV3 and not all(piece.is_whole for piece in pieces):
-            raise OutputError(
-                f"expected a dataset of version 3.0 to trim or split, found one of {dataset.layout.version}, whose "
-                "videos would have to be encoded again; edit one of version 3.0, or convert its recordings again"
-            )
+        pieces = plan_pieces(dataset.episodes, dataset.layout, edits)
         make_folder(target.parent)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
         try:
@@ -182,7 +172,7 @@ class _DatasetCopy:
         lines = []
         for number, piece in enumerate(self._pieces):
             first_row = sum(record.length for record in self._records)
-            with _explain_damage(piece.episode):
+            with explain_damage(piece.episode):
                 self._records.append(self._copy(piece, number, first_row))
             if not piece.is_whole or piece.task != piece.episode.task:
                 lines.append(f"{piece.describe()}: episode {number}")
@@ -232,7 +222,7 @@ class _DatasetCopy:
         if piece.is_whole and is_same:
             link_or_copy(check_inside(self._source, self._source / table), self._folder / moved[table])
         else:
-            rows = _read_rows(self._source, layout, piece)
+            rows = read_rows(self._source, layout, piece)
             self._write_table(rows, indices, self._folder / moved[table])
             statistics |= {key: describe_numbers(values[:, None]) for key, values in indices.items()}
         record = replace(
@@ -261,7 +251,7 @@ class _DatasetCopy:
             kind = feature["dtype"]
             if kind in ("video", "image"):
                 pixels = PixelStatistics()
-                for image in _read_pictures(self._source, self._layout, piece, key, rows):
+                for image in read_pictures(self._source, self._layout, piece, key, rows):
                     # masks as they are, frames as at their conversion
                     pixels.add(0, (image if key.startswith(FEATURE.format("")) else thin(image))[..., ::-1])
                 found[key] = name_pixel_stats(pixels.describe_all(), length)
@@ -271,19 +261,19 @@ class _DatasetCopy:
 
 
 @contextmanager
-def _explain_damage(episode: EpisodeRecord) -> Iterator[None]:
+def explain_damage(episode: EpisodeRecord) -> Iterator[None]:
     """Raise OutputError where the files of an episode are not as this package has written them."""
     try:
         yield
-    # what pyarrow and PyAV raise for damaged files, and what follows from columns that lack
-    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+    # what pyarrow, PyAV and OpenCV raise for damaged files, and what follows from columns that lack
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, cv2.error) as error:
         raise OutputError(
             f"episode {episode.number}: expected files as sam3-node has written them, found {error!r:.200}; drop the "
             "episode, or convert its recording again"
         ) from error
 
 
-def _read_rows(
+def read_rows(
     folder: Path, layout: type[DatasetLayout], piece: Piece, columns: Sequence[str] | None = None
 ) -> Any:
     """Return a piece's rows, with all columns or these. Raises ValueError for a table of another length."""
@@ -294,16 +284,24 @@ def _read_rows(
     return table.slice(piece.begin, piece.end - piece.begin)
 
 
-def _read_pictures(
-    folder: Path, layout: type[DatasetLayout], piece: Piece, key: str, rows: Any | None = None
+def read_pictures(
+    folder: Path,
+    layout: type[DatasetLayout],
+    piece: Piece,
+    key: str,
+    rows: Any | None = None,
+    wanted: Container[int] | None = None,
 ) -> Iterator[Image]:
     """Yield the pictures of a piece's rows, BGR uint8 [h, w, 3]: those of its video, else those of the table's rows.
 
-    Raises ValueError for damaged pictures, and if there are too few.
+    `wanted` are the rows of the piece whose pictures are yielded, by default all. Raises ValueError for damaged
+    pictures, and if there are too few.
     """
     if piece.episode.features[key]["dtype"] == "image":
         assert rows is not None
-        for cell in rows.column(key).to_pylist():
+        for row, cell in enumerate(rows.column(key).to_pylist()):
+            if wanted is not None and row not in wanted:
+                continue
             image = cv2.imdecode(np.frombuffer(cell["bytes"], np.uint8), cv2.IMREAD_COLOR)
             if image is None:
                 raise ValueError(f"damaged pictures in {key}")
@@ -317,7 +315,8 @@ def _read_pictures(
     try:
         with av.open(str(path)) as file:
             for frame in islice(file.decode(video=0), first, last):
-                yield frame.to_ndarray(format="bgr24")
+                if wanted is None or count in wanted:
+                    yield frame.to_ndarray(format="bgr24")
                 count += 1
     except av.FFmpegError as error:
         raise ValueError(f"the video of {key}: {error}") from error
@@ -370,75 +369,8 @@ def _count(record: EpisodeRecord, rows: Any, piece: Piece) -> None:
     record.source = source
 
 
-def draw_sheet(folder: Path) -> Image:
-    """Return a sheet with pictures of the first camera, a strip for each episode. BGR uint8 [h, w, 3].
-
-    Raises OutputError for a folder that is no dataset of this package, and for damaged files.
-    """
-    _require_dataset(folder)
-    episodes = read_records(folder / RECORDS)
-    layouts = find_layouts(folder)
-    if not (episodes and layouts):
-        raise OutputError(f"expected a dataset with episodes, found none in {folder}; record one first")
-    strips = []
-    for episode in episodes[:SHEET_EPISODES]:
-        with _explain_damage(episode):
-            strips += [_draw_title(episode), _draw_strip(folder, layouts[0], episode)]
-    return np.concatenate(strips)
-
-
-def _draw_title(episode: EpisodeRecord) -> Image:
-    title = np.zeros((TITLE_HEIGHT, SHEET_PICTURES * SHEET_WIDTH, 3), np.uint8)
-    text = ascii(f"{episode.number}  {episode.length / episode.fps:.1f} s  {episode.task}")[1:-1]
-    cv2.putText(title, text, (4, 13), cv2.FONT_HERSHEY_SIMPLEX, 0.4, (255, 255, 255), 1, cv2.LINE_AA)
-    return title
-
-
-def _draw_strip(folder: Path, layout: type[DatasetLayout], episode: EpisodeRecord) -> Image:
-    """Return pictures of an episode beside each other, at even times."""
-    piece = Piece(episode, 0, episode.length, episode.task)
-    key = next(key for key in episode.features if key.startswith(IMAGE.format("")))
-    rows = None
-    if key not in list_videos(episode.features):
-        rows = _read_rows(folder, layout, piece, [key])
-    wanted = set(np.linspace(0, episode.length - 1, SHEET_PICTURES).round().astype(int).tolist())
-    pictures = [
-        _shrink(image)
-        for row, image in enumerate(_read_pictures(folder, layout, piece, key, rows))
-        if row in wanted
-    ]
-    # a short episode has fewer rows
-    pictures += [np.zeros_like(pictures[0])] * (SHEET_PICTURES - len(pictures))
-    return np.concatenate(pictures, axis=1)
-
-
-def _shrink(image: Image) -> Image:
-    height = round(image.shape[0] * SHEET_WIDTH / image.shape[1])
-    return np.asarray(cv2.resize(image, (SHEET_WIDTH, height), interpolation=cv2.INTER_AREA), np.uint8)
-
-
-def list_episodes(folder: Path) -> list[str]:
-    """Return a table of the episodes, a line each, to be read beside `Edits`.
-
-    Raises OutputError for a folder that is no dataset of this package.
-    """
-    _require_dataset(folder)
-    lines = [
-        f"{'episode':>7} {'seconds':>8} {'rows':>6} {'no masks':>9} {'doubtful':>9} {'off':>5} {'gap ms':>7}  task"
-    ]
-    for episode in read_records(folder / RECORDS):
-        counts = episode.source.get("rows", {})
-        columns = [counts.get(name, "-") for name in ("without_masks", "doubtful", "off_in_time")]
-        gaps = [camera["max_gap_ms"] for camera in episode.source.get("cameras", {}).values()]
-        gap = f"{max(gaps):.0f}" if gaps else "-"
-        lines.append(
-            f"{episode.number:7d} {episode.length / episode.fps:8.1f} {episode.length:6d} {columns[0]:>9} "
-            f"{columns[1]:>9} {columns[2]:>5} {gap:>7}  {episode.task!r:.60}"
-        )
-    return lines
-
-
-def _require_dataset(folder: Path) -> None:
+def require_dataset(folder: Path) -> None:
+    """Raise OutputError for a folder that is no dataset of this package."""
     if not (folder / RECORDS).is_dir():
         raise OutputError(
             f"expected a dataset that sam3-node has written, found none in {folder}; edit others with lerobot's own "

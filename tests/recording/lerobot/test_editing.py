@@ -10,7 +10,7 @@ import pytest
 from sam3_node.bags import open_bag
 from sam3_node.cli import main
 from sam3_node.errors import OutputError
-from sam3_node.recording.lerobot import editing
+from sam3_node.recording.lerobot import editing, listing
 from sam3_node.recording.lerobot.conversion import Converted, convert_recordings
 from sam3_node.recording.lerobot.editing import Edits, write_copy
 from sam3_node.recording.lerobot.records import RECORDS, read_records
@@ -170,7 +170,7 @@ def test_damaged_files_are_told_and_other_episodes_stay(
             write_copy(source, EDITS, tmp_path / "copy")
         if damaged == "*.mp4":
             with refuses(OutputError, field="episode 1"):
-                editing.draw_sheet(source)
+                listing.draw_sheet(source)
         path.write_bytes(good)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
