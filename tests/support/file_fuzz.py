@@ -44,6 +44,7 @@ from sam3_node.node.saved_state import Saved
 from sam3_node.palette_png import encode_labels
 from sam3_node.perception.snapshot import _HEADER, MAGIC, VERSION, Snapshot, Uptime
 from sam3_node.processes.helpers import HELPERS_FILE, read_helpers
+from sam3_node.recording.lerobot.pending import read_edits
 from sam3_node.recording.lerobot.records import DROPPED, EpisodeRecord, read_dropped, read_records
 from sam3_node.replay.cluster.bill import BILL, BagResult, UsageReport, read_bill
 from sam3_node.replay.completion import IDENTITY, read_complete_summary, read_identity
@@ -298,6 +299,12 @@ LAYER = {
     "stretches": [{"camera": "front", "id": 1, "first": 3, "stop": 9}],
 }
 OBJECTS_TOML = '[[objects]]\ncamera = "front"\nframe = 0\nlabel = "mug"\nbox = [1, 2, 30, 40]\n'
+EDITS = {
+    "edits": [
+        {"episode": 1, "key": 7, "begin_s": 0.5, "end_s": 2.5},
+        {"episode": 2, "key": 8, "task": "wipe the table"},
+    ]
+}
 SUMMARY = Summary("a.mcap", "live", "every", "nano", "cpu", 3, 0, 0, {"front": 3}, {"front": 1}, 1.0, 3.0)
 RECORD = EpisodeRecord(0, 1, "pick", 3, 0, 30, {}, ["mug"], [], 0, {})
 KEY = engine_store.EngineKey(
@@ -363,6 +370,7 @@ FILES = (
     ),
     FuzzedFile("objects.json", read_prompts, _json(OBJECTS)),
     FuzzedFile("pick.mcap.marks.json", read_marks, _json(MARKS)),
+    FuzzedFile("pick.edits.json", read_edits, _json(EDITS)),
     FuzzedFile(INDEX, _stored(read_layers, 1), _json({"layers": [LAYER]})),
     FuzzedFile("objects.toml", read_prompts, _text(OBJECTS_TOML)),
     FuzzedFile(
