@@ -165,6 +165,7 @@ def _add_console(commands: Commands) -> None:
     parser.add_path("--results FOLDER", text)
     text = "with --recording: another result of it to compare with, a file of masks or a replay's folder"
     parser.add_path("--against FILE.mcap", text)
+    parser.add_path("--dataset FOLDER", "list and edit the episodes of a LeRobot dataset instead")
 
 
 def console(args: Namespace, settings: Settings) -> None:
@@ -181,6 +182,7 @@ def console(args: Namespace, settings: Settings) -> None:
             args.recording,
             args.against,
             args.results,
+            args.dataset,
             announce=lambda url: announce(f"console at {url}"),
             watchdog=watchdog,
         )

@@ -12,16 +12,16 @@ import json
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
-from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -181,6 +181,13 @@ AnySource = LiveViews | RecordedViews
 AnyControls = Controls | MarkControls
 
 
+class Answers(Protocol):
+    """What carries out the requests of a page."""
+
+    def call(self, op: str, args: Mapping[str, object]) -> Mapping[str, object]:
+        """Carry out a request and return its reply as JSON values. Raises Sam3NodeError if that fails."""
+
+
 class Changes:
     """A count of changes that tasks of an event loop wait for, and any thread may raise."""
 
@@ -209,26 +216,22 @@ class Changes:
 
 
 class Console:
-    """The routes of the page, for one source. `controls` is None if the page may change nothing."""
+    """A page with its routes, and its requests, which `controls` answers: None if the page may change nothing."""
 
     def __init__(
-        self, source: AnySource, controls: AnyControls | None, changes: Changes, binding: Binding
+        self, page: str, routes: Sequence[BaseRoute], controls: Answers | None, binding: Binding
     ) -> None:
-        self._source = source
         self._controls = controls
-        self._changes = changes
-        self._pages = 0
-        routes = [
-            Route("/", lambda request: FileResponse(STATIC_FOLDER / "index.html")),
+        every = [
+            Route("/", lambda request: FileResponse(STATIC_FOLDER / page)),
             Route("/login", self._log_in, methods=["POST"]),
-            Route("/api/words", self._suggest),
+            *routes,
             Route("/api/{op}", self._call, methods=["POST"]),
-            WebSocketRoute("/views", self._serve_page),
             Mount("/static", StaticFiles(directory=STATIC_FOLDER)),
         ]
         # each error of ours becomes an answer with its code and its sentence
         handlers: Any = {Sam3NodeError: _refuse}
-        app = Starlette(routes=routes, exception_handlers=handlers)
+        app = Starlette(routes=every, exception_handlers=handlers)
         self.access = AccessControl(app, binding)
 
     async def _log_in(self, request: Request) -> Response:
@@ -238,14 +241,6 @@ class Console:
             return _fail(401, "token", "this token is not the one that `sam3-node console` has printed")
         return JSONResponse({}, headers={"set-cookie": cookie})
 
-    async def _suggest(self, request: Request) -> Response:
-        typed = request.query_params.get("typed", "")[:200]
-        words: list[str] = []
-        if self._controls:
-            # in a thread, because the first call reads a vocabulary
-            words = await run_in_threadpool(self._controls.suggest, typed)
-        return JSONResponse({"words": words})
-
     async def _call(self, request: Request) -> Response:
         if self._controls is None:
             return _fail(403, "read_only", "this console shows and changes nothing: console.read_only is set")
@@ -253,6 +248,26 @@ class Console:
         args = await _read_json(request)
         reply = await run_in_threadpool(self._controls.call, request.path_params["op"], args)
         return Response(msgspec.json.encode(reply), media_type="application/json")
+
+
+class ViewRoutes:
+    """The routes of the page that shows pictures with masks: the socket for views, and names for what is typed."""
+
+    def __init__(self, source: AnySource, controls: AnyControls | None, changes: Changes) -> None:
+        self.controls = controls
+        """None if the page may change nothing."""
+        self._source = source
+        self._changes = changes
+        self._pages = 0
+        self.routes = [Route("/api/words", self._suggest), WebSocketRoute("/views", self._serve_page)]
+
+    async def _suggest(self, request: Request) -> Response:
+        typed = request.query_params.get("typed", "")[:200]
+        words: list[str] = []
+        if self.controls:
+            # in a thread, because the first call reads a vocabulary
+            words = await run_in_threadpool(self.controls.suggest, typed)
+        return JSONResponse({"words": words})
 
     async def _serve_page(self, socket: WebSocket) -> None:
         if self._pages >= MAX_PAGES:
@@ -273,11 +288,11 @@ class Console:
 
     def _describe(self) -> Mapping[str, object]:
         # of a recording, the page has marks in the place of a recorder
-        recorder = self._controls.recording.state() if isinstance(self._controls, Controls) else None
+        recorder = self.controls.recording.state() if isinstance(self.controls, Controls) else None
         return {
             "type": "state",
             "mode": self._source.mode,
-            "read_only": self._controls is None,
+            "read_only": self.controls is None,
             "recorder": recorder,
             **self._source.state(),
         }

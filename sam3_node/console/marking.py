@@ -8,7 +8,7 @@ import msgspec
 
 from ..errors import RequestError, WireError
 from ..resources import Closeable
-from ..schema.fields import convert
+from ..schema.fields import T, convert
 from ..schema.marks import Mark
 from .recorded import RecordedViews
 
@@ -31,7 +31,7 @@ class MarkControls(Closeable):
         """
         done: Mark | None
         if op == MARK:
-            done = self._views.add_mark(_read_mark(args))
+            done = self._views.add_mark(read_arguments(args, Mark, MARK))
         elif op == UNDO:
             done = self._views.undo_mark()
         else:
@@ -47,8 +47,9 @@ class MarkControls(Closeable):
         """Nothing is open between two requests."""
 
 
-def _read_mark(args: Mapping[str, object]) -> Mark:
+def read_arguments(args: Mapping[str, object], kind: type[T], what: str) -> T:
+    """Return the arguments of a request of the page as `kind`. Raises RequestError that names what is wrong."""
     try:
-        return convert(args, Mark, MARK)
+        return convert(args, kind, what)
     except WireError as error:
         raise RequestError(str(error)) from error

@@ -14,8 +14,9 @@ from ..files import explain_os_error
 from ..processes.notify import Watchdog
 from ..settings import Settings
 from ..unfinished_requests import BoundedProtocol
-from .app import AnyControls, AnySource, Binding, Changes, Console, read_binding
+from .app import Binding, Changes, Console, ViewRoutes, read_binding
 from .controls import Controls
+from .episodes import EpisodeEditor
 from .marking import MarkControls
 from .recorded import RecordedViews
 from .views import LiveViews
@@ -32,43 +33,62 @@ def run_console(
     recording: Path | None = None,
     against: Path | None = None,
     results: Path | None = None,
+    dataset: Path | None = None,
     *,
     announce: Callable[[str], None],
     watchdog: Watchdog | None = None,
 ) -> None:
-    """Serve the page until `stop` is set: of the live node, or of a recording. `announce` gets its address.
+    """Serve the page until `stop` is set: of the live node, a recording or a dataset. `announce` gets its address.
 
-    Raises SettingsError for an address that is not safe, and for lossless delivery; TransportError if the address is
-    in use; BagError if the recording cannot be read.
+    Raises SettingsError for an address that is not safe, for lossless delivery, and for a recording with a dataset;
+    TransportError if the address is in use; BagError or OutputError if the recording or dataset cannot be read.
     """
     # contradictions of settings and options are errors before anything is opened
     binding = read_binding(settings)
-    if recording is None:
+    if recording is not None and dataset is not None:
+        raise SettingsError("--dataset: expected it without --recording, found both; choose one")
+    if recording is None and dataset is None:
         settings.transport.require_newest("console")
     for option, path in (("--against", against), ("--results", results)):
         if recording is None and path is not None:
             raise SettingsError(f"{option}: expected --recording with the pictures beside it, found none")
-    changes = Changes()
     with contextlib.ExitStack() as opened:
         # bound before the source is opened: an address in use is an error at once
         listener = opened.enter_context(_bind(binding))
-        source: AnySource
-        controls: AnyControls | None = None
-        if recording is not None:
-            views = opened.enter_context(RecordedViews(recording, against, changes.notify, results))
-            source = views
-            if views.can_mark and not settings.console.read_only:
-                controls = opened.enter_context(MarkControls(views))
+        if dataset is not None:
+            editor = EpisodeEditor(dataset, settings.console.read_only)
+            controls = None if settings.console.read_only else editor
+            console = Console("episodes.html", editor.routes, controls, binding)
         else:
-            live = opened.enter_context(LiveViews(settings, changes.notify))
-            source = live
-            if not settings.console.read_only:
-                controls = opened.enter_context(Controls(settings, lambda: live.detector, changes.notify))
-        console = Console(source, controls, changes, binding)
+            views = _open_views(opened, settings, recording, against, results)
+            console = Console("index.html", views.routes, views.controls, binding)
         # with port 0, the kernel has chosen one
         console.access.port = listener.getsockname()[1]
         announce(_make_url(binding, console))
         asyncio.run(_serve(console, binding, listener, stop, watchdog or Watchdog()))
+
+
+def _open_views(
+    opened: contextlib.ExitStack,
+    settings: Settings,
+    recording: Path | None,
+    against: Path | None,
+    results: Path | None,
+) -> ViewRoutes:
+    """Return the routes of a recording's pictures, or of the live node's."""
+    changes = Changes()
+    read_only = settings.console.read_only
+    if recording is not None:
+        views = opened.enter_context(RecordedViews(recording, against, changes.notify, results))
+        marks = None
+        if views.can_mark and not read_only:
+            marks = opened.enter_context(MarkControls(views))
+        return ViewRoutes(views, marks, changes)
+    live = opened.enter_context(LiveViews(settings, changes.notify))
+    controls = None
+    if not read_only:
+        controls = opened.enter_context(Controls(settings, lambda: live.detector, changes.notify))
+    return ViewRoutes(live, controls, changes)
 
 
 async def _serve(

@@ -1,9 +1,7 @@
 """Tests of who may use the console: addresses, origins, tokens, and what a page without changes may do."""
 
 import asyncio
-import http.client
 import json
-import ssl
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,10 +21,8 @@ from sam3_node.settings import Settings
 from sam3_node.transport import ControlClient
 from sam3_node.types import Mask
 from sam3_node.wire import encode_mask
-from tests.support.console_rig import ConsoleRig
+from tests.support.console_rig import UPGRADE, ConsoleRig, ask
 from tests.support.refuses import refuses
-
-Headers = dict[str, str]
 
 
 @pytest.fixture(scope="module")
@@ -46,31 +42,6 @@ def certificate(rig: ConsoleRig) -> tuple[Path, Path]:
     except FileNotFoundError:
         pytest.skip("openssl is not installed")
     return path, key
-
-
-def ask(
-    url: str, path: str, method: str = "GET", body: object = None, **headers: str
-) -> tuple[int, Headers, bytes]:
-    """Send one request, as the page itself would unless `headers` say something else."""
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.netloc)
-    if parts.scheme == "https":
-        connection = http.client.HTTPSConnection(parts.netloc, context=ssl._create_unverified_context())
-    sent = {"Origin": f"{parts.scheme}://{parts.netloc}", **headers}
-    data = None if body is None else json.dumps(body)
-    connection.request(method, path, data, {name: value for name, value in sent.items() if value})
-    answer = connection.getresponse()
-    received = b"" if answer.status == 101 else answer.read()
-    connection.close()
-    return answer.status, {name.lower(): value for name, value in answer.getheaders()}, received
-
-
-UPGRADE = {
-    "Connection": "Upgrade",
-    "Upgrade": "websocket",
-    "Sec-WebSocket-Version": "13",
-    "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
-}
 
 
 def test_other_hosts_and_origins_are_refused(rig: ConsoleRig) -> None:

@@ -1,11 +1,15 @@
 """A camera, a node and a console as processes, and a browser that opens the console's page."""
 
+import http.client
+import json
 import os
 import shutil
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -19,6 +23,13 @@ from tests.support.tabletop import iou, true_instance, truth
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 VIEWPORT = {"width": 1280, "height": 720}
 CLIP_FRAMES = 225
+UPGRADE = {
+    "Connection": "Upgrade",
+    "Upgrade": "websocket",
+    "Sec-WebSocket-Version": "13",
+    "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
+}
+"""Headers by which a request asks for a WebSocket."""
 PAINTED = """() => {
     const overlay = document.querySelector("#main-tile .overlay");
     const context = new OffscreenCanvas(160, 120).getContext("2d");
@@ -63,6 +74,23 @@ class ConsoleRig(Rig):
         line = process.next_line()
         assert line.startswith("console at "), line
         return process, line.removeprefix("console at ")
+
+
+def ask(
+    url: str, path: str, method: str = "GET", body: object = None, **headers: str
+) -> tuple[int, dict[str, str], bytes]:
+    """Send one request, as the page itself would unless `headers` say something else."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.netloc)
+    if parts.scheme == "https":
+        connection = http.client.HTTPSConnection(parts.netloc, context=ssl._create_unverified_context())
+    sent = {"Origin": f"{parts.scheme}://{parts.netloc}", **headers}
+    data = None if body is None else json.dumps(body)
+    connection.request(method, path, data, {name: value for name, value in sent.items() if value})
+    answer = connection.getresponse()
+    received = b"" if answer.status == 101 else answer.read()
+    connection.close()
+    return answer.status, {name.lower(): value for name, value in answer.getheaders()}, received
 
 
 @contextmanager

@@ -372,6 +372,19 @@ INPUTS: tuple[Input, ...] = (
         ("console/test_access.py::test_other_hosts_and_origins_are_refused", "test_addresses.py"),
     ),
     Input(
+        "edits of a dataset on the console's page; their file",
+        "a browser; the author of the file",
+        (
+            Bound("recording.lerobot.pending.MAX_EDITS", _unit("edits")),
+            Bound("recording.lerobot.pending.MAX_BYTES", _megabytes),
+        ),
+        "refused; so are times outside of the episode, and names of the copy that lead out of the dataset's folder",
+        (
+            "console/test_episodes.py::test_wrong_requests_change_nothing",
+            "recording/lerobot/test_pending.py::test_edits_are_bounded",
+        ),
+    ),
+    Input(
         "requests to the console and to the tools for agents that are not whole",
         "a browser, an agent",
         (

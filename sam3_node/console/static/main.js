@@ -10,16 +10,15 @@ import { Player } from "./player.js";
 import { Prompts } from "./prompts.js";
 import { call, fetchPicture, isAllowed, logIn, lookFor, suggest } from "./requests.js";
 import { Review } from "./review.js";
+import { restoreTheme, toggleTheme } from "./theme.js";
 import { Timeline, isDifferent } from "./timeline.js";
+import { say } from "./toast.js";
 
 const REFRESH_MS = 200;
 const SILENT_MS = 1800;
-const TOAST_MS = 5000;
-const ASKING_MS = 12_000; // of a line with buttons
 const MAX_NOTES = 50;
 const MAX_EVENTS = 100;
 const MAX_LABELS = 512;
-const THEME = "sam3-theme";
 const find = (selector) => document.querySelector(selector);
 
 const worker = new Worker("static/view-worker.js", { type: "module" });
@@ -47,26 +46,6 @@ const isLive = () => state?.mode !== "recording";
 const canChange = () => Boolean(state && !state.read_only);
 const getSelected = (camera) => (selected.camera === camera ? selected.id : null);
 const shownView = () => cameras.main?.shown ?? null;
-
-/** Show a line for a moment, with buttons [text, function]. */
-function say(text, isError = false, actions = []) {
-  const toast = find("#toast");
-  const hide = () => toast.classList.remove("shown");
-  const buttons = actions.map(([textContent, run]) =>
-    make("button", {
-      textContent,
-      onclick: () => {
-        hide();
-        run();
-      },
-    }),
-  );
-  toast.replaceChildren(make("span", { textContent: text }), ...buttons);
-  toast.dataset.kind = isError ? "error" : "done";
-  toast.classList.add("shown");
-  clearTimeout(say.timer);
-  say.timer = setTimeout(hide, actions.length ? ASKING_MS : TOAST_MS);
-}
 
 const nameOf = (camera, id) => labels.get(`${camera} ${id}`) ?? `object ${id}`;
 
@@ -284,15 +263,8 @@ function showWords() {
 
 // Keys
 
-function toggleTheme() {
-  const next = document.documentElement.dataset.theme === "light" ? "dark" : "light";
-  localStorage.setItem(THEME, next);
-  setTheme(next);
-}
-
-function setTheme(theme) {
-  document.documentElement.dataset.theme = theme;
-  find("#theme").textContent = theme === "light" ? "Dark" : "Light";
+function changeTheme() {
+  toggleTheme();
   timeline.draw();
 }
 
@@ -339,7 +311,7 @@ const keys = new Keys({
     ["K", "Objects", "object before", () => chooseNext(-1)],
     ["O", "Page", "next camera", () => cameras.enlargeNext()],
     ["S", "Page", "save a snapshot", saveSnapshot],
-    ["T", "Page", "light or dark", toggleTheme],
+    ["T", "Page", "light or dark", changeTheme],
     ["?", "Page", "this list", () => find("#help-dialog").showModal()],
   ],
   live: [
@@ -570,7 +542,7 @@ const CLICKS = {
   discard: discardEpisode,
   pause: togglePause,
   reset: askReset,
-  theme: toggleTheme,
+  theme: changeTheme,
   help: () => find("#help-dialog").showModal(),
 };
 
@@ -598,8 +570,8 @@ function listen() {
 }
 
 async function start() {
-  const preferred = matchMedia("(prefers-color-scheme: light)").matches ? "light" : "dark";
-  setTheme(localStorage.getItem(THEME) ?? preferred);
+  restoreTheme();
+  timeline.draw();
   listen();
   describePointer();
   try {

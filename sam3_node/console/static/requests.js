@@ -45,10 +45,19 @@ export async function isAllowed() {
   return (await fetch("api/words")).status !== 401;
 }
 
+/** Return what the server shows of a page. Throws RequestFailed. */
+export async function read(path) {
+  return send(path, {});
+}
+
 async function post(path, args) {
+  return send(path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(args) });
+}
+
+async function send(path, options) {
   let answer;
   try {
-    answer = await fetch(path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(args) });
+    answer = await fetch(path, options);
   } catch {
     throw new RequestFailed("no_console", "the console does not answer; is it still running?");
   }
