@@ -191,13 +191,13 @@ class Scene:
         ids, shadow = np.zeros((2, self.height, self.width), np.uint8)
         drawings = [self._draw(number, index / (self.fps * _PERIOD_S)) for number in range(len(self._paths))]
         for polygons, _ in itertools.chain(*drawings):
-            _fill(shadow, polygons, 255, _SHADOW_OFFSET * self.height)
+            fill_polygons(shadow, polygons, 255, _SHADOW_OFFSET * self.height)
         image = np.asarray(cv2.copyTo(self._shaded_table, shadow, self._table.copy()), np.uint8)
         # painter's order: the second object last, so that the first passes behind it
         for number in sorted(range(len(drawings)), key=lambda number: number == 1):
             for polygons, colour in drawings[number]:
-                _fill(image, polygons, colour)
-                _fill(ids, polygons, number + 1)
+                fill_polygons(image, polygons, colour)
+                fill_polygons(ids, polygons, number + 1)
         return image, ids
 
     def _draw(self, number: int, cycle: float) -> list[tuple[list[Points], Points]]:
@@ -206,18 +206,12 @@ class Scene:
         path = self._paths[number]
         t = 2 * math.pi * path.turns * cycle + path.phase
         angle_rad = path.angle_rad + path.swing_rad * math.sin(t + 1.0)
-        cosine = _RADIUS * math.cos(angle_rad)
-        sine = _RADIUS * math.sin(angle_rad)
-        rotation = np.array([[cosine, -sine], [sine, cosine]])
         centre = path.x + path.reach_x * math.sin(t), path.y + path.reach_y * math.cos(t)
         middle = self.width / 2, self.height / 2
-
-        drawing = []
-        for part in SHAPES[self._kinds[number]]:
-            polygons = [(outline @ rotation + centre) * self.height + middle for outline in part.outlines]
-            colour = np.multiply(part.colour or COLOURS[self._colours[number]], part.shade)
-            drawing.append((polygons, colour))
-        return drawing
+        parts = place_shape(self._kinds[number], self._colours[number], centre, angle_rad, _RADIUS)
+        return [
+            ([outline * self.height + middle for outline in outlines], colour) for outlines, colour in parts
+        ]
 
 
 class SceneSource(PlayedSource):
@@ -239,6 +233,22 @@ class SceneSource(PlayedSource):
             yield CapturedImage(self.scene.render(index)[0], 0)
 
 
+def place_shape(
+    kind: str, colour: str, centre: tuple[float, float], angle_rad: float, radius: float
+) -> list[tuple[list[Points], Points]]:
+    """Return the outlines and the colour (BGR) of each part of a shape, in the unit of `centre` and `radius`."""
+    cosine = radius * math.cos(angle_rad)
+    sine = radius * math.sin(angle_rad)
+    rotation = np.array([[cosine, -sine], [sine, cosine]])
+    return [
+        (
+            [outline @ rotation + centre for outline in part.outlines],
+            np.multiply(part.colour or COLOURS[colour], part.shade),
+        )
+        for part in SHAPES[kind]
+    ]
+
+
 def draw_table(rng: np.random.Generator, width: int, height: int) -> Image:
     """Draw a wooden table of four planks seen from above, BGR uint8 [height, width, 3]."""
     grain = rng.normal(1, 0.06, (160, 6)).astype(np.float32)
@@ -249,7 +259,9 @@ def draw_table(rng: np.random.Generator, width: int, height: int) -> Image:
     return np.asarray(table, np.uint8)
 
 
-def _fill(image: Image, polygons: Sequence[Points], colour: Points | int, offset: float = 0.0) -> None:
+def fill_polygons(
+    image: Image, polygons: Sequence[Points], colour: Points | int, offset: float = 0.0
+) -> None:
     """Fill a polygon in pixels, but for the parts of it that the others cover, moved right and down by `offset`."""
     points = [np.rint((polygon + offset) * 2**_SHIFT).astype(np.int32) for polygon in polygons]
     cv2.fillPoly(image, points, np.broadcast_to(colour, 3).tolist(), cv2.LINE_8, _SHIFT)

@@ -90,10 +90,11 @@ def test_a_plot_is_drawn_from_the_results(plot: Any, tmp_path: Path) -> None:
 def test_figures_keep_the_spread_and_put_ratios_first(tmp_path: Path) -> None:
     figures = Figures("latency.step", ["--objects", "4", "--json", "FILE", "--threads", "2"])
     figures.add("time", [3.0, 1.0, 2.0], "ms")
-    figures.add("speed", 1.5, "x", target="at least 1")
+    figures.add("speed", 1.5, "x", target="at least 1", interval=(1.25, 1.75))
     figures.write(tmp_path / "results/step.json")
     ratio, time = json.loads((tmp_path / "results/step.json").read_text())
     assert (ratio["figure"], ratio["value"], ratio["target"]) == ("speed", 1.5, "at least 1")
+    assert ratio["interval"] == {"low": 1.25, "high": 1.75}
     assert time["spread"] == {"min": 1.0, "median": 2.0, "max": 3.0, "runs": 3}
     assert time["value"] == 2.0
     assert time["command"] == "python -m tools.bench.latency.step --objects 4 --threads 2"
@@ -120,6 +121,7 @@ def test_the_parser_has_runs_only_where_a_benchmark_compares() -> None:
         ({"value": 12261.0, "unit": "frames/s"}, "12,261"),
         ({"value": 0.00015, "unit": "px"}, "0.00015"),
         ({"value": "asserted", "unit": ""}, "asserted"),
+        ({"value": 72.0, "unit": "%", "interval": {"low": 64.2, "high": 78.7}}, "72 (64.2 to 78.7 in 95 %)"),
         (
             {"value": 2.0, "unit": "x", "spread": {"min": 1.9, "max": 2.25, "runs": 5}},
             "2.00 (1.90 to 2.25, 5 runs)",

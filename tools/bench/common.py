@@ -110,8 +110,23 @@ class Figures:
         }
         self._figures: list[Record] = []
 
-    def add(self, figure: str, values: float | Sequence[float], unit: str, target: str = "") -> None:
-        """Keep and print a figure. Several values are runs: the median is the value, and their spread is kept."""
+    @property
+    def records(self) -> list[Record]:
+        """The figures so far, in the order in which they were added."""
+        return self._figures
+
+    def add(
+        self,
+        figure: str,
+        values: float | Sequence[float],
+        unit: str,
+        target: str = "",
+        interval: tuple[float, float] | None = None,
+    ) -> None:
+        """Keep and print a figure. Several values are runs: the median is the value, and their spread is kept.
+
+        `interval` is the 95 % interval of the value.
+        """
         runs = [values] if isinstance(values, (int, float)) else values
         low = float(min(runs))
         median = float(statistics.median(runs))
@@ -119,6 +134,8 @@ class Figures:
         record: Record = {"figure": figure, "unit": unit, "value": median}
         if runs is values:
             record["spread"] = {"min": low, "median": median, "max": high, "runs": len(runs)}
+        if interval is not None:
+            record["interval"] = dict(zip(("low", "high"), interval, strict=True))
         if target:
             record["target"] = target
         self._figures.append(record)
@@ -145,8 +162,11 @@ class Figures:
 
 
 def format_value(record: Record) -> str:
-    """Return the value with its spread, such as "1.52 (1.48 to 1.55, 5 runs)"."""
+    """Return the value with its spread or interval: "1.52 (1.48 to 1.55, 5 runs)", "72 (64 to 79 in 95 %)"."""
     text = _number(record["value"], record["unit"])
+    if interval := record.get("interval"):
+        low, high = (_number(interval[key], record["unit"]) for key in ("low", "high"))
+        return f"{text} ({low} to {high} in 95 %)"
     spread = record.get("spread")
     if not spread or spread["runs"] == 1:
         return text
