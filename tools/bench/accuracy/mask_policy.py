@@ -219,7 +219,8 @@ def train(way: str, demos: Demonstrations, seed: int, updates: int) -> Clone:
     torch.manual_seed(seed)
     images = to_images(way, demos.views).contiguous(memory_format=torch.channels_last)
     things, states, moves = map(torch.from_numpy, (demos.views.things, demos.views.state, demos.moves))
-    clone = Clone(images.shape[1], states.shape[1]).to(memory_format=torch.channels_last)
+    clone = Clone(images.shape[1], states.shape[1])
+    clone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch does not declare it
     optimizer = torch.optim.Adam(clone.parameters())
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=updates)
     for _ in range(updates):
@@ -241,7 +242,7 @@ def play(clone: Clone, way: str, world: ReachWorld, masks: MaskSource) -> Outcom
     while world.outcome is None:
         image, ids = world.render()
         view = look(world, image, masks.find(image, ids), ids)
-        one = View(*(part[None] for part in view))
+        one = View(view.picture[None], view.target[None], view.things[None], view.state[None])
         move = clone(to_images(way, one), torch.from_numpy(one.state))[0].numpy()
         world.move(move.astype(np.float64) * SPEED)
     return world.outcome
@@ -253,7 +254,10 @@ def bound_rate(successes: int, count: int) -> tuple[float, float]:
     spread = Z_95 * math.sqrt(rate * (1 - rate) / count + (Z_95 / (2 * count)) ** 2)
     middle = rate + Z_95**2 / (2 * count)
     scale = 100 / (1 + Z_95**2 / count)
-    return max(0.0, scale * (middle - spread)), min(100.0, scale * (middle + spread))
+    low = scale * (middle - spread)
+    high = scale * (middle + spread)
+    # rounding must not put the rate itself outside
+    return max(0.0, min(low, 100 * rate)), min(100.0, max(high, 100 * rate))
 
 
 def bound_difference(one: Bools, other: Bools) -> tuple[float, float]:
@@ -318,7 +322,7 @@ def plot(records: Sequence[Record], path: Path) -> None:
     """Draw a scene of each test, and below it the rates with their intervals."""
     rates = {record["figure"]: record for record in records}
     shades = {PICTURES: "0.8", NOISE: "0.5", MASK: "lightskyblue", CUT: "C0", TRUE: "white"}
-    with draw(path, 2, len(TESTS), (8, 4.6), squeeze=False) as axes:
+    with draw(path, 2, len(TESTS), (8, 4.8), squeeze=False) as axes:
         for column, (test, (covered, alike)) in enumerate(TESTS.items()):
             world = ReachWorld(TEST_SEEDS + 1, covered, alike)
             image, ids = world.render()
@@ -332,13 +336,15 @@ def plot(records: Sequence[Record], path: Path) -> None:
                 low, high = (record["interval"][end] for end in ("low", "high"))
                 value = record["value"]
                 chart.bar(place, value, 0.8, color=shade, edgecolor="black", linewidth=0.8, label=way)
-                chart.errorbar(place, value, [[value - low], [high - value]], color="black", capsize=3)
-                chart.text(place, 2, f"{value:.0f}", ha="center", fontsize=8)
-            chart.set(ylim=(0, 105), xticks=())
+                chart.errorbar(
+                    place, value, [[max(0, value - low)], [max(0, high - value)]], color="black", capsize=3
+                )
+                chart.text(place, high + 3, f"{value:.0f}", ha="center", fontsize=8)
+            chart.set(ylim=(0, 114), xticks=())
         axes[1][0].set_ylabel("target reached, %")
         figure = axes[0][0].figure
-        figure.legend(*axes[1][0].get_legend_handles_labels(), ncols=2, loc="lower center", fontsize=8)
-        axes[1][0].set_xlabel(" \n ")
+        figure.legend(*axes[1][0].get_legend_handles_labels(), ncols=3, loc="lower center", fontsize=8)
+        axes[1][0].set_xlabel(" \n \n ")
 
 
 def main() -> None:
