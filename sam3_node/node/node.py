@@ -397,6 +397,7 @@ class Node:
         threads = self._set_threads()
         begin_ns = time.perf_counter_ns()
         step = StepFrame(frame, received.received_ns, received.skipped, stats.decisions)
+        step.finishes = False
         step.encoding = taken.encoding
         if taken.encoding is not None:
             step.prepared = taken.encoding.find(frame)
@@ -404,7 +405,7 @@ class Node:
             step.prepared = cameras.ahead.take(frame)
         # the next frame is decoded while this one is stepped
         with cameras.ahead.during_step() if cameras.ahead else nullcontext():
-            masks = self.perception.link(pipeline.step(step, finishes=False))
+            masks = self.perception.link(pipeline.step(step))
         # recorders need the events before the masks that show their effect
         for event in step.events:
             output.publish_event(event.op, {"camera": frame.camera, "id": event.id, **event.details})

@@ -259,12 +259,11 @@ class Pipeline(SavedPart[CameraState]):
         return stages
 
     @torch.inference_mode()
-    def step(self, given: StepFrame | Frame, finishes: bool = True) -> MaskFrame:
+    def step(self, given: StepFrame | Frame) -> MaskFrame:
         """Track all objects on the next frame, and find and measure what the settings say.
 
         A frame alone stands for a StepFrame of it. The result's `stages_us` holds the stages that ran; packing comes
-        later. Without `finishes`, the caller calls `finish` before anything else. Raises WireError if the image cannot
-        be decoded; nothing is changed then.
+        later. Raises WireError if the image cannot be decoded; nothing is changed then.
         """
         step = StepFrame(given) if isinstance(given, Frame) else given
         step.failures += self._late_failures
@@ -284,7 +283,7 @@ class Pipeline(SavedPart[CameraState]):
         self._last_had_depth = step.frame.depth is not None
         self.last_scene = PickScene.of(step)
         masks = make_masks(step, self._model.name, self.prompts, self._timer.read())
-        if finishes:
+        if step.finishes:
             self.finish(step)
         return masks
 

@@ -99,6 +99,9 @@ class StepFrame:
     encoding: JointEncoding | None = None
     """what encodes this frame with others, or has encoded it ahead; None: its own step encodes it alone"""
 
+    finishes: bool = True
+    """False: the caller publishes the masks, and then calls `Pipeline.finish` before anything else"""
+
     failures: list[str] = field(default_factory=list)
     """which optional stages have failed on this frame, and why"""
 

@@ -68,8 +68,8 @@ class Table:
     def steps(self, count: int, placed: dict[tuple[int, int], str]) -> MaskFrame:
         for _ in range(count):
             self.seq += 1
-            step = StepFrame(frame(self.seq, placed))
-            masks = self.pipeline.step(step, finishes=not self.finishes_late)
+            step = StepFrame(frame(self.seq, placed), finishes=not self.finishes_late)
+            masks = self.pipeline.step(step)
             self.published.append(pack_masks(replace(masks, stages_us={}), "rle")[1])
             if self.finishes_late:
                 self.pipeline.finish(step)
