@@ -175,8 +175,8 @@ class LastMasks(Propagation, SavedTables):
     def conditioning_pointers(self, rows: Ints) -> tuple[Tensor, Tensor]:
         """Return the pointers of N rows' prompts, [N, 1, C], and bool [N, 1]: True if valid."""
         index = torch.from_numpy(rows).to(self._pointers.device)
-        held = torch.tensor([[row in self._prompted] for row in rows.tolist()], device=index.device)
-        return self._pointers[index, None], held
+        held = torch.tensor([row in self._prompted for row in rows.tolist()], dtype=torch.bool)
+        return self._pointers[index, None], held[:, None].to(index.device)
 
     @property
     def used(self) -> list[int]:
