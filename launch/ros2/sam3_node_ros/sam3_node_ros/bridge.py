@@ -339,10 +339,16 @@ def main() -> None:
     try:
         if node.get_parameter("autostart").value and not node.start():
             sys.exit("error: the node could not be started; its log above says why")
-        with suppress(KeyboardInterrupt, ExternalShutdownException):
+        try:
             # `spin` of rclpy 7.1 may wait for ever if the signal comes just before its wait
             while rclpy.ok():
                 executor.spin_once(timeout_sec=1.0)
+        except (KeyboardInterrupt, ExternalShutdownException):
+            pass
+        except Exception:
+            # an answer that was under way when the signal came cannot be sent any more
+            if rclpy.ok():
+                raise
     finally:
         executor.shutdown()
         node.destroy_node()
