@@ -435,7 +435,7 @@ class Pipeline(SavedPart[CameraState]):
 
     @property
     def prompt_set(self) -> PromptSet | None:
-        """What the detector searches for; None without a detector."""
+        """The prompts of the detector; None without one."""
         return self._detection.prompts if self._detection is not None else None
 
     @property

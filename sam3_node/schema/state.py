@@ -93,12 +93,12 @@ class SavedPart(Generic[S]):
         self.after_restore(state)
 
     def before_restore(self, state: S) -> None:
-        """Refuse a state that does not fit this part, before anything changes."""
+        """Refuse a state that does not fit this part, or prepare what its fields need. It comes before all changes."""
 
     def after_restore(self, state: S) -> None:
         """Compute what follows from the restored values."""
 
-    def _saved(self) -> dict[str, Any]:
+    def _saved(self) -> Mapping[str, object]:
         """Return the values that are saved, by the fields of the state."""
         return {name: getattr(self, self._attribute(name)) for name in self.STATE.__struct_fields__}
 
@@ -116,8 +116,10 @@ class SavedPart(Generic[S]):
             # one that the settings have added since begins afresh
             if saved is not None:
                 value.restore(saved)
-        # what is no property with a setter, or without one, has no fset at all
-        elif getattr(getattr(type(self), attribute, None), "fset", True):
+            return
+        declared = getattr(type(self), attribute, None)
+        is_derived = isinstance(declared, property) and declared.fset is None
+        if not is_derived:
             setattr(self, attribute, saved)
 
 

@@ -218,9 +218,9 @@ class CameraReceiver(Receiver[C]):
     """Receives messages of cameras, and holds them until they are taken.
 
     `newest` keeps the newest message of each of at most `max_cameras` cameras. It unpacks only the newest message of
-    each topic in a turn, so that a flooding camera costs no more than the reading of its older messages; of `whole`
-    topics, all. `every` keeps
-    all messages in order, and stops reading while EVERY_CAPACITY of them wait, which finally blocks the publisher.
+    each topic in a turn, so that a flooding camera costs no more than the reading of its older messages; of
+    `_whole` topics it unpacks all. `every` keeps all messages in order, and stops reading while EVERY_CAPACITY of them
+    wait, which finally blocks the publisher.
     `peers` are the endpoints, with the keys of each. Without `topics`, all that begin with `root` are received.
     Live sockets subscribe to `also` as well, whose messages a subclass turns into others.
     Raises TransportError for a malformed endpoint.
@@ -314,7 +314,7 @@ class CameraReceiver(Receiver[C]):
         self._queue.release()
 
     def _select(self, messages: Iterator[Message]) -> Iterable[Message]:
-        """Return the newest message of each topic, the topic that came last at the end; of `whole` topics, all."""
+        """Return the newest message of each topic, the topic that came last at the end; of `_whole` topics, all."""
         newest: dict[Hashable, Message] = {}
         for number, message in enumerate(messages):
             topic = bytes(message.parts[0][:MAX_TOPIC_BYTES])

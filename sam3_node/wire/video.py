@@ -11,7 +11,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from ..errors import WireError, require
+from ..errors import MissingExtraError, WireError, require
 from ..types import Buffer, Frame, keep_newest
 from ..types import lazy_numpy as np
 
@@ -60,8 +60,8 @@ class VideoDecoders:
     def decode(self, frame: Frame) -> Frame | None:
         """Return a frame with its picture in bgr8; None for one that needs a frame that did not come.
 
-        Raises WireError for a packet that cannot be decoded, and MissingExtraError without PyAV. The next picture is
-        then that of the next key frame.
+        Raises WireError for a packet that cannot be decoded, also because PyAV is missing. The next picture is then
+        that of the next key frame.
         """
         if frame.encoding != VIDEO:
             return frame
@@ -102,7 +102,11 @@ class _VideoDecoder:
             raise
 
     def _open(self) -> Any:
-        av = require("av", "bags")
+        try:
+            av = require("av", "bags")
+        except MissingExtraError as error:
+            # whoever receives frames goes on without this camera's
+            raise WireError(f"h264 image: {error}") from error
         context = av.CodecContext.create(VIDEO, "r")
         context.thread_count = 1  # several hold pictures back
         width, height = self._size

@@ -28,7 +28,8 @@ def test_a_gripper_that_stays_is_late_and_one_over_another_object_is_wrong() -> 
         world.move(np.zeros(2))
     assert world.outcome == "late"
     # the expert of a world whose first two objects have changed places
-    world, other = ReachWorld(3), ReachWorld(3)
+    world = ReachWorld(3)
+    other = ReachWorld(3)
     other._places[[0, 1]] = other._places[[1, 0]]
     while world.outcome is None:
         move = other.find_move()
@@ -48,7 +49,8 @@ def test_a_name_tells_the_target_from_all_others(alike: bool) -> None:
 
 
 def test_the_truth_follows_the_gripper_and_a_cover_changes_the_table_alone() -> None:
-    world, covered = ReachWorld(4), ReachWorld(4, covered=True)
+    world = ReachWorld(4)
+    covered = ReachWorld(4, covered=True)
     image, ids = world.render()
     other, same = covered.render()
     assert np.array_equal(ids, same)
@@ -104,7 +106,8 @@ def test_a_difference_of_the_same_scenes_has_an_interval_about_it() -> None:
 
 def test_the_whole_measurement_at_a_tiny_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = save_tiny_checkpoint(tmp_path / "tiny")
-    out, picture = tmp_path / "figures.json", tmp_path / "plot.png"
+    out = tmp_path / "figures.json"
+    picture = tmp_path / "plot.png"
     sizes = ["--threads", "0", "--seeds", "1", "--demos", "1", "--updates", "2", "--episodes", "1"]
     options = ["--model", model, *sizes, "--json", out, "--plot", picture]
     monkeypatch.setattr(mask_policy, "TESTS", {"both": (True, True)})

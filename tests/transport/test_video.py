@@ -1,6 +1,7 @@
 """Tests of frames as a video: the pictures are those that ffmpeg decodes, and none is made of a missing packet."""
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -38,7 +39,8 @@ pytestmark = pytest.mark.verifies(
     "NVENC and V4L2",
 )
 
-WIDTH, HEIGHT = 160, 120
+WIDTH = 160
+HEIGHT = 120
 PERIOD_NS = NANOSECONDS // 30
 VIDEO = CameraSettings(encoding="h264")
 
@@ -206,6 +208,14 @@ def test_a_packet_that_is_not_what_its_header_says_is_refused(change: dict[str, 
     assert mentions(str(error.value), "h264", "expected", "found")
 
 
+def test_a_reader_without_pyav_goes_on_without_the_camera(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = make_frames(1)[0]
+    monkeypatch.setitem(sys.modules, "av", None)
+    parts = [memoryview(bytes(part)) for part in pack_frame(frame)]
+    with pytest.raises(WireError, match="bags"):
+        MaskPairing().accept(parts)
+
+
 def test_odd_sides_are_refused_with_what_to_set() -> None:
     with pytest.raises(CameraError) as error:
         VideoEncoder(161, 120, 1e6, 30)
@@ -290,8 +300,15 @@ def test_a_slow_reader_of_a_video_never_blocks_a_camera() -> None:
         publisher.wait_for_peer(PATIENCE_MS)
         seqs = iter(range(1 << 20))
         wait_until(lambda: publisher.send(make(next(seqs))) and reader.waits)
-        # nobody takes: the newest frame replaces the one before
-        for _ in range(50):
-            publisher.send(make(next(seqs)))
-        first = take_frame(reader).frame.seq
-        wait_until(lambda: publisher.send(make(next(seqs))) and take_frame(reader).frame.seq > first)
+        first = reader.peek((), PATIENCE_MS)
+        assert first is not None
+
+        def holds_a_later_one() -> bool:
+            assert publisher.send(make(next(seqs)))
+            held = reader.peek((), PATIENCE_MS)
+            return held is not None and held.seq > first.seq + 20
+
+        # nobody takes one: the newest picture is in the place of those before
+        wait_until(holds_a_later_one)
+        assert take_frame(reader).frame.seq > first.seq + 20
+        assert not reader.rejected

@@ -19,7 +19,7 @@ from ...errors import BagError, WireError, require
 from ...schema.fields import Plain
 from ...types import NANOSECONDS, Buffer, Clock, Frame, FrameKey, MaskFrame, RobotAction, RobotMessage
 from ...wire.codec import choice
-from ...wire.video import MAX_KEY_GAP_S, VideoDecoders
+from ...wire.video import MAX_KEY_GAP_S, VIDEO, VideoDecoders
 from ..formats.mcap import WHOLE, McapStream, Row
 from ..pairing import TimeSpan
 from ..samples import ReadReport
@@ -46,7 +46,7 @@ TABLETOP = Path(__file__).parents[2] / "assets" / "tabletop.mcap"
 """The bundled clip."""
 
 # schema of a video's packets, and the time before a frame in which its video has a key frame
-_VIDEO = "foxglove.CompressedVideo"
+_VIDEO_SCHEMA = "foxglove.CompressedVideo"
 _KEY_REACH_NS = round(2 * MAX_KEY_GAP_S * NANOSECONDS)
 # frames that a labelled clip needs: a rate takes two
 _MIN_CLIP_FRAMES = 2
@@ -288,13 +288,20 @@ def _join_frame(header: Row, images: Sequence[Row | None]) -> Frame:
 
 def _reach_key_frame(path: Path, span: TimeSpan) -> TimeSpan:
     """Return a span that begins before a key frame, if the file has a video and the span a beginning."""
-    if span.begin_ns is None or all(channel.schema != _VIDEO for channel in McapStream(path).channels()):
+    if span.begin_ns is None or all(
+        channel.schema != _VIDEO_SCHEMA for channel in McapStream(path).channels()
+    ):
         return span
     return span._replace(begin_ns=span.begin_ns - _KEY_REACH_NS)
 
 
 def _decode_video(header: Row, frame: Frame, videos: VideoDecoders) -> Frame:
-    """Return a frame with its picture, if it is a packet of a video. Raises WireError for one without a picture."""
+    """Return a frame with its picture, if it is a packet of a video. Raises WireError for one without a picture.
+
+    Raises MissingExtraError without PyAV: no frame of the recording could be read.
+    """
+    if frame.encoding == VIDEO:
+        require("av", "bags")
     picture = videos.decode(frame)
     if picture is None:
         raise WireError(

@@ -22,7 +22,7 @@ from rcl_interfaces.msg import SetParametersResult
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup
 from rclpy.clock import Clock, ClockType
 from rclpy.exceptions import InvalidHandle
-from rclpy.executors import ExternalShutdownException, MultiThreadedExecutor
+from rclpy.executors import MultiThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.qos import QoSProfile, qos_profile_sensor_data
 from sam3_node_msgs.srv import (
@@ -54,7 +54,7 @@ from .messages import (
 )
 from .own_thread import OwnThread
 from .parts import Header, import_type
-from .process import prepare_for_images
+from .process import end_with_context, prepare_for_images
 from .scene import MAX_BODIES, SceneMessages
 from .scene_outputs import SceneOutputs
 
@@ -339,16 +339,10 @@ def main() -> None:
     try:
         if node.get_parameter("autostart").value and not node.start():
             sys.exit("error: the node could not be started; its log above says why")
-        try:
+        with end_with_context():
             # `spin` of rclpy 7.1 may wait for ever if the signal comes just before its wait
             while rclpy.ok():
                 executor.spin_once(timeout_sec=1.0)
-        except (KeyboardInterrupt, ExternalShutdownException):
-            pass
-        except Exception:
-            # an answer that was under way when the signal came cannot be sent any more
-            if rclpy.ok():
-                raise
     finally:
         executor.shutdown()
         node.destroy_node()

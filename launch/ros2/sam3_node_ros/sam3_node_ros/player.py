@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import rclpy
 from builtin_interfaces.msg import Time
-from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.qos import QoSProfile, qos_profile_sensor_data
 from rosgraph_msgs.msg import Clock
@@ -29,7 +28,7 @@ from sam3_node.types import NANOSECONDS, Depth, Frame, Intrinsics
 from sam3_node.wire import decode_depth
 
 from .messages import pack_pixels
-from .process import prepare_for_images
+from .process import end_with_context, prepare_for_images
 
 POLL_S = 0.05
 MODELS = {"none": "plumb_bob", "brown_conrady": "plumb_bob", "fisheye": "equidistant"}
@@ -160,7 +159,7 @@ def main() -> None:
     executor = SingleThreadedExecutor()
     executor.add_node(player)
     try:
-        with suppress(KeyboardInterrupt, ExternalShutdownException):
+        with end_with_context():
             player.play(executor.spin_once)
     except Sam3NodeError as error:
         player.get_logger().error(str(error))

@@ -1,9 +1,14 @@
-"""Prepares a process of ROS 2 for raw images, before `rclpy.init`."""
+"""Prepares a process of ROS 2 for raw images, before `rclpy.init`, and ends it without an error."""
 
 import ctypes
+import logging
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import rclpy
+from rclpy.executors import ExternalShutdownException
 
 FAST_DDS_PROFILE = Path(__file__).with_name("fast_dds.xml")
 """Settings of Fast DDS. A camera's driver needs them as well: the sender's shared memory must hold the image."""
@@ -11,6 +16,8 @@ SETTINGS = ("FASTRTPS_DEFAULT_PROFILES_FILE", "FASTDDS_DEFAULT_PROFILES_FILE", "
 """Environment variables by which a user configures Fast DDS. The first two name a file in Fast DDS 2 and 3."""
 OWN_FILES = ("DEFAULT_FASTRTPS_PROFILES.xml", "DEFAULT_FASTDDS_PROFILES.xml")
 """Files in the working directory that Fast DDS reads"""
+
+_log = logging.getLogger(__name__)
 
 # parameters of glibc's mallopt
 _TRIM_THRESHOLD = -1
@@ -48,3 +55,20 @@ def keep_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_MMAP_THRESHOLD, LARGEST_KEPT)
         mallopt(_TRIM_THRESHOLD, MOST_KEPT)
+
+
+@contextmanager
+def end_with_context() -> Iterator[None]:
+    """Run a block until Ctrl-C, or until the context of ROS ends. Neither is an error.
+
+    A signal ends the context while other threads work: an answer or a message that is under way then cannot be sent any
+    more, and rclpy raises an error of its own for each kind. With a context, an error is raised as it is.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, ExternalShutdownException):
+        pass
+    except Exception as error:
+        if rclpy.ok():
+            raise
+        _log.debug("after the end of the context: %r", error)
