@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from ..errors import RequestError, WireError
 from ..schema.describing import describe_json
-from ..schema.fields import MAX_EPOCH, Text, convert
+from ..schema.fields import ABOVE_0, MAX_EPOCH, Text, convert
 from ..schema.operations import AddObject, FindObjects, Operation, ReadPoints, RemoveObject
 from ..schema.replies import Lease
 from ..types import CAMERA_SILENT_S
@@ -141,7 +141,7 @@ class FindArguments(ToolArguments, frozen=True, kw_only=True):
     """name of the camera; leave it out for all cameras"""
     sure_only: bool = False
     """true: leave out objects that are doubtful, hidden or tentative"""
-    max_age_ms: Annotated[float, Meta(gt=0.0, le=MAX_EPOCH)] = DEFAULT_AGE_MS
+    max_age_ms: Annotated[float, Meta(ge=ABOVE_0, le=MAX_EPOCH)] = DEFAULT_AGE_MS
     """masks older than this, in milliseconds, are left out"""
 
 
@@ -155,7 +155,7 @@ class WaitArguments(ToolArguments, frozen=True, kw_only=True):
     """`seen`: in view, also when it is back; `still`: in view and at rest for a second"""
     camera: Text | None = None
     """name of the camera; leave it out for all cameras"""
-    timeout_s: Annotated[float, Meta(gt=0.0, le=MAX_WAIT_S)] = 20.0
+    timeout_s: Annotated[float, Meta(ge=ABOVE_0, le=MAX_WAIT_S)] = 20.0
     """longest wait in seconds"""
 
 
@@ -209,7 +209,7 @@ class AddArguments(AddObject, ToolArguments, frozen=True, kw_only=True):
 
     left_out = frozenset({"mask", "priority", "choice", "stride", "epoch"})
 
-    scale: Annotated[float, Meta(gt=0.0, le=1000.0)] = 1.0
+    scale: Annotated[float, Meta(ge=ABOVE_0, le=1000.0)] = 1.0
     """the `scale` that `look` gave with its picture: the pixels are multiplied by it; leave it out for pixels of the
     camera's own frame"""
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import NODEFAULT, inspect
 
-from .fields import MAX_EPOCH, MAX_INT, MAX_SIDE, accepts, describe_type
+from .fields import ABOVE_0, MAX_EPOCH, MAX_INT, MAX_SIDE, accepts, describe_type
 from .operations import SHARED_MEANINGS, Operation
 
 # bounds that all numbers of a kind have, which would tell a reader nothing
@@ -149,6 +149,9 @@ def _shorten(schema: Any) -> Any:
         for key, value in schema.items()
         if key not in ("minimum", "maximum") or abs(value) <= MAX_EPOCH
     }
+    if short.get("minimum") == ABOVE_0:
+        del short["minimum"]
+        short["exclusiveMinimum"] = 0
     first, *others = short.get("prefixItems", (None, True))
     if others == [first] * len(others):
         del short["prefixItems"]
@@ -176,6 +179,8 @@ def _limits(info: inspect.Type) -> str:
     if not isinstance(inner, inspect.IntType | inspect.FloatType):
         return ""
     low = inner.ge
+    if low == ABOVE_0:
+        return "above 0" if inner.le in _COMMON else f"above 0, at most {inner.le:g}"
     if inner.le is not None and inner.le not in _COMMON:
         return f"{low:g}..{inner.le:g}"
     return f"from {low:g}" if low is not None and low > 0 else ""

@@ -36,6 +36,9 @@ MAX_LEVELS = 64
 MAX_DESCRIBED = 60
 """Characters of a value in an error message."""
 _LARGEST = sys.float_info.max
+ABOVE_0 = sys.float_info.min
+"""Lower bound of numbers above 0. msgspec bounds by the least denormal instead, which is 0 where a process flushes
+denormals, as trainings do."""
 _BINARY = (bytes, bytearray, memoryview)
 _Record = inspect.StructType | inspect.DataclassType | inspect.TypedDictType
 
@@ -44,7 +47,7 @@ Natural = Annotated[int, Meta(ge=0, le=MAX_INT)]
 FromOne = Annotated[int, Meta(ge=1, le=MAX_INT)]
 Finite = Annotated[float, Meta(ge=-_LARGEST, le=_LARGEST)]
 NotNegative = Annotated[float, Meta(ge=0.0, le=_LARGEST)]
-Positive = Annotated[float, Meta(gt=0.0, le=_LARGEST)]
+Positive = Annotated[float, Meta(ge=ABOVE_0, le=_LARGEST)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Side = Annotated[int, Meta(ge=1, le=MAX_SIDE)]
 Pixel = Annotated[int, Meta(ge=0, le=MAX_SIDE)]
@@ -319,7 +322,7 @@ def _fits(value: object, info: inspect.Type) -> bool:
             return False
         number: Any = value
         low, high = _bounds(info)
-        return math.isfinite(number) and bool(low <= number <= high) and number != info.gt
+        return math.isfinite(number) and bool(low <= number <= high)
     return True
 
 
@@ -378,15 +381,14 @@ def describe_type(info: inspect.Type, found: object = None) -> str:
 
 
 def _bounds(info: inspect.IntType | inspect.FloatType) -> tuple[float, float]:
-    low = info.ge if info.ge is not None else info.gt
-    low = -math.inf if low is None or low == -_LARGEST else low
+    low = -math.inf if info.ge is None or info.ge == -_LARGEST else info.ge
     high = math.inf if info.le is None or info.le == _LARGEST else info.le
     return low, high
 
 
 def _describe_number(info: inspect.IntType | inspect.FloatType) -> str:
-    if isinstance(info, inspect.FloatType) and info.gt is not None:
-        return f"a finite number above {info.gt:g}"
     low, high = _bounds(info)
+    if low == ABOVE_0:
+        return "a finite number above 0" + (f", at most {high:g}" if high < MAX_EPOCH else "")
     noun = "a finite number" if isinstance(info, inspect.FloatType) else "an integer"
     return f"{noun} in {low}..{high}"

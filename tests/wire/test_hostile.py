@@ -8,6 +8,7 @@ from contextlib import suppress
 import msgpack
 import numpy as np
 import pytest
+import torch
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
@@ -246,6 +247,16 @@ FIELDS = [
 def test_a_wrong_field_is_named(name, path, value, match):
     with refused(match):
         EXAMPLES[name].unpack(changed(name, *path, value=value))
+
+
+def test_0_is_not_above_0_where_denormals_are_flushed():
+    # the processor then compares the least denormal as 0
+    torch.set_flush_denormal(True)
+    try:
+        with refused("'fy' to be a finite number above 0"):
+            wire.unpack_frame(changed("frame-raw", "intrinsics", "fy", value=0.0))
+    finally:
+        torch.set_flush_denormal(False)
 
 
 @pytest.mark.parametrize("parts", [[], [b"frame/cam0"], [b"frame/cam0", b"\x80"], [b""] * 5])

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, field
 
 from ...errors import ModelError
+from ...schema.fields import ABOVE_0
 
 Count = Annotated[int, Meta(ge=1, le=256)]
 Index = Annotated[int, Meta(ge=-1, le=65536)]
@@ -22,8 +23,8 @@ Sides = Pixels | list[Pixels]
 """For both axes, or for each. No tuple of two: msgspec 0.22 corrupts memory where one may also be a bounded number."""
 Maps = tuple[tuple[Pixels, Pixels], tuple[Pixels, Pixels], tuple[Pixels, Pixels]]
 """Heights and widths of the three levels of features, the finest first."""
-Epsilon = Annotated[float, Meta(gt=0, le=1)]
-Factor = Annotated[float, Meta(gt=0, le=64)]
+Epsilon = Annotated[float, Meta(ge=ABOVE_0, le=1)]
+Factor = Annotated[float, Meta(ge=ABOVE_0, le=64)]
 Activation = Literal["gelu", "relu"]
 
 ROPE_THETA = 10000.0
