@@ -87,10 +87,11 @@ class WideColour(Colour):
 
 @dataclass(frozen=True, slots=True)
 class VideoPacket:
-    """One packet of a video stream. `codec` is ffmpeg's name of it."""
+    """One packet of a video stream. `codec` is ffmpeg's name of it. `number` may count the packets by one."""
 
     codec: str
     data: Buffer
+    number: int | None = None
 
 
 class MillimetreDepth(Depth, frozen=True):

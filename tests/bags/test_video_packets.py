@@ -1,6 +1,6 @@
 """Video that a recording holds message by message: foxglove.CompressedVideo, and FFMPEGPacket of ROS."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from multiprocessing import get_context
@@ -65,7 +65,8 @@ def write_foxglove(path: Path, data: list[bytes], format_: str) -> Path:
     return path
 
 
-def write_ros(path: Path, data: list[bytes], encoding: str) -> Path:
+def write_ros(path: Path, data: Sequence[bytes | None], encoding: str) -> Path:
+    """Write packets, numbered by their places. None is a packet that was lost."""
     store = get_typestore(Stores.ROS2_HUMBLE)
     name = "ffmpeg_image_transport_msgs/msg/FFMPEGPacket"
     store.register(get_types_from_msg(DEFINITION, name))
@@ -78,7 +79,11 @@ def write_ros(path: Path, data: list[bytes], encoding: str) -> Path:
         message = store.types[name](header, SIZE[1], SIZE[0], encoding, index, 0, False, packet)
         return name, (DEFINITION + HEADER).encode(), bytes(store.serialize_cdr(message, name))
 
-    moments = [Moment(TOPIC, "video", T0 + index * PERIOD_NS, packet) for index, packet in enumerate(data)]
+    moments = [
+        Moment(TOPIC, "video", T0 + index * PERIOD_NS, packet)
+        for index, packet in enumerate(data)
+        if packet is not None
+    ]
     return write_mcap(path, moments, "cdr", "ros2msg", pack)
 
 
@@ -122,6 +127,16 @@ def test_what_comes_before_a_key_frame_and_damaged_packets_are_told(tmp_path: Pa
     assert frames
     assert frames[0].capture_ns == T0 + 3 * PERIOD_NS  # the key frame
     assert f"of {TOPIC} (first" in str(lost)
+
+
+@pytest.mark.parametrize("codec", ["libx264", "libvpx-vp9"])
+def test_after_a_missing_packet_there_is_no_picture_until_a_key_frame(tmp_path: Path, codec: str) -> None:
+    data = packets(codec)
+    whole, _ = read_bag(write_ros(tmp_path / "whole.mcap", data, codec))
+    frames, lost = read_bag(write_ros(tmp_path / "part.mcap", [*data[:3], None, *data[4:]], codec))
+    left = [*range(3), *range(6, COUNT)]  # a key frame every 6
+    assert [bytes(frame.colour) for frame in frames] == [bytes(whole[index].colour) for index in left]
+    assert mentions(str(lost), "2", TOPIC)
 
 
 def test_a_part_is_decoded_from_what_was_before_it(tmp_path: Path) -> None:

@@ -33,6 +33,9 @@ def make_messages(frame_id: str) -> dict[str, Any]:
         "compressed": ros2.import_type("sensor_msgs/msg/CompressedImage")(
             header=header, format="jpeg", data=b"\xff\xd8 etc"
         ),
+        "packet": ros2.import_type("ffmpeg_image_transport_msgs/msg/FFMPEGPacket")(
+            header=header, width=17, height=12, encoding="libx264", pts=1 << 40, flags=1, data=b"\0\0\1 etc"
+        ),
         "info": info,
         "joints": joints,
         "no joints": ros2.import_type("sensor_msgs/msg/JointState")(header=header),

@@ -17,7 +17,12 @@ from tests.support.paths import ROOT
 
 ROS2 = ROOT / "launch/ros2"
 NODE, MESSAGES, BRINGUP = (ROS2 / f"sam3_node_{name}" for name in ("ros", "msgs", "bringup"))
-OPTIONAL = {"isaac_ros_segment_anything2_interfaces", "moveit_msgs"}
+OPTIONAL = {
+    "ffmpeg_image_transport_msgs",
+    "foxglove_msgs",
+    "isaac_ros_segment_anything2_interfaces",
+    "moveit_msgs",
+}
 
 
 def read_package(name: str) -> ElementTree.Element:

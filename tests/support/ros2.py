@@ -87,11 +87,12 @@ def name_type(message: Any) -> str:
 
 @cache
 def open_store(release: str = "jazzy") -> Any:
-    """Return rosbags' types of a release, with those of vision_msgs."""
+    """Return rosbags' types of a release, with those of vision_msgs and ffmpeg_image_transport_msgs."""
     store = get_typestore(RELEASES[release])
     types: dict[str, Any] = {}
-    for name, text in DEFINITIONS["vision_msgs"]["msg"].items():
-        types |= get_types_from_msg(text, f"vision_msgs/msg/{name}")
+    for package in ("vision_msgs", "ffmpeg_image_transport_msgs"):
+        for name, text in DEFINITIONS[package]["msg"].items():
+            types |= get_types_from_msg(text, f"{package}/msg/{name}")
     store.register(types)
     return store
 

@@ -8,6 +8,7 @@ import re
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -260,14 +261,18 @@ def decode_packets(samples: Iterable[Sample], report: ReadReport) -> Iterator[Sa
 
     Packets that cannot be decoded, such as any before the first key frame, are skipped and reported.
     """
-    streams: dict[str, _PacketDecoder] = {}
+    streams: dict[str, PacketDecoder] = {}
     for sample in samples:
-        if not isinstance(sample.payload, VideoPacket):
+        packet = sample.payload
+        if not isinstance(packet, VideoPacket):
             yield sample
             continue
-        if sample.topic not in streams:
-            streams[sample.topic] = _PacketDecoder(sample.payload, report)
-        yield from streams[sample.topic].decode(sample, sample.payload)
+        stream = streams.get(sample.topic)
+        if stream is None:
+            lose = partial(report.skip, sample.topic)
+            stream = PacketDecoder(packet.codec, lose, max_pixels(memoryview(packet.data).nbytes))
+            streams[sample.topic] = stream
+        yield from stream.decode(sample, packet)
     for stream in streams.values():
         yield from stream.flush()
 
@@ -309,67 +314,99 @@ class Turner:
         return image
 
 
-class _PacketDecoder:
-    """The decoder of one topic.
+class PacketDecoder:
+    """The decoder of the packets of one topic. `lose` gets the reason for each that gives no picture.
 
-    A decoder may give an image some packets later. The number in the image leads back to its packet.
+    A decoder may give an image some packets later. The number in the image leads back to its packet. After a packet
+    that is missing or damaged there is no picture until the next key frame, because later ones are made of those before
+    them. That a packet is missing shows only where packets have numbers that count them.
     """
 
-    def __init__(self, first: VideoPacket, report: ReadReport) -> None:
+    def __init__(self, codec: str, lose: Callable[[str], object], most_pixels: int) -> None:
         self._av = require("av", "bags")
-        self._report = report
-        self._context = self._av.CodecContext.create(first.codec, "r")
+        self._lose = lose
+        self._context = self._av.CodecContext.create(codec, "r")
         self._context.thread_count = 1  # several threads hold images back
-        limit = max_pixels(memoryview(first.data).nbytes)
-        self._context.options = {"max_pixels": str(limit), "flags": "low_delay"}
+        self._context.options = {"max_pixels": str(most_pixels), "flags": "low_delay"}
         self._turner = Turner()
         self._pixels = 0
         self._bytes = 0
-        self._number = 0
-        # packets without an image so far, by their numbers
+        self._count = 0
+        # packets without an image so far, by their numbers here
         self._waiting: dict[int, Sample] = {}
+        # the first packet since the last loss; None after a key frame
+        self._broken_from: int | None = None
+        self._last_number: int | None = None
+        self._is_counting = False
 
     def decode(self, sample: Sample, payload: VideoPacket) -> Iterator[Sample]:
+        """Yield the pictures that a packet completes, each as its own sample in bgr8."""
         if self._pixels > max_video_pixels(self._bytes):
-            self._lose(sample.topic, "there are more pictures than so few bytes can hold")
+            self._lose(_cannot("there are more pictures than so few bytes can hold"))
             return
         packet = self._av.Packet(bytes(payload.data))
         if not packet.size:  # to the decoder it is the end of the stream
-            self._lose(sample.topic, "it is empty")
+            self._lose(_cannot("it is empty"))
+            self._break()
             return
         self._bytes += packet.size
+        if self._lacks_before(payload.number):
+            self._break()
 
         # the decoder hands the number on to the image of the packet
-        packet.pts = self._number
-        packet.dts = self._number
-        self._waiting[self._number] = sample
-        self._number += 1
-        yield from self._images(packet, sample.topic)
+        packet.pts = self._count
+        packet.dts = self._count
+        self._waiting[self._count] = sample
+        self._count += 1
+        yield from self._images(packet)
 
-        lost = [number for number in self._waiting if number < self._number - _MAX_DELAY]
-        for number in lost:
-            self._lose(self._waiting.pop(number).topic, "no image came of it")
+        late = [number for number in self._waiting if number < self._count - _MAX_DELAY]
+        for number in late:
+            del self._waiting[number]
+            self._lose(_cannot("no image came of it"))
 
     def flush(self) -> Iterator[Sample]:
         """Yield the images that the decoder still holds."""
-        topic = next((sample.topic for sample in self._waiting.values()), "")
-        yield from self._images(None, topic)
-        for sample in self._waiting.values():
-            self._lose(sample.topic, "no image came of it")
+        yield from self._images(None)
+        for _ in self._waiting:
+            self._lose(_cannot("no image came of it"))
 
-    def _images(self, packet: Any, topic: str) -> Iterator[Sample]:
+    def _lacks_before(self, number: int | None) -> bool:
+        """Return True if numbers have counted packets by one so far, and this one is not the next."""
+        last = self._last_number
+        self._last_number = number
+        if number is None or last is None:
+            return False
+        was_counting = self._is_counting
+        self._is_counting = number == last + 1
+        return was_counting and not self._is_counting
+
+    def _break(self) -> None:
+        """Wait for the next key frame."""
+        if self._broken_from is None:
+            self._broken_from = self._count
+
+    def _images(self, packet: Any) -> Iterator[Sample]:
         try:
             frames = self._context.decode(packet)
         except (self._av.error.FFmpegError, EOFError) as error:
             if packet is not None:
                 self._waiting.pop(packet.pts, None)
-                self._lose(topic, error)
+                self._lose(_cannot(error))
+                self._broken_from = packet.pts if self._broken_from is None else self._broken_from
             return
         for frame in frames:
             self._pixels += frame.width * frame.height
             sample = self._waiting.pop(frame.pts, None)
-            if sample is not None:
-                yield sample._replace(payload=make_bgr(self._turner.turn(read_pixels(frame), frame)))
+            if sample is None:
+                continue
+            if self._broken_from is not None and frame.pts >= self._broken_from:
+                if not frame.key_frame:
+                    self._lose("a packet before it is missing or damaged, and no key frame came since")
+                    continue
+                self._broken_from = None
+            yield sample._replace(payload=make_bgr(self._turner.turn(read_pixels(frame), frame)))
 
-    def _lose(self, topic: str, reason: object) -> None:
-        self._report.skip(topic, f"the packet cannot be decoded ({reason})")
+
+def _cannot(reason: object) -> str:
+    return f"the packet cannot be decoded ({reason})"

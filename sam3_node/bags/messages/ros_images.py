@@ -247,7 +247,8 @@ def _packet(message: Any, topic: str) -> VideoPacket:
     encoding = str(getattr(message, "encoding", "") or message.format)
     codec = _find_codec(encoding)
     if codec is not None:
-        return VideoPacket(codec, _flat(_bytes(message.data)))
+        number = getattr(message, "pts", None)
+        return VideoPacket(codec, _flat(_bytes(message.data)), None if number is None else int(number))
     raise UnreadableTopicError(topic, f"expected a codec of {', '.join(_CODECS)}, found {encoding!r:.80}")
 
 

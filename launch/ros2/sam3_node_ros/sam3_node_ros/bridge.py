@@ -44,7 +44,7 @@ from visualization_msgs.msg import MarkerArray
 from sam3_node.errors import Sam3NodeError, did_you_mean
 from sam3_node.types import MaskFrame
 
-from .link import CHANGEABLE, Ros2Bridge, Ros2Settings
+from .link import CHANGEABLE, VIDEO_QUEUE, VIDEO_TYPES, Ros2Bridge, Ros2Settings
 from .messages import (
     MaskMessages,
     choose_instance,
@@ -134,6 +134,18 @@ class Sam3Bridge(LifecycleNode):
         except Sam3NodeError as error:
             self.get_logger().error(str(error))
             return TransitionCallbackReturn.FAILURE
+        for topic, type_name in self._bridge.subscriptions:
+            try:
+                import_type(type_name)
+            except ImportError:
+                package = type_name.split("/")[0]
+                self.get_logger().error(
+                    f"{topic}: expected the package {package}, found none; install "
+                    f"ros-$ROS_DISTRO-{package.replace('_', '-')}"
+                )
+                self._bridge.close()
+                self._bridge = None
+                return TransitionCallbackReturn.FAILURE
         self._make = MaskMessages(settings.base_frame, import_type)
         self._open_outputs(settings)
         self._open_scene(settings)
@@ -224,7 +236,8 @@ class Sam3Bridge(LifecycleNode):
         self._camera = OwnThread(self, "ros2 camera")
         for topic, type_name in self._bridge.subscriptions:
             take = partial(self._bridge.take, topic)
-            self._camera.subscribe(import_type(type_name), topic, qos_profile_sensor_data, take)
+            qos = QoSProfile(depth=VIDEO_QUEUE) if type_name in VIDEO_TYPES else qos_profile_sensor_data
+            self._camera.subscribe(import_type(type_name), topic, qos, take)
         self._camera.start()
         result = super().on_activate(state)
         self._bridge.start(self._publish)

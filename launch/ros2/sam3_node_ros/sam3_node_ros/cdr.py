@@ -44,7 +44,7 @@ class CdrReader:
         self._place = BEGIN
 
     def read_number(self, form: str) -> Any:
-        """Return a number of a form of `struct`: B, i, I or d."""
+        """Return a number of a form of `struct`: B, i, I, Q or d."""
         size = struct.calcsize(form)
         return struct.unpack(self._order + form, self._take(size, size))[0]
 
@@ -119,6 +119,24 @@ def _read_compressed_image(cdr: CdrReader) -> SimpleNamespace:
     return SimpleNamespace(header=_read_header(cdr), format=cdr.read_text(), data=cdr.read_bytes())
 
 
+def _read_ffmpeg_packet(cdr: CdrReader) -> SimpleNamespace:
+    return SimpleNamespace(
+        header=_read_header(cdr),
+        width=cdr.read_number("i"),
+        height=cdr.read_number("i"),
+        encoding=cdr.read_text(),
+        pts=cdr.read_number("Q"),
+        flags=cdr.read_number("B"),
+        is_bigendian=cdr.read_number("B"),
+        data=cdr.read_bytes(),
+    )
+
+
+def _read_compressed_video(cdr: CdrReader) -> SimpleNamespace:
+    # its stamp and frame_id have the layout of a header
+    return SimpleNamespace(header=_read_header(cdr), data=cdr.read_bytes(), format=cdr.read_text())
+
+
 def _read_camera_info(cdr: CdrReader) -> SimpleNamespace:
     return SimpleNamespace(
         header=_read_header(cdr),
@@ -147,6 +165,8 @@ def _read_joint_state(cdr: CdrReader) -> SimpleNamespace:
 _READERS: dict[str, Callable[[CdrReader], SimpleNamespace]] = {
     "sensor_msgs/msg/Image": _read_image,
     "sensor_msgs/msg/CompressedImage": _read_compressed_image,
+    "ffmpeg_image_transport_msgs/msg/FFMPEGPacket": _read_ffmpeg_packet,
+    "foxglove_msgs/msg/CompressedVideo": _read_compressed_video,
     "sensor_msgs/msg/CameraInfo": _read_camera_info,
     "sensor_msgs/msg/JointState": _read_joint_state,
 }

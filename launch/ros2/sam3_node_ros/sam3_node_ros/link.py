@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
@@ -18,9 +18,10 @@ import numpy.typing as npt
 
 from sam3_node.bags.bit_depth import BitDepths
 from sam3_node.bags.discovery import Camera, find_cameras
+from sam3_node.bags.formats.video import PacketDecoder
 from sam3_node.bags.messages.ros_images import MessageError, read_payload, read_stamp
 from sam3_node.bags.pairing import Pairing
-from sam3_node.bags.samples import CameraInfo, Colour, Joints, Payload, Sample, Topic
+from sam3_node.bags.samples import CameraInfo, Colour, Joints, Payload, Sample, Topic, VideoPacket
 from sam3_node.client import PerceptionClient, Security
 from sam3_node.errors import BagError, MissingExtraError, Sam3NodeError, SettingsError
 from sam3_node.resources import Closeable
@@ -28,6 +29,7 @@ from sam3_node.transport import FramePublisher, PosePublisher
 from sam3_node.types import Clock, Depth, FrameKey, Instance, JointState, MaskFrame
 from sam3_node.wire import frame_topic, joints_topic
 from sam3_node.wire.images import MAX_FRAME_PIXELS
+from sam3_node.wire.video import MAX_VIDEO_PIXELS
 
 from .cdr import read_message
 from .messages import Picture
@@ -69,6 +71,17 @@ HEALTH = (
 """Counts of the camera in the node's status that diagnostics show."""
 PLAIN_ENCODINGS = ("rgb8", "bgr8", "mono8", "16UC1", "32FC1")
 """Encodings that are not converted by OpenCV."""
+TRANSPORTS = {
+    "compressed": "sensor_msgs/msg/CompressedImage",
+    "compressedDepth": "sensor_msgs/msg/CompressedImage",
+    "ffmpeg": "ffmpeg_image_transport_msgs/msg/FFMPEGPacket",
+    "foxglove": "foxglove_msgs/msg/CompressedVideo",
+}
+"""Types of images by the last part of their topic, as image_transport's plugins name it."""
+VIDEO_TYPES = (TRANSPORTS["ffmpeg"], TRANSPORTS["foxglove"])
+"""Types whose messages need those before them."""
+VIDEO_QUEUE = 30
+"""Packets of a video that wait. A lost one costs all pictures until the next key frame, so they come reliably."""
 
 _KINDS: dict[str, tuple[type[Payload], str]] = {
     "colour": (Colour, "a colour image"),
@@ -182,6 +195,8 @@ class Ros2Bridge(Closeable):
         self._warnings = _Warnings(warn)
         self._kinds = _list_topics(settings)
         self._pairing = Pairing([_make_camera(settings, self._kinds, resolve)], PATIENCE_NS)
+        self._decoder: PacketDecoder | None = None
+        self._codec = ""
         self._depths = BitDepths()
         self._told: set[str] = set()
         self._count = 0
@@ -236,20 +251,11 @@ class Ros2Bridge(Closeable):
             sample = self._read(topic, message)
             if sample is None:
                 return
-            if self._joints is not None and isinstance(sample.payload, Joints):
-                self._joints_s = time.monotonic()
-                clock = _choose_clock(sample.stamp_ns)
-                positions = dict(sample.payload.positions)
-                self._joints.send(JointState(self._settings.robot, sample.stamp_ns, positions, clock))
-                return
-            for frame in self._pairing.add(sample):
-                if frame.depth is not None and self._settings.depth_aligned:
-                    # a camera's own word, also for depth of another size: what comes of it is the node's to say
-                    frame = replace(frame, depth=replace(frame.depth, aligned=True))
-                self._frames.send(replace(frame, clock=_choose_clock(frame.capture_ns)))
-                if losses := self._pairing.describe_losses(MIN_FRAMES):
-                    self._warnings.add("pairing", losses)
-                    self._pairing.forget_losses()  # what is past is told once
+            if isinstance(sample.payload, VideoPacket):
+                for picture in self._decode(sample, sample.payload):
+                    self._pass_on(picture)
+            else:
+                self._pass_on(sample)
         except MissingExtraError as error:  # an extra of this package may replace the numpy of ROS
             is_opencv = isinstance(error.__cause__, ImportError) and error.__cause__.name == "cv2"
             library = "OpenCV (Ubuntu's python3-opencv)" if is_opencv else "PyAV (pip install --no-deps av)"
@@ -263,6 +269,49 @@ class Ros2Bridge(Closeable):
             self._warnings.add(topic, str(error))
         except Exception as error:  # no message may end the process
             self._warnings.add(topic, f"{topic}: {type(error).__name__}: {error}")
+
+    def _decode(self, sample: Sample, packet: VideoPacket) -> Iterator[Sample]:
+        """Yield the pictures that a packet of the camera's video completes."""
+        if self._decoder is None or self._codec != packet.codec:
+            self._codec = packet.codec
+            self._decoder = PacketDecoder(
+                packet.codec,
+                lambda reason: self._warnings.add("video", f"{sample.topic}: {reason}"),
+                MAX_VIDEO_PIXELS,
+            )
+        return self._decoder.decode(sample, packet)
+
+    def _pass_on(self, sample: Sample) -> None:
+        """Send what a sample completes."""
+        payload = sample.payload
+        if self._joints is not None and isinstance(payload, Joints):
+            self._joints_s = time.monotonic()
+            clock = _choose_clock(sample.stamp_ns)
+            positions = dict(payload.positions)
+            self._joints.send(JointState(self._settings.robot, sample.stamp_ns, positions, clock))
+            return
+        if isinstance(payload, Colour) and sample.number is not None:
+            sample = sample._replace(payload=self._keep(sample.topic, sample.number, payload))
+        for frame in self._pairing.add(sample):
+            if frame.depth is not None and self._settings.depth_aligned:
+                # a camera's own word, also for depth of another size: what comes of it is the node's to say
+                frame = replace(frame, depth=replace(frame.depth, aligned=True))
+            self._frames.send(replace(frame, clock=_choose_clock(frame.capture_ns)))
+            if losses := self._pairing.describe_losses(MIN_FRAMES):
+                self._warnings.add("pairing", losses)
+                self._pairing.forget_losses()  # what is past is told once
+
+    def _keep(self, topic: str, number: int, colour: Colour) -> Colour:
+        """Return an image in 8 bits, and keep it for those who ask for the newest."""
+        colour = self._depths.narrow(topic, colour)
+        header = self._images.find_header(number)
+        if header is not None:
+            self._images.keep(number, Picture(colour, header))
+        for note in self._depths.describe():
+            if note not in self._told:  # bits grow a few times at most
+                self._told.add(note)
+                self._warnings.add(note, note)
+        return colour
 
     def start(self, publish: Callable[[MaskFrame, Header], object]) -> None:
         """Begin to pass the newest masks, with the header of their image, to `publish` in a thread.
@@ -410,7 +459,7 @@ class Ros2Bridge(Closeable):
         if payload is None:
             return None
         expected, name = _KINDS[kind]
-        if not isinstance(payload, expected):
+        if not isinstance(payload, (expected, VideoPacket) if kind == "colour" else expected):
             form = getattr(message, "encoding", "") or getattr(message, "format", "")
             raise BagError(f"{topic}: expected {name}, found encoding {form!r}")
         header = read_header(message)
@@ -423,13 +472,6 @@ class Ros2Bridge(Closeable):
             number = self._count
             self._count += 1
             self._images.add(FrameKey(self._settings.camera, number, stamp_ns), header)
-            if isinstance(payload, Colour):
-                payload = self._depths.narrow(topic, payload)
-                self._images.keep(number, Picture(payload, header))
-                for note in self._depths.describe():
-                    if note not in self._told:  # bits grow a few times at most
-                        self._told.add(note)
-                        self._warnings.add(note, note)
         return Sample(topic, stamp_ns, time.monotonic_ns(), payload, number)
 
 
@@ -495,8 +537,7 @@ def _make_camera(settings: Ros2Settings, kinds: dict[str, str], resolve: Callabl
 def _name_type(topic: str, kind: str) -> str:
     if kind in ("intrinsics", "joints"):
         return f"sensor_msgs/msg/{'CameraInfo' if kind == 'intrinsics' else 'JointState'}"
-    compressed = topic.rpartition("/")[2] in ("compressed", "compressedDepth")
-    return f"sensor_msgs/msg/{'CompressedImage' if compressed else 'Image'}"
+    return TRANSPORTS.get(topic.rpartition("/")[2], "sensor_msgs/msg/Image")
 
 
 def _choose_clock(stamp_ns: int) -> Clock:

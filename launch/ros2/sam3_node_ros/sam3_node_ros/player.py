@@ -1,12 +1,13 @@
 """Node of ROS 2 that plays a recording as a camera. It needs the extra bags of sam3-node.
 
-Topics are `image` or `image/compressed`, as the recording has them, `depth_registered/image_raw` or `depth/image_raw`,
-and `camera_info`. It begins when the image has a subscriber.
+Topics are `image` or `image/compressed`, as the recording has them, or `image/ffmpeg` with `encoding` h264;
+`depth_registered/image_raw` or `depth/image_raw`, and `camera_info`. It begins when the image has a subscriber.
 """
 
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,16 +24,25 @@ from std_msgs.msg import Header
 
 from sam3_node.bags import open_bag
 from sam3_node.bags.native.reader import TABLETOP
-from sam3_node.errors import Sam3NodeError
+from sam3_node.cameras.video_encoder import VideoEncoder
+from sam3_node.errors import Sam3NodeError, SettingsError
 from sam3_node.types import NANOSECONDS, Depth, Frame, Intrinsics
-from sam3_node.wire import decode_depth
+from sam3_node.wire import decode_depth, decode_image
+from sam3_node.wire.video import VIDEO
 
+from .link import VIDEO_QUEUE
 from .messages import pack_pixels
+from .parts import import_type
 from .process import end_with_context, prepare_for_images
 
 POLL_S = 0.05
 MODELS = {"none": "plumb_bob", "brown_conrady": "plumb_bob", "fisheye": "equidistant"}
 CHANNELS = {"rgb8": 3, "bgr8": 3, "mono8": 1}
+PACKET = "ffmpeg_image_transport_msgs/msg/FFMPEGPacket"
+DEFAULT_MBPS = 6.0
+"""Rate of a video, in Mbit/s"""
+KEY_FLAG = 1
+"""Flag of a packet that a decoder can begin with, as ffmpeg has it"""
 
 
 class Player(Node):
@@ -46,6 +56,9 @@ class Player(Node):
         self._rate = float(self.declare_parameter("rate", 1.0).value)
         self._is_looping = bool(self.declare_parameter("loop", True).value)
         self._is_as_recorded = bool(self.declare_parameter("stamps_as_recorded", False).value)
+        self._encoding = str(self.declare_parameter("encoding", "").value)
+        self._mbps = float(self.declare_parameter("bit_rate_mbps", DEFAULT_MBPS).value)
+        self._video: VideoPackets | None = None
         self._publishers_by_topic: dict[str, Any] = {}
         # as `ros2 bag play --clock`
         self._clock = (
@@ -53,12 +66,15 @@ class Player(Node):
         )
 
     def play(self, spin: Any) -> None:
-        """Publish all frames; `spin` runs callbacks for some seconds. Raises BagError, WireError."""
+        """Publish all frames; `spin` runs callbacks for some seconds.
+
+        Raises SettingsError for an unknown `encoding`, BagError, WireError, and CameraError without an encoder.
+        """
+        if self._encoding not in ("", VIDEO):
+            raise SettingsError(f"encoding: expected {VIDEO} or nothing, found {self._encoding!r}")
         begin_s = begin_ns = None
         for frame, stamp_ns in self._read():
-            topic = "image" if frame.encoding in CHANNELS else "image/compressed"
-            kind = Image if frame.encoding in CHANNELS else CompressedImage
-            image = self._find_publisher(topic, kind)
+            image = self._find_publisher(*self._choose_topic(frame))
             while not image.get_subscription_count():
                 spin(POLL_S)
                 begin_s = None
@@ -70,6 +86,11 @@ class Player(Node):
             ) > 0:
                 spin(min(left_s, POLL_S))
             self._publish(image, frame, stamp_ns if self._is_as_recorded else time.time_ns())
+
+    def _choose_topic(self, frame: Frame) -> tuple[str, Any]:
+        if self._encoding == VIDEO:
+            return "image/ffmpeg", import_type(PACKET)
+        return ("image", Image) if frame.encoding in CHANNELS else ("image/compressed", CompressedImage)
 
     def _read(self) -> Iterator[tuple[Frame, int]]:
         """Yield the frames of one camera, with stamps that go on when the recording begins again."""
@@ -104,12 +125,44 @@ class Player(Node):
         if frame.depth is not None:
             topic = f"depth{'_registered' * frame.depth.aligned}/image_raw"
             self._find_publisher(topic, Image).publish(make_depth(frame.depth, header))
-        image.publish(make_image(frame, header))
+        if self._encoding == VIDEO:
+            self._video = self._video or VideoPackets(self._mbps)
+            image.publish(self._video.make_packet(frame, header, stamp_ns))
+        else:
+            image.publish(make_image(frame, header))
 
     def _find_publisher(self, topic: str, kind: Any) -> Any:
         if topic not in self._publishers_by_topic:
-            self._publishers_by_topic[topic] = self.create_publisher(kind, topic, qos_profile_sensor_data)
+            # as ffmpeg_image_transport: packets come reliably
+            qos = QoSProfile(depth=VIDEO_QUEUE) if topic == "image/ffmpeg" else qos_profile_sensor_data
+            self._publishers_by_topic[topic] = self.create_publisher(kind, topic, qos)
         return self._publishers_by_topic[topic]
+
+
+class VideoPackets:
+    """Makes the packets of one camera's video, of about `mbps` Mbit/s. Raises CameraError without an encoder."""
+
+    def __init__(self, mbps: float) -> None:
+        self._mbps = mbps
+        self._encoder: VideoEncoder | None = None
+        self._count = 0
+
+    def make_packet(self, frame: Frame, header: Any, stamp_ns: int) -> Any:
+        """Return the FFMPEGPacket of the next frame. Stamps grow."""
+        if self._encoder is None or self._encoder.size != (frame.width, frame.height):
+            self._encoder = VideoEncoder(frame.width, frame.height, self._mbps * 1e6, 0.0)
+        packet, is_key = self._encoder.encode(decode_image(frame), stamp_ns, False)
+        number = self._count
+        self._count += 1
+        return import_type(PACKET)(
+            header=header,
+            width=frame.width,
+            height=frame.height,
+            encoding="h264",
+            pts=number,
+            flags=KEY_FLAG * is_key,
+            data=array("B", packet),
+        )
 
 
 def make_image(frame: Frame, header: Any) -> Any:
