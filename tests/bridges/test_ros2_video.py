@@ -124,8 +124,8 @@ def test_packets_become_their_pictures(
     elif transport == "ffmpeg" or codec == "hevc":
         # H.264 alone does not show that a packet is missing, its numbers do
         assert sorted(found) == [*range(lost), *range(2 * GOP, COUNT)]
-        assert len(site.warnings) == 1
-        assert topic in site.warnings[0]
+        # the decoder of H.265 says nothing, and is waited for a while
+        assert [topic in line for line in site.warnings] == [True] * (codec == "h264")
     for index, frame in found.items():
         assert frame.capture_ns == stamps[index]
         if lost is None or not lost < index < 2 * GOP:
