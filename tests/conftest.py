@@ -6,6 +6,8 @@ On a CPU, models run in float32 unless a test says otherwise.
 import ctypes.util
 import gc
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         )
 
     items.sort(key=rank)
+
+
+@pytest.fixture(autouse=True)
+def keep_denormals() -> Iterator[None]:
+    """Stop flushing denormals to zero, as trainings do, after each test: others need IEEE arithmetic."""
+    yield
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_flush_denormal(False)
 
 
 @pytest.fixture(scope="session")

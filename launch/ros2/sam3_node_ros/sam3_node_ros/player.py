@@ -24,7 +24,6 @@ from std_msgs.msg import Header
 
 from sam3_node.bags import open_bag
 from sam3_node.bags.native.reader import TABLETOP
-from sam3_node.cameras.video_encoder import VideoEncoder
 from sam3_node.errors import Sam3NodeError, SettingsError
 from sam3_node.types import NANOSECONDS, Depth, Frame, Intrinsics
 from sam3_node.wire import decode_depth, decode_image
@@ -144,11 +143,13 @@ class VideoPackets:
 
     def __init__(self, mbps: float) -> None:
         self._mbps = mbps
-        self._encoder: VideoEncoder | None = None
+        self._encoder: Any = None
         self._count = 0
 
     def make_packet(self, frame: Frame, header: Any, stamp_ns: int) -> Any:
         """Return the FFMPEGPacket of the next frame. Stamps grow."""
+        from sam3_node.cameras.video_encoder import VideoEncoder  # needs OpenCV
+
         if self._encoder is None or self._encoder.size != (frame.width, frame.height):
             self._encoder = VideoEncoder(frame.width, frame.height, self._mbps * 1e6, 0.0)
         packet, is_key = self._encoder.encode(decode_image(frame), stamp_ns, False)
