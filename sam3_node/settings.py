@@ -396,8 +396,10 @@ class DetectorSettings(Section):
     max_lost_s: float = Field(5.0, gt=0.0, le=3600.0)
     """Seconds to keep an object that was found by name while it has neither a confident mask nor a detection."""
     min_name_confidence: float = Field(0.9, ge=0.0, le=1.0)
-    """Confidence of a name below which a mask is marked doubtful. 0: never. Calibrated for the bundled detector
-    alone."""
+    """Confidence of a name below which a mask is marked doubtful. 0: never. It holds for the bundled detector, and for
+    others with `name_calibration`."""
+    name_calibration: OptionalProfilePath = None
+    """How sure names of this detector are, made by `sam3-node calibrate names`. Empty: as fitted to the bundled one."""
     association: bool = True
     """true: detections also correct, recover and merge tracked objects. false: detections only start new objects."""
 

@@ -1,4 +1,7 @@
-"""The commands `sam3-node calibrate board|intrinsics|hand-eye|check`. Heavy packages are imported when they run."""
+"""The commands `sam3-node calibrate board|intrinsics|hand-eye|check`, and the group that has others, too.
+
+Heavy packages are imported when they run.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..errors import CalibrationError, require
 from ..processes.signals import print_notice, stop_on_signals
 from ..settings import Settings
-from . import engine
+from . import engine, name_calibration
 from .parser import CommandParser, Commands
 
 if TYPE_CHECKING:
@@ -53,7 +56,7 @@ class PairedViews(NamedTuple):
 def add_commands(commands: Commands) -> None:
     """Add the commands `calibrate …`."""
     group = commands.add_group(
-        "calibrate", "calibrate a camera and its place on a robot, or the scales of FP8 engines"
+        "calibrate", "calibrate a camera and its place on a robot, names of a detector, or FP8 engines"
     )
     # in the order in which a user needs them: a board, the lens, the place on the robot, and a check
     board = group.add("board", calibrate_board)
@@ -68,6 +71,7 @@ def add_commands(commands: Commands) -> None:
     check.add("--limit PX", "largest error that passes [1.0]", float, MAX_CHECK_PX)
     text = "largest leave-one-out error of the hand-eye calibration that passes [10]"
     check.add("--hand-eye-limit MM", text, float, MAX_HAND_EYE_MM)
+    name_calibration.add_names_command(group)
     engine.add_fp8_command(group)
 
 

@@ -489,7 +489,8 @@ def _check_weights(what: str, settings: Settings) -> CheckResult:
             "weights", "warn", f"{what}: {name} is gated, and nobody is logged in to the hub", hint
         )
     if what == "detector":
-        is_known = settings.detector.kind == "yolo-world" and names.is_calibrated(name)
+        is_bundled = settings.detector.kind == "yolo-world" and names.BUNDLED.suits(name)
+        is_known = is_bundled or settings.detector.name_calibration is not None
         doubt = "" if is_known else UNCALIBRATED.format("names")
         return _check("weights", lambda: f"{what}: {locate_detector(settings.detector)}{doubt}")
     doubt = "" if confidence.is_calibrated(name) else UNCALIBRATED.format("masks")

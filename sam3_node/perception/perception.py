@@ -27,6 +27,7 @@ from ..engines.engine_store import checkpoint_digest
 from ..engines.options import resolve
 from ..errors import (
     EngineError,
+    SettingsError,
     find_version,
 )
 from ..models import TrackerModel
@@ -34,6 +35,7 @@ from ..robot.body import RobotBody
 from ..schema.state import State, from_plain, to_plain
 from ..settings import Settings
 from ..tracking.confidence import CALIBRATION, is_calibrated
+from ..tracking.names import load_name_calibration
 from ..types import Frame, Image, MaskEncoding, MaskFrame, Priority, RobotState
 from .identity import LiveIdentity
 from .linking import CameraObject, LinkRules, WorldLinker
@@ -59,6 +61,12 @@ class Perception:
         self.settings = settings
         self.model = model
         self.detector = detector
+        self._names = load_name_calibration(settings.detector.name_calibration)
+        if settings.detector.name_calibration and detector and not self._names.suits(detector.name):
+            raise SettingsError(
+                f"detector.name_calibration: expected one for {detector.name}, found one for "
+                f"{', '.join(self._names.detectors):.200}; make it with sam3-node calibrate names"
+            )
         self._calibrations: tuple[Calibration, ...] = ()
         self._nameless_owner: str | None = None
         """The camera that the calibration without a camera's name serves: the first one without its own."""
@@ -81,6 +89,7 @@ class Perception:
         """
         # before the model, which takes long to load: a wrong file is refused at once
         calibrations = tuple(map(load_calibration, settings.spatial.calibration))
+        load_name_calibration(settings.detector.name_calibration)
         settings = resolve(settings)
         perception = cls(settings, *load_models(settings))
         perception.calibrations = calibrations
@@ -126,6 +135,7 @@ class Perception:
                 self.detector,
                 self.settings.detector,
                 surroundings,
+                self._names,
             )
             if self.session is not None:
                 pipeline.epoch = self.session.make_epoch()

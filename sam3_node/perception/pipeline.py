@@ -26,7 +26,7 @@ from ..schema.state import SavedPart
 from ..settings import DetectorSettings, RobotSettings, SpatialSettings, TrackerSettings
 from ..tracking.appearance import Gallery
 from ..tracking.confidence import CALIBRATION, is_calibrated
-from ..tracking.names import is_calibrated as is_name_calibrated
+from ..tracking.names import BUNDLED, NameCalibration
 from ..types import Frame, Instance, Mask, MaskFrame, Priority, RobotState
 from ..wire.frame_prompt import FramePrompt
 from .object_memory import ObjectMemory
@@ -81,12 +81,16 @@ class ConfidenceLimits(NamedTuple):
 
 
 def find_limits(
-    model: TrackerModel, settings: TrackerSettings, detector: Detector | None, detection: DetectorSettings
+    model: TrackerModel,
+    settings: TrackerSettings,
+    detector: Detector | None,
+    detection: DetectorSettings,
+    names: NameCalibration = BUNDLED,
 ) -> ConfidenceLimits:
     """Return the limits of the settings. Where confidences are not calibrated for the weights, none is a reason."""
     hide_below = settings.hide_below if is_calibrated(model.name) else 0.0
-    names_are_calibrated = detector is not None and is_name_calibrated(detector.name)
-    min_name = detection.min_name_confidence if names_are_calibrated else 0.0
+    are_names_calibrated = detector is not None and names.suits(detector.name)
+    min_name = detection.min_name_confidence if are_names_calibrated else 0.0
     return ConfidenceLimits(hide_below, settings.min_confidence, min_name)
 
 
@@ -162,6 +166,7 @@ class Pipeline(SavedPart[CameraState]):
         detector: Detector | None = None,
         detection: DetectorSettings | None = None,
         surroundings: Surroundings | None = None,
+        names: NameCalibration = BUNDLED,
     ) -> None:
         surroundings = surroundings or Surroundings()
         self.camera = camera
@@ -199,10 +204,11 @@ class Pipeline(SavedPart[CameraState]):
                 self.registry,
                 self.prompting.confidence,
                 detection,
+                names,
                 self.memory if settings.recall else None,
             )
         self.spatial = SpatialStages.make(self.registry, surroundings)
-        limits = find_limits(model, settings, detector, detection)
+        limits = find_limits(model, settings, detector, detection, names)
         self.stages = StageList(self._list_stages(settings, surroundings, limits))
         """What each frame goes through, in this order."""
         self._finishing = [stage for stage in self.stages if type(stage).finish is not Stage.finish]

@@ -209,7 +209,9 @@ def test_the_same_phrase_elsewhere_is_a_rival_and_another_in_the_same_place_an_o
 def test_no_feature_that_grows_lowers_the_confidence() -> None:
     assert set(confidence_weights.NAME_WEIGHTS) <= set(NAME_FEATURES)
     assert min(confidence_weights.NAME_WEIGHTS.values()) >= 0
-    assert names.estimate_name(WRONG) < 0.5 < confidence_weights.SURE_NAME < names.estimate_name(RIGHT) < 1
+    assert (
+        names.BUNDLED.estimate(WRONG) < 0.5 < confidence_weights.SURE_NAME < names.BUNDLED.estimate(RIGHT) < 1
+    )
     assert DetectorSettings().min_name_confidence == confidence_weights.SURE_NAME
 
 

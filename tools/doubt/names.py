@@ -20,7 +20,7 @@ from sam3_node.errors import RequestError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.settings import CameraSettings, DetectorSettings, TrackerSettings
-from sam3_node.tracking.names import FEATURES, estimate_name
+from sam3_node.tracking.names import BUNDLED, FEATURES
 from sam3_node.types import NANOSECONDS, Instance
 from tools.scenes.clips import Clip, list_clips, read_clip
 from tools.scenes.objects import MAKERS
@@ -58,7 +58,7 @@ class NameRecords(NamedTuple):
     @property
     def confidence(self) -> Floats:
         """[N], by the package's weights"""
-        return np.array([estimate_name(row.tolist()) for row in self.features])
+        return np.array([BUNDLED.estimate(row.tolist()) for row in self.features])
 
 
 def choose_prompts(clip: Clip, detector: Detector) -> list[list[str]]:

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import minimize
 
 from sam3_node.tracking.confidence import DEPARTURES, FEATURES
+from sam3_node.tracking.logistic import fit_logistic
 from tools.command import new_parser
 from tools.doubt.measure import Played, auroc, play, risk_at
 
@@ -69,23 +69,6 @@ def fit_weights(groups: list[Played], used: list[str]) -> tuple[Floats, float]:
     found, bias = fit_logistic(x, y, share / share.sum(), least, RIDGE)
     weights[columns] = found * signs[columns]
     return weights, bias
-
-
-def fit_logistic(x: Floats, y: Floats, share: Floats, least: Floats, ridge: float) -> tuple[Floats, float]:
-    """Return the weights [F] and the bias of the logistic function of x [N, F] that gives y [N].
-
-    share: [N], what each row counts. least: [F], below which no weight lies.
-    """
-
-    def loss(values: Floats) -> tuple[float, Floats]:
-        logit = x @ values[:-1] + values[-1]
-        cost = share @ (np.logaddexp(0, logit) - y * logit) + ridge / 2 * values[:-1] @ values[:-1]
-        error = share * (1 / (1 + np.exp(-logit)) - y)
-        return float(cost), np.append(x.T @ error + ridge * values[:-1], error.sum())
-
-    bounds = [*((low, None) for low in least), (None, None)]
-    found = minimize(loss, np.append(least, 0.0), jac=True, bounds=bounds, method="L-BFGS-B").x
-    return found[:-1], float(found[-1])
 
 
 def choose_threshold(groups: list[Played]) -> float:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
+from sam3_node.tracking.logistic import fit_logistic
 from sam3_node.tracking.names import FEATURES
 from tools.command import errors_in_one_line, new_parser
 from tools.doubt.names import Bools, Floats, Ints, NameRecords, load, record_folder
-from training.doubt.fit import TARGET, fit_logistic, replace_part
+from training.doubt.fit import TARGET, replace_part
 
 RIDGE = 1e-3
 """Penalty on squared weights."""

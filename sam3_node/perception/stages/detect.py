@@ -30,7 +30,7 @@ from ...tracking.association import (
     compute_pairwise_scores,
 )
 from ...tracking.confidence import ConfidenceEstimator
-from ...tracking.names import estimate_name, is_calibrated, measure_names
+from ...tracking.names import NameCalibration, measure_names
 from ...types import Detection, Priority
 from ..object_memory import NEW, IdentityVerdict, ObjectMemory
 from ..objects import Objects
@@ -97,6 +97,7 @@ class DetectObjects(Stage):
         objects: Objects,
         confidence: ConfidenceEstimator,
         settings: DetectorSettings,
+        names: NameCalibration,
         memory: ObjectMemory | None = None,
     ) -> None:
         self.turned_away = 0
@@ -111,6 +112,7 @@ class DetectObjects(Stage):
         self._objects = objects
         self._confidence = confidence
         self._settings = settings
+        self._names = names
         self._memory = memory
         self._rules = AssociationRules()
         self._side_stream = SideStream(tracker.model.device)
@@ -187,7 +189,7 @@ class DetectObjects(Stage):
         seen.tentative = self._lifecycle.is_tentative(seen.id)
         features = self.name_features(seen.id)
         # the probability that the label is right is 0 until detections tell
-        seen.name_confidence = estimate_name(features) if features else 0.0
+        seen.name_confidence = self._names.estimate(features) if features else 0.0
 
     def mark_encoded(self) -> None:
         """Mark the point at which the frame's features are queued. Detection waits for work up to this point only."""
@@ -245,7 +247,7 @@ class DetectObjects(Stage):
     def _propose(self, detections: list[Detection], step: StepFrame) -> _Candidates:
         """Decode a mask for each detection."""
         boxes = torch.from_numpy(step.scaling.to_model([found.box for found in detections]))
-        names = measure_names(detections, is_calibrated(self._detector.name))
+        names = measure_names(detections, self._names.suits(self._detector.name))
         proposals = self._tracker.propose(step.features, boxes)
         if step.cover is not None:
             proposals = step.cover.cut(proposals)
