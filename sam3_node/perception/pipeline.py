@@ -204,8 +204,8 @@ class Pipeline(SavedPart[CameraState]):
                 self.registry,
                 self.prompting.confidence,
                 detection,
-                names,
                 self.memory if settings.recall else None,
+                names,
             )
         self.spatial = SpatialStages.make(self.registry, surroundings)
         limits = find_limits(model, settings, detector, detection, names)

@@ -62,7 +62,7 @@ class SureShares(msgspec.Struct, frozen=True):
 
 
 class NameReport(msgspec.Struct, frozen=True):
-    """What the fitted confidence does, on names to which it was not fitted."""
+    """What the fitted confidence does."""
 
     present: int
     """masks with the name of a thing that is there"""
@@ -71,6 +71,8 @@ class NameReport(msgspec.Struct, frozen=True):
     before: SureShares
     """without the fit"""
     after: SureShares
+    judged_apart: bool
+    """True if each name was judged by a fit to others. A single name of a kind is judged by its own fit."""
 
 
 def choose_absent(present: Sequence[str], knows: Callable[[str], bool]) -> list[str]:
@@ -155,8 +157,8 @@ def fit_names(
 ) -> tuple[NameCalibration, NameReport]:
     """Fit the confidence to masks, and judge it at `sure` on names that were left out.
 
-    A track counts as much as another, and right names together as much as wrong ones. Raises RequestError without
-    both right and wrong ones.
+    A track counts as much as another, and right names together as much as wrong ones. Raises RequestError unless there
+    are both.
     """
     right = np.array([mask.name in present for mask in masks], np.bool_)
     if not right.any():
@@ -170,18 +172,18 @@ def fit_names(
         )
     x = np.array([mask.features for mask in masks], np.float64)
     share = _weigh(masks, right)
+    calibration = _fit(x, right, share, detector_name)
     names = sorted({mask.name for mask in masks if mask.name in present})
     others = sorted({mask.name for mask in masks if mask.name not in present})
-    fold_of = {name: index % FOLDS for group in (names, others) for index, name in enumerate(group)}
-    folds = np.array([fold_of[mask.name] for mask in masks])
-    confidence = np.zeros(len(masks))
-    for fold in range(FOLDS):
-        held = folds == fold
-        kept = ~held
-        # a fold may hold all names of one kind
-        if held.any() and right[kept].any() and not right[kept].all():
-            judged = _fit(x[kept], right[kept], share[kept], detector_name)
-            confidence[held] = [judged.estimate(row) for row in x[held].tolist()]
+    judged_apart = min(len(names), len(others)) > 1
+    confidence = np.array([calibration.estimate(row) for row in x.tolist()])
+    if judged_apart:
+        fold_of = {name: index % FOLDS for group in (names, others) for index, name in enumerate(group)}
+        folds = np.array([fold_of[mask.name] for mask in masks])
+        for fold in set(fold_of.values()):
+            held = folds == fold
+            judge = _fit(x[~held], right[~held], share[~held], detector_name)
+            confidence[held] = [judge.estimate(row) for row in x[held].tolist()]
     before = np.array([BUNDLED.estimate(row) for row in x.tolist()])
     if not BUNDLED.suits(detector_name):
         before[:] = 1.0
@@ -190,8 +192,9 @@ def fit_names(
         absent=int((~right).sum()),
         before=_count_sure(before, right, sure),
         after=_count_sure(confidence, right, sure),
+        judged_apart=judged_apart,
     )
-    return _fit(x, right, share, detector_name), report
+    return calibration, report
 
 
 def _count_sure(confidence: Floats, right: npt.NDArray[np.bool_], sure: float) -> SureShares:

@@ -91,6 +91,10 @@ class CropRegion:
     width: int
     height: int
 
+    def overlaps(self, shape: tuple[int, ...]) -> bool:
+        """Return True if a part of a frame of this shape lies in the region."""
+        return -self.height < self.top < shape[0] and -self.width < self.left < shape[1]
+
     def crop(self, image: Image) -> Image:
         """Return the image in the region; beyond the frame, its border is repeated."""
         seen = image[self._rows(image.shape), self._columns(image.shape)]
@@ -129,8 +133,9 @@ class CropRegion:
         """Return the rows above and below, and the columns left and right, that lie beyond the frame."""
         rows = self._rows(shape)
         columns = self._columns(shape)
-        above = rows.start - self.top
-        before = columns.start - self.left
+        # a region that lies beyond the frame shows its border alone
+        above = min(max(rows.start - self.top, 0), self.height - (rows.stop - rows.start))
+        before = min(max(columns.start - self.left, 0), self.width - (columns.stop - columns.start))
         below = self.height - above - (rows.stop - rows.start)
         after = self.width - before - (columns.stop - columns.start)
         return above, below, before, after
@@ -210,8 +215,9 @@ class Followed(SavedState):
         return cls(row, frame, mask, ((x0 + x1) / 2, (y0 + y1) / 2), size, widths)
 
     def is_stale(self, image: Image, frame: int) -> bool:
-        """Return True if the last mask is not of the frame before this one, or of another size."""
-        return self.frame != frame - 1 or self.mask.shape != image.shape[:2]
+        """Return True if the last mask is not of the frame before this one, of another size, or if the crop left it."""
+        is_next = self.frame == frame - 1 and self.mask.shape == image.shape[:2]
+        return not is_next or not self.region().overlaps(image.shape)
 
     def region(self) -> CropRegion:
         """Return the crop's region, around the centre."""

@@ -79,7 +79,7 @@ def make(model: TrackerModel) -> Perception:
     """A perception that detects, links, and measures the table."""
     settings = Settings(
         detector=DetectorSettings(every=2),
-        tracker=TrackerSettings(max_objects=8, link_distance_m=0.2),
+        tracker=TrackerSettings(max_objects=8, link_distance_m=0.2, window="auto"),
         spatial=SpatialSettings(table=True),
     )
     perception = Perception(settings, model, ColourDetector())

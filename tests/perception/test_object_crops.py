@@ -11,6 +11,7 @@ from sam3_node.models import TrackerModel
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.step import StepFrame
 from sam3_node.settings import TrackerSettings
+from sam3_node.tracking.object_crops import CropRegion
 from sam3_node.types import Frame, Mask, MaskFrame, Shed, StepDecisions
 from sam3_node.wire import pack_masks
 from sam3_node.wire.frame_prompt import FramePrompt
@@ -78,6 +79,14 @@ def test_object_crops_follow_better_what_comes_nearer(
     _, plain = run(nano, OFF, approach)
     _, with_crops = run(nano, AUTO, approach)
     assert mean_iou(with_crops, approach) > mean_iou(plain, approach) + 0.01
+
+
+@pytest.mark.parametrize("corner", [(-90, 4), (4, -90), (200, 4), (4, 200), (-90, 200), (-5, 4), (4, 4)])
+def test_a_region_is_cut_out_wherever_it_lies(corner: tuple[int, int]) -> None:
+    image = np.arange(48 * 64 * 3, dtype=np.uint8).reshape(48, 64, 3)
+    region = CropRegion(*corner, 20, 10)
+    assert region.crop(image).shape == (10, 20, 3)
+    assert region.overlaps(image.shape) == (abs(corner[0]) < 50 and abs(corner[1]) < 50)
 
 
 def test_no_crop_while_the_node_sheds(nano: TrackerModel, approach: list[tuple[Frame, np.ndarray]]) -> None:

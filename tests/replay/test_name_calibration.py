@@ -120,7 +120,7 @@ def test_without_a_file_the_bundled_detector_is_judged_as_ever() -> None:
 def replay(out: Path, settings: dict[str, object]) -> dict[str, list[bool]]:
     """Replay the bundled recording with all names. Return by name which masks are sure."""
     names = (*THERE, *NOT_THERE)
-    run_job(Job((str(TABLETOP),), str(out), names=names, outputs=("mcap",), stop=36, settings=settings))
+    run_job(Job((str(TABLETOP),), str(out), names=names, outputs=("mcap",), stop=30, settings=settings))
     found: dict[str, list[bool]] = {}
     for masks in read_masks(out / "masks.mcap"):
         for instance in masks.instances:
@@ -140,7 +140,7 @@ def test_the_command_fits_and_a_node_doubts_what_is_not_there(
     asked = ["--detector.prompts", ",".join(THERE)]
     assert main([*command, *asked, "--absent", "red mug"]) == 2
     assert mentions(capsys.readouterr().err, "--absent", "red mug")
-    assert main([*command, *asked, "--absent", ",".join(NOT_THERE), "--every", "25"]) == 0
+    assert main([*command, *asked, "--absent", ",".join(NOT_THERE), "--every", "15"]) == 0
     told = capsys.readouterr().out
     assert mentions(told, *THERE, *NOT_THERE, "detector.name_calibration")
     content = json.loads(path.read_text())

@@ -30,7 +30,7 @@ from ...tracking.association import (
     compute_pairwise_scores,
 )
 from ...tracking.confidence import ConfidenceEstimator
-from ...tracking.names import NameCalibration, measure_names
+from ...tracking.names import BUNDLED, NameCalibration, measure_names
 from ...types import Detection, Priority
 from ..object_memory import NEW, IdentityVerdict, ObjectMemory
 from ..objects import Objects
@@ -97,8 +97,8 @@ class DetectObjects(Stage):
         objects: Objects,
         confidence: ConfidenceEstimator,
         settings: DetectorSettings,
-        names: NameCalibration,
         memory: ObjectMemory | None = None,
+        names: NameCalibration = BUNDLED,
     ) -> None:
         self.turned_away = 0
         """Number of detections that were dropped because all object slots were taken."""
