@@ -221,7 +221,9 @@ class Followed(SavedState):
 
     def region(self) -> CropRegion:
         """Return the crop's region, around the centre."""
-        width, height = (max(round(share * self.size), 1) for share in self.widths)
+        # also of a saved state whose figures are out of all proportion
+        size = min(self.size, MAX_SIZE * max(self.mask.shape))
+        width, height = (max(round(min(share, WIDTH) * size), 1) for share in self.widths)
         x, y = self.centre
         return CropRegion(round(x - width / 2), round(y - height / 2), width, height)
 
