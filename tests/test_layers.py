@@ -381,6 +381,11 @@ def test_the_command_line_starts_light() -> None:
     assert not needed("sam3_node.cli.main") & {"torch", "transformers", "cv2", "zmq", "sam3_node.node.node"}
 
 
+def test_no_number_is_bounded_by_the_least_denormal() -> None:
+    """msgspec's `gt` of a float lets 0 in where a process flushes denormals: `schema.fields.ABOVE_0` does not."""
+    assert not [path for path in PACKAGE.rglob("*.py") if re.search(r"\bMeta\([^)]*\bgt=", path.read_text())]
+
+
 def test_forbidden_packages_are_not_imported() -> None:
     assert not importers(*FORBIDDEN)
 

@@ -489,10 +489,15 @@ def _check_weights(what: str, settings: Settings) -> CheckResult:
             "weights", "warn", f"{what}: {name} is gated, and nobody is logged in to the hub", hint
         )
     if what == "detector":
+        path = settings.detector.name_calibration
         is_bundled = settings.detector.kind == "yolo-world" and names.BUNDLED.suits(name)
-        is_known = is_bundled or settings.detector.name_calibration is not None
-        doubt = "" if is_known else UNCALIBRATED.format("names")
-        return _check("weights", lambda: f"{what}: {locate_detector(settings.detector)}{doubt}")
+        doubt = "" if path or is_bundled else UNCALIBRATED.format("names")
+
+        def describe() -> str:
+            names.load_name_calibration(path)
+            return f"{what}: {locate_detector(settings.detector)}{doubt}"
+
+        return _check("weights", describe)
     doubt = "" if confidence.is_calibrated(name) else UNCALIBRATED.format("masks")
     return _check("weights", lambda: f"{what}: {locate_weights(name)}{doubt}")
 

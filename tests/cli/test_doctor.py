@@ -161,6 +161,15 @@ def test_weights_in_one_file_are_described_without_loading(
     assert mentions(row.detail, *words)
 
 
+def test_a_calibration_of_names_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "names.json"
+    row = rows("weights", detector__name_calibration=path)[1]
+    assert row.status == "fix"
+    assert mentions(row.detail, str(path))
+    path.write_text('{"detectors": ["nano"], "bias": 0, "weights": {}}')
+    assert rows("weights", detector__name_calibration=path)[1].status == "ok"
+
+
 @pytest.fixture
 def no_login(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is logged in to the hub, and its cache is empty."""

@@ -16,9 +16,9 @@ from sam3_node.cameras.camera_source import CapturedImage
 from sam3_node.cameras.publish import frame_from
 from sam3_node.detection.detectors import Detector, prepare_prompts
 from sam3_node.detection.loading import load_detector
-from sam3_node.errors import RequestError
 from sam3_node.models import TrackerModel, load_tracker
 from sam3_node.perception.pipeline import Pipeline
+from sam3_node.replay.name_calibration import knows
 from sam3_node.settings import CameraSettings, DetectorSettings, TrackerSettings
 from sam3_node.tracking.names import BUNDLED, FEATURES
 from sam3_node.types import NANOSECONDS, Instance
@@ -96,15 +96,6 @@ def compare_label(label: str, objects: Sequence[dict[str, Any]]) -> str:
     if any(colour == item["color"] for item in objects):
         return "colour"
     return "kind" if any(kind == item["kind"] for item in objects) else "neither"
-
-
-def knows(detector: Detector, name: str) -> bool:
-    """Return True if the detector can look for this name."""
-    try:
-        detector.prepare([name])
-    except RequestError:
-        return False
-    return True
 
 
 def record(clip: Clip, model: TrackerModel, detector: Detector, step: int, every: int) -> NameRecords:

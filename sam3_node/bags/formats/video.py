@@ -347,11 +347,11 @@ class PacketDecoder:
         packet = self._av.Packet(bytes(payload.data))
         if not packet.size:  # to the decoder it is the end of the stream
             self._lose(_cannot("it is empty"))
-            self._break()
+            self._break(self._count)
             return
         self._bytes += packet.size
         if self._lacks_before(payload.number):
-            self._break()
+            self._break(self._count)
 
         # the decoder hands the number on to the image of the packet
         packet.pts = self._count
@@ -381,10 +381,10 @@ class PacketDecoder:
         self._is_counting = number == last + 1
         return was_counting and not self._is_counting
 
-    def _break(self) -> None:
-        """Wait for the next key frame."""
+    def _break(self, number: int) -> None:
+        """Give no picture of this packet, or of a later one, until the next key frame."""
         if self._broken_from is None:
-            self._broken_from = self._count
+            self._broken_from = number
 
     def _images(self, packet: Any) -> Iterator[Sample]:
         try:
@@ -393,7 +393,7 @@ class PacketDecoder:
             if packet is not None:
                 self._waiting.pop(packet.pts, None)
                 self._lose(_cannot(error))
-                self._broken_from = packet.pts if self._broken_from is None else self._broken_from
+                self._break(packet.pts)
             return
         for frame in frames:
             self._pixels += frame.width * frame.height

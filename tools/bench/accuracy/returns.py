@@ -32,13 +32,14 @@ from sam3_node.models import TrackerModel
 from sam3_node.perception.loading import load_configured_detector, load_model
 from sam3_node.perception.pipeline import Pipeline
 from sam3_node.perception.step import StepFrame
+from sam3_node.replay.name_calibration import knows
 from sam3_node.settings import DetectorSettings, ModelSettings, TrackerSettings
 from sam3_node.types import NANOSECONDS, Instance, Mask
 from sam3_node.wire import RECALLED
 from sam3_node.wire.frame_prompt import FramePrompt
 from tools.bench.common import Figures, make_parser
 from tools.command import errors_in_one_line
-from tools.doubt.names import CAMERA, knows
+from tools.doubt.names import CAMERA
 from tools.mot import MATCH, MotFrame, MotScorer, TrueClip, mask_iou, open_clips, total
 
 ABSENT_S = 0.5

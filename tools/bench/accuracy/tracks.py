@@ -25,11 +25,12 @@ from sam3_node.errors import CameraError
 from sam3_node.models import TrackerModel
 from sam3_node.perception.loading import load_configured_detector, load_model
 from sam3_node.perception.pipeline import Pipeline
+from sam3_node.replay.name_calibration import knows
 from sam3_node.settings import DetectorSettings, ModelSettings, TrackerSettings
 from sam3_node.types import NANOSECONDS, MaskFrame
 from tools.bench.common import STDOUT, Figures, make_parser
 from tools.command import errors_in_one_line
-from tools.doubt.names import CAMERA, knows
+from tools.doubt.names import CAMERA
 from tools.mot import MotFrame, MotScore, MotScorer, TrueClip, open_clips, total
 
 
