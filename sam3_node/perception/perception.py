@@ -35,7 +35,7 @@ from ..robot.body import RobotBody
 from ..schema.state import State, from_plain, to_plain
 from ..settings import Settings
 from ..tracking.confidence import CALIBRATION, is_calibrated
-from ..tracking.names import load_name_calibration
+from ..tracking.names import BUNDLED, NameCalibration, load_name_calibration
 from ..types import Frame, Image, MaskEncoding, MaskFrame, Priority, RobotState
 from .identity import LiveIdentity
 from .linking import CameraObject, LinkRules, WorldLinker
@@ -61,12 +61,7 @@ class Perception:
         self.settings = settings
         self.model = model
         self.detector = detector
-        self._names = load_name_calibration(settings.detector.name_calibration)
-        if settings.detector.name_calibration and detector and not self._names.suits(detector.name):
-            raise SettingsError(
-                f"detector.name_calibration: expected one for {detector.name}, found one for "
-                f"{', '.join(self._names.detectors):.200}; make it with sam3-node calibrate names"
-            )
+        self.name_calibration = load_name_calibration(settings.detector.name_calibration)
         self._calibrations: tuple[Calibration, ...] = ()
         self._nameless_owner: str | None = None
         """The camera that the calibration without a camera's name serves: the first one without its own."""
@@ -107,6 +102,23 @@ class Perception:
         self._nameless_owner = None
 
     @property
+    def name_calibration(self) -> NameCalibration:
+        """How sure names of the detector are. Set it before a camera is served.
+
+        Raises SettingsError for one that was fitted to another detector, unless it is the bundled one.
+        """
+        return self._name_calibration
+
+    @name_calibration.setter
+    def name_calibration(self, found: NameCalibration) -> None:
+        if found is not BUNDLED and self.detector and not found.suits(self.detector.name):
+            raise SettingsError(
+                f"detector.name_calibration: expected one for {self.detector.name}, found one for "
+                f"{', '.join(found.detectors):.200}; make it with sam3-node calibrate names"
+            )
+        self._name_calibration = found
+
+    @property
     def prompts(self) -> tuple[str, ...]:
         """The phrases that the detector searches for."""
         return self._prompts.phrases
@@ -135,7 +147,7 @@ class Perception:
                 self.detector,
                 self.settings.detector,
                 surroundings,
-                self._names,
+                self._name_calibration,
             )
             if self.session is not None:
                 pipeline.epoch = self.session.make_epoch()
@@ -351,6 +363,7 @@ class Perception:
             **self.status(),
             "settings": self.settings.model_dump(mode="json"),
             "calibrations": [calibration.model_dump(mode="json") for calibration in self.calibrations],
+            "name_calibration": None if self.name_calibration is BUNDLED else to_plain(self.name_calibration),
             **self.digests,
             "confidence": {"calibration": CALIBRATION, "calibrated": is_calibrated(self.model.name)},
             "device_name": _device_name(self.model.device),

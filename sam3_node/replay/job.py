@@ -23,7 +23,9 @@ from ..calibration import Calibration
 from ..detection.phrases import clean_label, clean_prompts
 from ..errors import ReplayError, RequestError, WireError
 from ..files import explain_os_error, parse_json, parse_toml, read_regular, safe_file_name
+from ..schema.fields import convert
 from ..settings import Settings, describe_faults
+from ..tracking.names import NameCalibration, load_name_calibration
 from ..wire import Fields
 from ..wire.codec import Schema, integer
 from ..wire.frame_prompt import FramePrompt, check_parts
@@ -229,6 +231,10 @@ def settings_for(job: Job, description: Mapping[str, Any] | None) -> Settings:
 
     # the contents of calibration files are in the description or in the job
     tree["spatial"].pop("calibration", None)
+    if (description or {}).get("name_calibration") and "name_calibration" not in job.settings.get(
+        "detector", {}
+    ):
+        tree["detector"].pop("name_calibration")
     # each prompt is made on the newest frame, so checkpoints need not hold many
     if job.mode == "every":
         tree["tracker"]["feature_cache_s"] = 0.0
@@ -244,6 +250,25 @@ def calibrations_for(job: Job, description: Mapping[str, Any] | None) -> tuple[C
         # the recorded ones become text like the job's, so that one validator reads both
         texts = job.calibrations or map(json.dumps, recorded)
         return tuple(map(Calibration.model_validate_json, texts))
+
+
+def name_calibration_for(
+    settings: Settings, description: Mapping[str, Any] | None, detector: str | None
+) -> NameCalibration:
+    """Return how sure the names of a detector are: by the file of a job's settings, else as on the recorded node.
+
+    What the recorded node knew of another detector does not count. Raises ReplayError and ModelError.
+    """
+    own = settings.detector.name_calibration
+    recorded = (description or {}).get("name_calibration")
+    if own is None and recorded is not None:
+        try:
+            found = convert(recorded, NameCalibration, "the recorded name_calibration")
+        except WireError as error:
+            raise ReplayError(str(error)) from error
+        if detector is None or found.suits(detector):
+            return found
+    return load_name_calibration(own)
 
 
 @contextmanager
@@ -299,14 +324,20 @@ def describe_differences(replayed: Mapping[str, Any], recorded: Mapping[str, Any
 
 def _collect_facts(description: Mapping[str, Any]) -> dict[str, object]:
     """Return the resolved values, the versions, and the settings that masks depend on."""
-    facts: dict[str, object] = {
-        name: description.get(name) for name in ("model", "device", "device_name", "dtype", "threads")
-    }
+    resolved = ("model", "device", "device_name", "dtype", "threads", "name_calibration")
+    facts: dict[str, object] = {name: description.get(name) for name in resolved}
     settings = description.get("settings", {})
     for section in SECTIONS:
         facts |= {f"{section}.{name}": value for name, value in settings.get(section, {}).items()}
     # resolved values are compared under their own names; of paths, the description has what the files hold
-    hidden = ("model.device", "model.dtype", "model.threads", "spatial.calibration", "engine.folder")
+    hidden = (
+        "model.device",
+        "model.dtype",
+        "model.threads",
+        "spatial.calibration",
+        "detector.name_calibration",
+        "engine.folder",
+    )
     shown = {name: value for name, value in facts.items() if name not in hidden}
     return {**shown, **description.get("versions", {})}
 

@@ -35,6 +35,7 @@ from .job import (
     calibrations_for,
     describe_differences,
     have_equal_sections,
+    name_calibration_for,
     settings_for,
 )
 from .planning import check_request, skip_unknown_names
@@ -74,13 +75,21 @@ def run_job(
         summary = session.read_finished()
         # the model is loaded only if there are frames to step
         if summary is None:
-            perception = load(session.schedule.settings)
-            perception.calibrations = calibrations_for(job, session.schedule.description)
+            perception = _load(load, session.schedule)
             summary = _JobRun(session, perception, limits).replay()
         elif completion.list_missing_outputs(job, summary, name_newest(session.store)):
             # the run had skipped them: labels are numbered as they were then
             skip_unknown_names(session.schedule)
         return session.finish(summary)
+
+
+def _load(load: Load, schedule: Schedule) -> Perception:
+    """Load what a schedule's job steps with. Calibrations are those of the job, else of the recorded node."""
+    perception = load(schedule.settings)
+    perception.calibrations = calibrations_for(schedule.job, schedule.description)
+    detector = None if perception.detector is None else perception.detector.name
+    perception.name_calibration = name_calibration_for(schedule.settings, schedule.description, detector)
+    return perception
 
 
 class Redone(NamedTuple):
@@ -133,8 +142,7 @@ def redo_job(
         if plan is not None:
             line = plan.describe()
             if plan.edits:
-                perception = load(session.schedule.settings)
-                perception.calibrations = calibrations_for(session.schedule.job, session.schedule.description)
+                perception = _load(load, session.schedule)
                 _JobRun(session, perception, limits).redo(plan)
             write_layers(session.store, plan.layers)
         return Redone(line, session.finish(summary))

@@ -659,6 +659,8 @@ class DescriptionReply(NodeReply, frozen=True, kw_only=True):
     settings: Open
     """all of them"""
     calibrations: tuple[Open, ...]
+    name_calibration: Open | None = None
+    """how sure names of the detector are, where `detector.name_calibration` says it"""
     model_digest: Text
     """SHA-256 of the weights; empty for weights that are not files"""
     detector_digest: Text

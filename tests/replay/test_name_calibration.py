@@ -1,17 +1,18 @@
 """How sure names are is fitted to a user's own recordings, by names of things that these do not show."""
 
 import json
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sam3_node.bags import read_masks
-from sam3_node.bags.native.reader import TABLETOP
+from sam3_node.bags.native.reader import TABLETOP, RecordingReader
 from sam3_node.cli.main import main
-from sam3_node.errors import ModelError, RequestError, SettingsError
+from sam3_node.errors import ModelError, ReplayError, RequestError, SettingsError
 from sam3_node.perception.perception import Perception
-from sam3_node.replay.job import Job
+from sam3_node.replay.job import Job, name_calibration_for
 from sam3_node.replay.name_calibration import (
     MOST_ABSENT,
     NamedMask,
@@ -19,9 +20,11 @@ from sam3_node.replay.name_calibration import (
     choose_runs,
     fit_names,
 )
-from sam3_node.replay.run import run_job
-from sam3_node.settings import Settings
+from sam3_node.replay.run import compare_job, run_job
+from sam3_node.replay.schedule import open_schedule
+from sam3_node.settings import DetectorSettings, Settings
 from sam3_node.tracking.names import BUNDLED, FEATURES, load_name_calibration
+from tests.support.live import Live, masks_of, tiny_settings
 from tests.support.refuses import mentions, refuses
 
 THERE = ["red mug", "green bottle", "yellow box", "blue can", "orange ball"]
@@ -115,6 +118,38 @@ def test_another_file_is_refused(tmp_path: Path, content: str, field: str) -> No
 
 def test_without_a_file_the_bundled_detector_is_judged_as_ever() -> None:
     assert load_name_calibration(None) is BUNDLED
+
+
+def test_a_recording_has_how_sure_names_are(tmp_path: Path) -> None:
+    """Its replay needs no file, but one with another detector cannot use it."""
+    path = tmp_path / "names.json"
+    path.write_text('{"detectors": ["nano"], "bias": -30, "weights": {}}')
+    settings = tiny_settings(tmp_path).model_copy(
+        update={"detector": DetectorSettings(prompts=tuple(THERE), name_calibration=path)}
+    )
+    recording = tmp_path / "live.mcap"
+    with Live(recording, Perception.load(settings)) as live:
+        for frame in islice(RecordingReader([TABLETOP]).frames(), 3):
+            live.step(frame)
+        named = [item for masks in live.masks for item in masks.instances]
+        assert named
+        assert max(item.name_confidence for item in named) < 1e-6
+    path.unlink()
+
+    job = Job((str(recording),), str(tmp_path / "as-recorded"), mode="as-recorded")
+    summary = run_job(job)
+    assert not summary.notes
+    assert compare_job(job).is_identical
+    again = Job((str(recording),), str(tmp_path / "every"), settings={"model": {"dtype": "float32"}})
+    run_job(again)
+    found = [item.name_confidence for masks in masks_of(again) for item in masks.instances]
+    assert found
+    assert max(found) < 1e-6
+
+    with open_schedule(again) as schedule:
+        assert name_calibration_for(schedule.settings, schedule.description, "other") is BUNDLED
+        with refuses(ReplayError, field="name_calibration"):
+            name_calibration_for(schedule.settings, {"name_calibration": {"bias": 0}}, "nano")
 
 
 def replay(out: Path, settings: dict[str, object]) -> dict[str, list[bool]]:
