@@ -19,6 +19,7 @@ from ..processes.signals import WaitingNotice
 from ..settings import CameraSettings, Settings
 from ..transport import FramePublisher, PosePublisher, Security
 from ..transport.channels import MAX_FRAMES_CAMERAS
+from ..transport.sockets import JOIN_S
 from ..types import Buffer, Delivery, Depth, Frame, keep_newest
 from ..wire import decode_depth, encode_depth, encode_image
 from ..wire.video import VIDEO
@@ -28,8 +29,6 @@ from .video_encoder import VideoEncoder
 
 # time of one wait for a slow receiver, between two ticks of the watchdog
 _SEND_TIMEOUT_MS = 100
-# a subscription arrives shortly after its connection
-_SUBSCRIBE_S = 0.1
 # time between two reports of the rate
 _REPORT_S = 60.0
 # cameras of one source whose numbers are kept: they come and go
@@ -61,9 +60,10 @@ def run_camera(settings: Settings, stop: threading.Event, watchdog: Watchdog | N
     watchdog = watchdog or Watchdog()
     security = Security.from_settings(transport).for_camera(camera.name)
     calibration = load_calibration(camera.calibration) if camera.calibration else None
+    begin_s = time.monotonic()
     with (
-        closing(open_camera(camera.source, camera, stop, transport.insecure)) as source,
         FramePublisher(transport.frames[0], transport.delivery, security) as publisher,
+        closing(open_camera(camera.source, camera, stop, transport.insecure)) as source,
         WaitingNotice(lambda: _explain_wait(publisher, transport.delivery)),
         ExitStack() as stack,
     ):
@@ -75,7 +75,9 @@ def run_camera(settings: Settings, stop: threading.Event, watchdog: Watchdog | N
         if source.is_finite and camera.wait:
             while not publisher.wait_for_peer(_SEND_TIMEOUT_MS) and not stop.is_set():
                 pass
-            stop.wait(_SUBSCRIBE_S)
+            begin_s = time.monotonic()
+        # a node and a recorder that have waited for this camera both get its first frame, which may be a key frame
+        stop.wait(max(0.0, begin_s + JOIN_S - time.monotonic()))
         try:
             summary = _publish(source, publisher, robot, camera, calibration, stop, watchdog)
         finally:

@@ -54,8 +54,9 @@ _RESOLVE_S = 1.0
 # milliseconds, but seconds for keep-alive: TCP ends a connection 11 s after the machine at the other end has gone
 _COMMON_OPTIONS = {
     zmq.LINGER: 200,
-    zmq.RECONNECT_IVL: 100,
-    zmq.RECONNECT_IVL_MAX: 500,
+    # as often as `JOIN_S` needs: who waits for a publisher has its first message
+    zmq.RECONNECT_IVL: 20,
+    zmq.RECONNECT_IVL_MAX: 100,
     zmq.CONNECT_TIMEOUT: 1000,
     zmq.HANDSHAKE_IVL: 2000,
     zmq.TCP_KEEPALIVE: 1,
@@ -70,6 +71,8 @@ _ZERO_COPY_RECV = 10
 then holds the buffer of 8 KiB into which libzmq has read it."""
 _REQUESTS_RECEIVE_BUFFER = 1 << 17
 """Bytes of the kernel's buffer for each connection of requests. libzmq still reads them after a peer was cut off."""
+JOIN_S = 0.2
+"""Seconds after which those who were waiting for a new publisher have connected and subscribed."""
 BEAT_S = 0.5
 """Seconds between two beats of a live publisher."""
 SILENCE_LIMIT_S = 1.5

@@ -9,8 +9,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-import zmq
-
 from .. import wire
 from ..errors import TransportError, WireError
 from ..types import JointState, RobotMessage
@@ -39,10 +37,6 @@ FLOOD_REST_S = 0.5
 POSES_BURST_S = 1.0
 """Seconds of both rates that may come at once, after a pause of the sender or of this process."""
 
-MIN_RECONNECT_MS = 20
-"""First time between two attempts to connect. It is short: the tap must be there for a new camera's first frame."""
-MAX_RECONNECT_MS = 50
-"""Longest time between two attempts."""
 OVERHEAD_BYTES = 1024
 """Approximate memory in bytes of a waiting message, without its parts or joints."""
 JOINT_BYTES = 192
@@ -285,7 +279,4 @@ def _open(topics: Sequence[bytes]) -> Socket:
     # frames need the largest limit; the node's and the robot's messages are small
     is_small = wire.EVENTS_TOPIC in topics or wire.POSES_ROOT in topics
     max_bytes = sockets.MAX_MESSAGE_BYTES if is_small else sockets.MAX_FRAME_BYTES
-    socket = sockets.open_subscriber(topics, max_bytes)
-    socket.setsockopt(zmq.RECONNECT_IVL, MIN_RECONNECT_MS)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)
-    return socket
+    return sockets.open_subscriber(topics, max_bytes)
