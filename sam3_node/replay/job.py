@@ -23,9 +23,7 @@ from ..calibration import Calibration
 from ..detection.phrases import clean_label, clean_prompts
 from ..errors import ReplayError, RequestError, WireError
 from ..files import explain_os_error, parse_json, parse_toml, read_regular, safe_file_name
-from ..schema.fields import convert
 from ..settings import Settings, describe_faults
-from ..tracking.names import NameCalibration, load_name_calibration
 from ..wire import Fields
 from ..wire.codec import Schema, integer
 from ..wire.frame_prompt import FramePrompt, check_parts
@@ -250,25 +248,6 @@ def calibrations_for(job: Job, description: Mapping[str, Any] | None) -> tuple[C
         # the recorded ones become text like the job's, so that one validator reads both
         texts = job.calibrations or map(json.dumps, recorded)
         return tuple(map(Calibration.model_validate_json, texts))
-
-
-def name_calibration_for(
-    settings: Settings, description: Mapping[str, Any] | None, detector: str | None
-) -> NameCalibration:
-    """Return how sure the names of a detector are: by the file of a job's settings, else as on the recorded node.
-
-    What the recorded node knew of another detector does not count. Raises ReplayError and ModelError.
-    """
-    own = settings.detector.name_calibration
-    recorded = (description or {}).get("name_calibration")
-    if own is None and recorded is not None:
-        try:
-            found = convert(recorded, NameCalibration, "the recorded name_calibration")
-        except WireError as error:
-            raise ReplayError(str(error)) from error
-        if detector is None or found.suits(detector):
-            return found
-    return load_name_calibration(own)
 
 
 @contextmanager

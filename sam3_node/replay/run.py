@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ..errors import ReplayError
+from ..errors import ReplayError, WireError
 from ..perception.encode_ahead import EncodeAhead, WantedFrame
 from ..perception.perception import Perception
 from ..resources import Closeable
+from ..schema.fields import convert
 from ..schema.marks import Mark
 from ..settings import Settings
+from ..tracking.names import NameCalibration, load_name_calibration
 from ..types import Instance, Mask, MaskFrame
 from ..wire import decode_image, encode_image
 from . import completion, second_pass
@@ -35,7 +37,6 @@ from .job import (
     calibrations_for,
     describe_differences,
     have_equal_sections,
-    name_calibration_for,
     settings_for,
 )
 from .planning import check_request, skip_unknown_names
@@ -90,6 +91,25 @@ def _load(load: Load, schedule: Schedule) -> Perception:
     detector = None if perception.detector is None else perception.detector.name
     perception.name_calibration = name_calibration_for(schedule.settings, schedule.description, detector)
     return perception
+
+
+def name_calibration_for(
+    settings: Settings, description: Mapping[str, Any] | None, detector: str | None
+) -> NameCalibration:
+    """Return how sure the names of a detector are: by the file of a job's settings, else as on the recorded node.
+
+    What the recorded node knew of another detector does not count. Raises ReplayError and ModelError.
+    """
+    own = settings.detector.name_calibration
+    recorded = (description or {}).get("name_calibration")
+    if own is None and recorded is not None:
+        try:
+            found = convert(recorded, NameCalibration, "the recorded name_calibration")
+        except WireError as error:
+            raise ReplayError(str(error)) from error
+        if detector is None or found.suits(detector):
+            return found
+    return load_name_calibration(own)
 
 
 class Redone(NamedTuple):

@@ -12,7 +12,7 @@ from sam3_node.bags.native.reader import TABLETOP, RecordingReader
 from sam3_node.cli.main import main
 from sam3_node.errors import ModelError, ReplayError, RequestError, SettingsError
 from sam3_node.perception.perception import Perception
-from sam3_node.replay.job import Job, name_calibration_for
+from sam3_node.replay.job import Job
 from sam3_node.replay.name_calibration import (
     MOST_ABSENT,
     NamedMask,
@@ -20,7 +20,7 @@ from sam3_node.replay.name_calibration import (
     choose_runs,
     fit_names,
 )
-from sam3_node.replay.run import compare_job, run_job
+from sam3_node.replay.run import compare_job, name_calibration_for, run_job
 from sam3_node.replay.schedule import open_schedule
 from sam3_node.settings import DetectorSettings, Settings
 from sam3_node.tracking.names import BUNDLED, FEATURES, load_name_calibration

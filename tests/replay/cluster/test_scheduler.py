@@ -19,6 +19,7 @@ from sam3_node.bags.native.writer import RecordingWriter
 from sam3_node.cli import main as cli
 from sam3_node.errors import ReplayError
 from sam3_node.geometry import mask_intersection
+from sam3_node.replay.cluster import scheduler
 from sam3_node.replay.cluster.bill import UsageReport
 from sam3_node.replay.cluster.scheduler import RunProgress, connect_ray, run_many
 from sam3_node.replay.cluster.tasks import Split
@@ -46,6 +47,12 @@ FILES = ("masks.mcap", "masks.json")
 def ray() -> Iterator[Any]:
     with connect_ray("local", 2) as found:
         yield found
+
+
+@pytest.fixture(autouse=True)
+def ask_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask workers for their progress several times within a recording, which takes part of a second."""
+    monkeypatch.setattr(scheduler, "POLL_S", 0.02)
 
 
 @pytest.fixture(scope="module")
