@@ -179,7 +179,7 @@ def test_what_was_recorded_is_a_dataset_and_its_replays_agree(
     assert main([*convert, "--lerobot.max_gap_s", "60"]) == 0
     assert mentions(capsys.readouterr().out, "1 episodes", "episode 1", "no end")
     for dataset in (desk.dataset, by_hand):
-        assert read_tasks(dataset) == ["put the mug away"]
+        assert read_tasks(dataset) == ["put the mug away"], told
 
     # its replay goes into a copy of it, with the numbers of the command, as that of the recording has
     numbers = []
