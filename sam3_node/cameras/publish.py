@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from contextlib import ExitStack, closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 
 import cv2
@@ -51,6 +51,7 @@ class CameraSummary:
 def run_camera(settings: Settings, stop: threading.Event, watchdog: Watchdog | None = None) -> CameraSummary:
     """Publish `settings.camera` on the first of `settings.transport.frames` until it ends or `stop` is set.
 
+    The first image is sent JOIN_S after the sockets are bound, or later, so that all that wait for it have connected.
     A source that ends waits for its first receiver, unless `camera.wait` is false. The process prints one line when it
     is ready and one at the end, and on stderr what it waits for. `seq` counts the captured images of each camera from
     0. Raises CameraError, BagError, SettingsError (calibration) or TransportError if it cannot start.
@@ -63,11 +64,11 @@ def run_camera(settings: Settings, stop: threading.Event, watchdog: Watchdog | N
     begin_s = time.monotonic()
     with (
         FramePublisher(transport.frames[0], transport.delivery, security) as publisher,
+        PosePublisher(camera.robot, security) if camera.robot else nullcontext() as robot,
+        # after both sockets: while a device opens, those that wait connect
         closing(open_camera(camera.source, camera, stop, transport.insecure)) as source,
         WaitingNotice(lambda: _explain_wait(publisher, transport.delivery)),
-        ExitStack() as stack,
     ):
-        robot = stack.enter_context(PosePublisher(camera.robot, security)) if camera.robot else None
         details = f"{source.name}, {camera.encoding}, {transport.delivery}"
         announce(f"camera {camera.name} publishing on {publisher.endpoint} ({details})")
 

@@ -112,7 +112,7 @@ def test_all_that_wait_for_a_camera_get_its_first_frame(tmp_path: Path) -> None:
             return [take(subscriber, 1)[0].frame.seq for subscriber in waiting] == [0] * 4
 
     # a busy machine may be late once
-    until(start_one, "four receivers have the first frame")
+    assert until(start_one, "four receivers have the first frame")
 
 
 def test_a_restarted_camera_is_heard_again() -> None:
