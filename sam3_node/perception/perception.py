@@ -103,9 +103,9 @@ class Perception:
 
     @property
     def name_calibration(self) -> NameCalibration:
-        """How sure names of the detector are. Set it before a camera is served.
+        """Return what tells how sure names of the detector are. Set it before a camera is served.
 
-        Raises SettingsError for one that was fitted to another detector, unless it is the bundled one.
+        To set one that was fitted to another detector raises SettingsError, unless it is the bundled one.
         """
         return self._name_calibration
 

@@ -229,10 +229,8 @@ def settings_for(job: Job, description: Mapping[str, Any] | None) -> Settings:
 
     # the contents of calibration files are in the description or in the job
     tree["spatial"].pop("calibration", None)
-    if (description or {}).get("name_calibration") and "name_calibration" not in job.settings.get(
-        "detector", {}
-    ):
-        tree["detector"].pop("name_calibration")
+    if recorded_name_calibration(job, description) is not None:
+        tree["detector"].pop("name_calibration", None)
     # each prompt is made on the newest frame, so checkpoints need not hold many
     if job.mode == "every":
         tree["tracker"]["feature_cache_s"] = 0.0
@@ -248,6 +246,13 @@ def calibrations_for(job: Job, description: Mapping[str, Any] | None) -> tuple[C
         # the recorded ones become text like the job's, so that one validator reads both
         texts = job.calibrations or map(json.dumps, recorded)
         return tuple(map(Calibration.model_validate_json, texts))
+
+
+def recorded_name_calibration(job: Job, description: Mapping[str, Any] | None) -> object:
+    """Return how sure names were on the recorded node, as recorded; None if unknown, or if the job has its own."""
+    if "name_calibration" in job.settings.get("detector", {}):
+        return None
+    return (description or {}).get("name_calibration")
 
 
 @contextmanager

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from .job import (
     calibrations_for,
     describe_differences,
     have_equal_sections,
+    recorded_name_calibration,
     settings_for,
 )
 from .planning import check_request, skip_unknown_names
@@ -89,19 +90,18 @@ def _load(load: Load, schedule: Schedule) -> Perception:
     perception = load(schedule.settings)
     perception.calibrations = calibrations_for(schedule.job, schedule.description)
     detector = None if perception.detector is None else perception.detector.name
-    perception.name_calibration = name_calibration_for(schedule.settings, schedule.description, detector)
+    perception.name_calibration = name_calibration_for(schedule, detector)
     return perception
 
 
-def name_calibration_for(
-    settings: Settings, description: Mapping[str, Any] | None, detector: str | None
-) -> NameCalibration:
-    """Return how sure the names of a detector are: by the file of a job's settings, else as on the recorded node.
+# not in job.py, which knows what is wrong with a job before torch is imported
+def name_calibration_for(schedule: Schedule, detector: str | None) -> NameCalibration:
+    """Return how sure names of a detector are: by the file of the job's settings, else as on the recorded node.
 
     What the recorded node knew of another detector does not count. Raises ReplayError and ModelError.
     """
-    own = settings.detector.name_calibration
-    recorded = (description or {}).get("name_calibration")
+    own = schedule.settings.detector.name_calibration
+    recorded = recorded_name_calibration(schedule.job, schedule.description)
     if own is None and recorded is not None:
         try:
             found = convert(recorded, NameCalibration, "the recorded name_calibration")

@@ -1,6 +1,7 @@
 """How sure names are is fitted to a user's own recordings, by names of things that these do not show."""
 
 import json
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from sam3_node.bags.native.reader import TABLETOP, RecordingReader
 from sam3_node.cli.main import main
 from sam3_node.errors import ModelError, ReplayError, RequestError, SettingsError
 from sam3_node.perception.perception import Perception
-from sam3_node.replay.job import Job
+from sam3_node.replay.job import Job, settings_for
 from sam3_node.replay.name_calibration import (
     MOST_ABSENT,
     NamedMask,
@@ -147,9 +148,15 @@ def test_a_recording_has_how_sure_names_are(tmp_path: Path) -> None:
     assert max(found) < 1e-6
 
     with open_schedule(again) as schedule:
-        assert name_calibration_for(schedule.settings, schedule.description, "other") is BUNDLED
+        assert name_calibration_for(schedule, "other") is BUNDLED
+        schedule.description = {"name_calibration": {"bias": 0}}
         with refuses(ReplayError, field="name_calibration"):
-            name_calibration_for(schedule.settings, {"name_calibration": {"bias": 0}}, "nano")
+            name_calibration_for(schedule, "nano")
+    # a job may also have none
+    with open_schedule(replace(again, settings={"detector": {"name_calibration": None}})) as schedule:
+        assert name_calibration_for(schedule, "nano") is BUNDLED
+    # a recording of another program may have these numbers without their setting
+    assert settings_for(again, {"name_calibration": {"bias": 0}}).detector.name_calibration is None
 
 
 def replay(out: Path, settings: dict[str, object]) -> dict[str, list[bool]]:
