@@ -29,7 +29,7 @@ from sam3_node.types import Intrinsics
 from sam3_node.wire import decode_depth, decode_image, encode_depth
 from tests.support.paths import ROOT, SHARED
 from tests.support.patience import PATIENCE_MS, PATIENCE_S
-from tests.support.processes import Process, until
+from tests.support.processes import Process
 from tests.support.recordings import write_film
 from tests.support.refuses import mentions, refuses
 
@@ -101,18 +101,18 @@ def test_sigterm_ends_the_process_with_a_summary(options: dict[str, str]) -> Non
 
 def test_all_that_wait_for_a_camera_get_its_first_frame(tmp_path: Path) -> None:
     """Else the recorder may lack a frame that the node has, and a video shows nothing for its first half second."""
-    options = {"camera__source": SMALL, "camera__fps": "1", "camera__encoding": "h264"}
 
     def start_one() -> bool:
         endpoint = f"ipc://{tmp_path}/{time.time_ns()}"
         with ExitStack() as stack:
             waiting = [stack.enter_context(FrameSubscriber([endpoint])) for _ in range(4)]
-            time.sleep(0.5)  # by now they try as rarely as ever
-            stack.enter_context(camera_process(**options, transport__frames=endpoint))
+            time.sleep(0.3)  # by now they try as rarely as ever
+            options = {"camera__source": SMALL, "camera__fps": "1", "transport__frames": endpoint}
+            stack.enter_context(camera_process(**options))
             return [take(subscriber, 1)[0].frame.seq for subscriber in waiting] == [0] * 4
 
-    # a busy machine may be late once
-    assert until(start_one, "four receivers have the first frame")
+    # a busy machine may be late, but not most of the time
+    assert sum(start_one() for _ in range(5)) >= 3
 
 
 def test_a_restarted_camera_is_heard_again() -> None:

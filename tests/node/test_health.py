@@ -83,6 +83,9 @@ def test_a_step_that_takes_too_long_is_not_alive_until_it_ends(
 def test_probes_are_answered_while_slow_peers_hold_connections(
     served: HealthyNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # none of them ends by its age
+    monkeypatch.setattr(monitoring, "MAX_CONNECTION_S", 2 * NEVER_S)
+    monkeypatch.setattr(monitoring._Handler, "timeout", 2 * NEVER_S)
     with ExitStack() as opened:
         slow = [opened.enter_context(connect(served.url)) for _ in range(3 * MAX_CONNECTIONS)]
         for peer in slow[::2]:
